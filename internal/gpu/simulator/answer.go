@@ -6,17 +6,17 @@ import (
 	"strconv"
 )
 
-// changeable are the calls that can be made to return another value.
+// changeable are the calls whose values can be replaced.
 var changeable = []string{
 	"DeviceGetApplicationsClock", "DeviceGetCount", "DeviceGetGridLicensableFeatures",
 	"DeviceGetMaxMigDeviceCount", "DeviceGetMinorNumber", "DeviceGetName",
 	"DeviceGetPowerManagementLimit", "DeviceGetUUID",
-	"DeviceSetComputeMode", // the mode that is in force then
+	"DeviceSetComputeMode", // the resulting mode
 	"SystemGetConfComputeState", "SystemGetConfComputeGpusReadyState",
-	"DeviceSetMigMode", // how the activation went: a return code
+	"DeviceSetMigMode", // the return code of the activation
 }
 
-// A substitute makes a call return another value.
+// A substitute replaces the value returned by a call.
 type substitute struct {
 	call  string
 	slot  int // or anywhere
@@ -36,7 +36,7 @@ func (n *Node) answersLocked(f Fault, t target) error {
 	return nil
 }
 
-// textLocked returns what a call about a GPU (nil: about none) or MIG device answers: the given
+// textLocked returns the answer of a call about a GPU (nil: about none) or MIG device: the actual
 // text, unless an answer was injected.
 func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, actual string) string {
 	slot := target{gpu: g}.slot()
@@ -48,7 +48,7 @@ func (n *Node) textLocked(call string, g *gpu, inst *computeInstance, actual str
 	return actual
 }
 
-// numberLocked is textLocked for a number. An injected answer that is not a number changes nothing.
+// numberLocked is textLocked for a number. An injected answer that is no number is ignored.
 func (n *Node) numberLocked(call string, g *gpu, actual int) int {
 	if number, err := strconv.Atoi(n.textLocked(call, g, nil, "")); err == nil {
 		return number

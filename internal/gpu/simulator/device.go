@@ -9,9 +9,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A device is a session's handle of a GPU. Handles of one session to one GPU are equal.
+// A device is a session's handle of a GPU. All handles of a session to the same GPU are equal.
 type device struct {
-	nvml.Device // nil: what the simulator does not implement cannot be called
+	nvml.Device // nil: calls that the simulator does not implement panic
 	session     *session
 	gpu         *gpu
 }
@@ -30,7 +30,7 @@ func ask[T any](d device, call string, answer func(*gpu) (T, nvml.Return)) (T, n
 	return answer(d.gpu)
 }
 
-// pair has the results of a call that returns two values.
+// pair has the results of a call with two values.
 type pair[A, B any] struct {
 	a A
 	b B
@@ -62,7 +62,7 @@ func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
 	return ask(d, "DeviceGetBrand", func(g *gpu) (nvml.BrandType, nvml.Return) { return g.spec.model.brand, nvml.SUCCESS })
 }
 
-// GetAddressingMode returns how the GPU reaches memory of the host's processes.
+// GetAddressingMode returns how the GPU accesses memory of host processes.
 func (d device) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
 	return ask(d, "DeviceGetAddressingMode", func(g *gpu) (nvml.DeviceAddressingMode, nvml.Return) {
 		if g.spec.model.Addressing == "" {
@@ -87,10 +87,10 @@ func (d device) GetCudaComputeCapability() (int, int, nvml.Return) {
 	return c.a, c.b, ret
 }
 
-// reservedMiB is the memory that the driver takes for itself.
+// reservedMiB is the memory reserved by the driver.
 const reservedMiB = 512
 
-// GetMemoryInfo returns the memory's size. Used is also what the driver takes for itself.
+// GetMemoryInfo returns the size of the memory. Used includes the memory reserved by the driver.
 func (d device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	return ask(d, "DeviceGetMemoryInfo", func(g *gpu) (nvml.Memory, nvml.Return) {
 		m := d.session.node.memoryLocked(g)
@@ -98,7 +98,8 @@ func (d device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
 	})
 }
 
-// GetMemoryInfo_v2 returns the memory's size, with what the driver takes for itself apart.
+// GetMemoryInfo_v2 returns the size of the memory, with the memory reserved by the driver listed
+// separately.
 func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	return ask(d, "DeviceGetMemoryInfo_v2", func(g *gpu) (nvml.Memory_v2, nvml.Return) {
 		return d.session.node.memoryLocked(g), nvml.SUCCESS
@@ -106,8 +107,8 @@ func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 }
 
 // GetMemoryLimits_v1 returns the limits of a cgroup of this machine: the line "nvidia/<PCI address>
-// <bytes>" of the file dmem.max in its folder, as the kernel's controller has for other drivers; no
-// limits without one.
+// <bytes>" of the file dmem.max in its directory, like the kernel's controller for other drivers;
+// without the file, no limits.
 func (d device) GetMemoryLimits_v1(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
 	return ask(d, "DeviceGetMemoryLimits_v1", func(g *gpu) (nvml.MemoryLimits_v1, nvml.Return) {
 		limits := nvml.MemoryLimits_v1{NameSpace: cgroup, HardLimit: nvml.DEVICE_MEMORY_LIMIT_MAX}
@@ -131,13 +132,14 @@ func (d device) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 	})
 }
 
-// GetComputeRunningProcesses returns the processes that were injected.
+// GetComputeRunningProcesses returns the injected processes.
 func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 	return ask(d, "DeviceGetComputeRunningProcesses", func(g *gpu) ([]nvml.ProcessInfo, nvml.Return) {
 		list := make([]nvml.ProcessInfo, g.processes)
 		for i := range list {
 			list[i] = nvml.ProcessInfo{
-				Pid: uint32(100000 + i), UsedGpuMemory: 1 << 30, GpuInstanceId: unattributed, ComputeInstanceId: unattributed,
+				Pid: uint32(100000 + i), UsedGpuMemory: 1 << 30, GpuInstanceId: unattributed,
+				ComputeInstanceId: unattributed,
 			}
 		}
 		for _, c := range g.layout.devices {
@@ -177,7 +179,7 @@ func (d device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
 	})
 }
 
-// usualClock is the clock that the driver gives a GPU by itself, in MHz.
+// usualClock is the default clock of a GPU in MHz.
 const usualClock = 1410
 
 // powerLimit returns the power limit in mW.
@@ -190,14 +192,12 @@ func (d device) GetPowerManagementLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetPowerManagementLimit", d.powerLimit)
 }
 
-// GetEnforcedPowerLimit returns the power limit in mW that counts, which is the one that is set
-// here.
+// GetEnforcedPowerLimit returns the effective power limit in mW: here the configured one.
 func (d device) GetEnforcedPowerLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetEnforcedPowerLimit", d.powerLimit)
 }
 
-// GetPowerManagementDefaultLimit returns the power limit in mW that the driver gives the GPU by
-// itself.
+// GetPowerManagementDefaultLimit returns the default power limit in mW.
 func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetPowerManagementDefaultLimit", func(_ *gpu, m moment) (uint32, nvml.Return) {
 		return uint32(m.watts * 1000), nvml.SUCCESS
@@ -212,7 +212,7 @@ func (d device) GetApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
 	})
 }
 
-// GetDefaultApplicationsClock returns the clock in MHz that the driver gives the GPU by itself.
+// GetDefaultApplicationsClock returns the default clock in MHz.
 func (d device) GetDefaultApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
 	return ask(d, "DeviceGetDefaultApplicationsClock", func(*gpu) (uint32,
 		nvml.Return) {
@@ -228,7 +228,7 @@ func (d device) ResetApplicationsClocks() nvml.Return {
 	return ret
 }
 
-// GetTopologyCommonAncestor returns how near another GPU is in the PCIe tree.
+// GetTopologyCommonAncestor returns the common ancestor with another GPU in the PCIe tree.
 func (d device) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
 	return ask(d, "DeviceGetTopologyCommonAncestor", func(g *gpu) (nvml.GpuTopologyLevel, nvml.Return) {
 		o, ok := other.(device)
@@ -258,8 +258,7 @@ func askLink[T any](d device, call string, link int, answer func(*gpu, linkEnd) 
 	})
 }
 
-// activeLocked reports whether an NVLink of a GPU works: both ends are there, and no fault has cut
-// it.
+// activeLocked reports whether an NVLink of a GPU works: both ends exist, and no fault has cut it.
 func (n *Node) activeLocked(g *gpu, link int, end linkEnd) bool {
 	if !end.wired || g.cut[link] {
 		return false
@@ -284,7 +283,7 @@ func (d device) GetNvLinkVersion(link int) (uint32, nvml.Return) {
 	})
 }
 
-// GetNvLinkRemoteDeviceType returns what an NVLink leads to.
+// GetNvLinkRemoteDeviceType returns the type of the device at the other end of an NVLink.
 func (d device) GetNvLinkRemoteDeviceType(link int) (nvml.IntNvLinkDeviceType, nvml.Return) {
 	type kind = nvml.IntNvLinkDeviceType
 	return askLink(d, "DeviceGetNvLinkRemoteDeviceType", link, func(_ *gpu, end linkEnd) (kind, nvml.Return) {
@@ -295,7 +294,7 @@ func (d device) GetNvLinkRemoteDeviceType(link int) (nvml.IntNvLinkDeviceType, n
 	})
 }
 
-// GetNvLinkRemotePciInfo returns the PCI address of what an NVLink leads to.
+// GetNvLinkRemotePciInfo returns the PCI address of the device at the other end of an NVLink.
 func (d device) GetNvLinkRemotePciInfo(link int) (nvml.PciInfo, nvml.Return) {
 	return askLink(d, "DeviceGetNvLinkRemotePciInfo", link, func(_ *gpu, end linkEnd) (nvml.PciInfo, nvml.Return) {
 		if !end.wired {

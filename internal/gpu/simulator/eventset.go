@@ -6,11 +6,10 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// unattributed is the GI or CI of an event that is not of one instance.
+// unattributed is the GI or CI of an event without an instance.
 const unattributed = 0xFFFFFFFF
 
-// maxQueue is how many events a set keeps for a user that does not wait for them; the oldest are
-// lost.
+// maxQueue is the capacity of a set for events that no user waits for; the oldest are dropped.
 const maxQueue = 4096
 
 // An eventSet collects the events of GPUs for one session.
@@ -19,23 +18,24 @@ type eventSet struct {
 	session       *session
 
 	// Guarded by the node's mu.
-	masks map[*gpu]uint64 // the event types registered for
+	masks map[*gpu]uint64 // the registered event types
 	queue []nvml.EventData
 	freed bool
 }
 
 var _ nvml.EventSet = (*eventSet)(nil)
 
-// eventBranches are the driver branches since which there are event types.
+// eventBranches are the first driver branches with each event type.
 var eventBranches = map[uint64]int{
 	nvml.EventTypeSingleBitEccError: 1, nvml.EventTypeDoubleBitEccError: 1, nvml.EventTypePState: 1,
 	nvml.EventTypeXidCriticalError: 1, nvml.EventMigConfigChange: 450,
 	nvml.EventTypeSingleBitEccErrorStorm: 560, nvml.EventTypeDramRetirementEvent: 560,
-	nvml.EventTypeDramRetirementFailure: 560, nvml.EventTypeNonFatalPoisonError: 560, nvml.EventTypeFatalPoisonError: 560,
+	nvml.EventTypeDramRetirementFailure: 560, nvml.EventTypeNonFatalPoisonError: 560,
+	nvml.EventTypeFatalPoisonError:    560,
 	nvml.EventTypeGpuUnavailableError: 565, nvml.EventTypeGpuRecoveryAction: 565,
 }
 
-// supportedEvents returns the event types that a driver has for a GPU.
+// supportedEvents returns the event types of a driver for a GPU.
 func supportedEvents(g *gpu, branch int) uint64 {
 	var mask uint64
 	for event, since := range eventBranches {
@@ -55,15 +55,14 @@ func (l *library) EventSetCreate() (nvml.EventSet, nvml.Return) {
 	})
 }
 
-// GetSupportedEventTypes returns the event types that the GPU has on this driver.
+// GetSupportedEventTypes returns the event types of the GPU on this driver.
 func (d device) GetSupportedEventTypes() (uint64, nvml.Return) {
 	return ask(d, "DeviceGetSupportedEventTypes", func(g *gpu) (uint64, nvml.Return) {
 		return supportedEvents(g, d.session.driver.branch), nvml.SUCCESS
 	})
 }
 
-// RegisterEvents adds event types of the GPU to a set. One type that the GPU does not have, and
-// none is added.
+// RegisterEvents adds event types of the GPU to a set. If the GPU lacks one of them, none is added.
 func (d device) RegisterEvents(mask uint64, to nvml.EventSet) nvml.Return {
 	_, ret := ask(d, "DeviceRegisterEvents", func(g *gpu) (struct{}, nvml.Return) {
 		set, ok := to.(*eventSet)
@@ -79,7 +78,7 @@ func (d device) RegisterEvents(mask uint64, to nvml.EventSet) nvml.Return {
 	return ret
 }
 
-// Free ends the set.
+// Free frees the set.
 func (s *eventSet) Free() nvml.Return {
 	n := s.session.node
 	n.mu.Lock()
@@ -94,7 +93,7 @@ func (s *eventSet) Free() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// answerLocked is the session's, for calls on the set.
+// answerLocked is session.answerLocked for calls on the set.
 func (s *eventSet) answerLocked(call string) nvml.Return {
 	if ret := s.session.answerLocked(call, nil); ret != nvml.SUCCESS {
 		return ret
@@ -106,7 +105,7 @@ func (s *eventSet) answerLocked(call string) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Wait returns the next event; TIMEOUT if there is none for so many milliseconds.
+// Wait returns the next event; TIMEOUT if there is none within the given milliseconds.
 func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	n := s.session.node
 	n.mu.Lock()
@@ -144,7 +143,7 @@ func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	}
 }
 
-// deliverLocked puts an event of a GPU into every set that is registered for it.
+// deliverLocked adds an event of a GPU to every set registered for it.
 func (n *Node) deliverLocked(g *gpu, event, data uint64, gi, ci uint32) {
 	for s := range n.sets {
 		if !s.session.open || s.masks[g]&event == 0 {

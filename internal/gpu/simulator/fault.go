@@ -11,101 +11,101 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A Fault is something that happens to a node. Which fields it takes depends on Kind; all others
-// must be left out.
+// A Fault is an event injected into a node. Kind decides which fields are used; all others must be
+// unset.
 type Fault struct {
 	Kind Kind `json:"kind"`
-	// GPU is a GPU by index or UUID, or, where a fault can strike an instance, a MIG device by i:j or
-	// UUID.
+	// GPU is a GPU by index or UUID, or, for faults of instances, a MIG device by i:j or UUID.
 	GPU string `json:"gpu,omitempty"`
-	// XID is the driver's error number; of an NVSwitch, its SXid.
+	// XID is the driver's error number, or the SXid of an NVSwitch.
 	XID uint64 `json:"xid,omitempty"`
-	// GI and CI are the instance that an event is attributed to; none means the whole GPU.
+	// GI and CI are the instance of an event; nil means the whole GPU.
 	GI *int `json:"gi,omitempty"`
 	CI *int `json:"ci,omitempty"`
 	// Event is an event type, such as "double-bit-ecc".
 	Event string `json:"event,omitempty"`
-	// Action is the recovery action that the driver asks for from now on: "none", "reset", "reboot",
-	// "drain-p2p", "drain-and-reset" or "recover-imex". For an XID the default is what a real driver
-	// asks for after it.
+	// Action is the recovery action requested by the driver from now on: "none", "reset", "reboot",
+	// "drain-p2p", "drain-and-reset" or "recover-imex". For an XID the default is the request of a
+	// real driver.
 	Action string `json:"action,omitempty"`
-	// Profiles are the MIG devices of a layout, such as "1g.10gb" and "1c.3g.40gb"; none turns
-	// multi-instance mode off.
+	// Profiles are the MIG devices of a layout, such as "1g.10gb" and "1c.3g.40gb"; an empty list
+	// turns MIG mode off.
 	Profiles []string `json:"profiles,omitempty"`
-	// Call is an NVML function without its "nvml", such as "DeviceGetFieldValues" or "EventSetWait";
-	// none means all.
+	// Call is an NVML function without its "nvml", such as "DeviceGetFieldValues" or
+	// "EventSetWait"; empty means all.
 	Call string `json:"call,omitempty"`
 	// Return is the return code of a call, such as "UNKNOWN", "RESET_REQUIRED" or "GPU_IS_LOST".
 	Return string `json:"return,omitempty"`
-	// Value replaces the real value that a call returns: text, or a number. Text in quotes is read as
-	// a Go string ("\xff").
+	// Value replaces the value returned by a call: text, or a number. Text in quotes is parsed as a
+	// Go string ("\xff").
 	Value string `json:"value,omitempty"`
-	// Driver is "missing" (the module is not loaded), "no-library", or the version that is
-	// installed from now on. Of driver-files, it is the version of the files.
+	// Driver is "missing" (the module is not loaded), "no-library", or the newly installed version.
+	// For driver-files, it is the version of the files.
 	Driver string `json:"driver,omitempty"`
-	// State is the state of the fabric: "not-started", "in-progress" or "completed"; that of
-	// persistence mode: "on" or "off"; or what a reset does: "works", "fails", "hangs", "another" or
-	// "peers".
+	// State is the state of the fabric: "not-started", "in-progress" or "completed"; the state of
+	// persistence mode: "on" or "off"; or the behaviour of a reset: "works", "fails", "hangs",
+	// "another" or "peers".
 	State string `json:"state,omitempty"`
-	// Link is the number of an NVLink; none means all of the GPU.
+	// Link is the number of an NVLink; nil means all links of the GPU.
 	Link *int `json:"link,omitempty"`
-	// Count is a number of memory errors, of processes or of packets; or how many calls hang or are
-	// slow, the next ones, where none means all.
+	// Count is a number of memory errors, processes or packets, or of calls to hang or slow down; 0
+	// calls means all.
 	Count uint64 `json:"count,omitempty"`
-	// Clients are the UIDs of the pods of processes that have the GPU open and compute nothing, as
-	// DCGM does, one process each; "host" is none of a pod. None ends them.
+	// Clients are the pod UIDs of processes that have the GPU open without computing, like DCGM,
+	// one process each; "host" is a process without a pod. An empty list ends the processes.
 	Clients []string `json:"clients,omitempty"`
-	// Delay is how much longer a call takes, such as "20ms" or "45s".
+	// Delay is the additional duration of a call, such as "20ms" or "45s".
 	Delay string `json:"delay,omitempty"`
 }
 
 // Kind is the kind of a Fault.
 type Kind string
 
-// The kinds of faults. Those that last do so until restored.
+// The kinds of faults. Lasting faults end when restored.
 const (
-	KindXID            Kind = "xid"                 // the driver reports and logs an XID; 79 also loses the GPU
-	KindLoggedXID      Kind = "logged-xid"          // the driver logs an XID, so many times, and reports nothing
-	KindLoggedSXID     Kind = "logged-sxid"         // the driver logs that an NVSwitch had a fatal error
-	KindEvent          Kind = "event"               // the driver reports an event of another type
-	KindLost           Kind = "lost"                // a GPU falls off the bus without any event
-	KindRestore        Kind = "restore"             // a GPU is well and on the bus; without a GPU: all, and the driver
+	KindXID        Kind = "xid"         // the driver reports and logs an XID; 79 also loses the GPU
+	KindLoggedXID  Kind = "logged-xid"  // the driver logs an XID, Count times, and reports nothing
+	KindLoggedSXID Kind = "logged-sxid" // the driver logs a fatal error of an NVSwitch
+	KindEvent      Kind = "event"       // the driver reports an event of another type
+	KindLost       Kind = "lost"        // a GPU falls off the bus without any event
+	// a GPU is healthy and on the bus again; without a GPU: all GPUs, and the driver.
+	KindRestore        Kind = "restore"
 	KindRemove         Kind = "remove"              // a GPU is unplugged
 	KindAdd            Kind = "add"                 // an unplugged GPU is plugged in again
-	KindMIG            Kind = "mig"                 // a GPU gets another MIG layout, or leaves multi-instance mode
+	KindMIG            Kind = "mig"                 // a GPU gets another MIG layout, or leaves MIG mode
 	KindHang           Kind = "hang"                // a call does not return, on one GPU or on all
 	KindSlow           Kind = "slow"                // a call takes longer, on one GPU or on all
-	KindFail           Kind = "fail"                // a call answers an error, on one GPU or on all
-	KindAnswer         Kind = "answer"              // a call returns another value, about a GPU, a MIG device or the node
-	KindRecoveryAction Kind = "recovery-action"     // the driver asks for a recovery action
+	KindFail           Kind = "fail"                // a call returns an error, on one GPU or on all
+	KindAnswer         Kind = "answer"              // a call returns another value, for a GPU, a MIG device or the node
+	KindRecoveryAction Kind = "recovery-action"     // the driver requests a recovery action
 	KindRemapFailure   Kind = "remap-failure"       // a memory row cannot be remapped
 	KindRemapPending   Kind = "remap-pending"       // a memory row will be remapped at the next reset
-	KindUnrepairable   Kind = "unrepairable-memory" // the memory has a fault that no remapping repairs
-	KindSRAMThreshold  Kind = "sram-threshold"      // the chip's own memories had more errors than a part may have
+	KindUnrepairable   Kind = "unrepairable-memory" // the memory has a fault beyond remapping
+	KindSRAMThreshold  Kind = "sram-threshold"      // SRAM errors passed the threshold for a replacement
 	KindThrottle       Kind = "throttle"            // the clocks are low because the GPU is hot
-	KindPCIeReplays    Kind = "pcie-replays"        // so many PCIe packets more had to be sent again
+	KindPCIeReplays    Kind = "pcie-replays"        // Count more PCIe packets were repeated
 	KindECC            Kind = "ecc"                 // uncorrected memory errors, with their event
-	KindFabric         Kind = "fabric"              // the registration with the NVSwitch fabric is in another state
+	KindFabric         Kind = "fabric"              // the registration with the NVSwitch fabric has another state
 	KindPersistence    Kind = "persistence"         // persistence mode is switched on or off
 	KindNVLink         Kind = "nvlink"              // an NVLink stops working
-	KindProcesses      Kind = "processes"           // so many processes compute on the GPU, or on a MIG device
-	KindClients        Kind = "clients"             // processes have the GPU open, and compute nothing
+	KindProcesses      Kind = "processes"           // Count processes compute on the GPU, or on a MIG device
+	KindClients        Kind = "clients"             // processes have the GPU open without computing
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
-	KindDriverFiles    Kind = "driver-files"        // the driver's files are replaced, and the kernel module is not
-	// a GPU is reset: it loses its MIG instances, from Hopper on the mode too.
+	KindDriverFiles    Kind = "driver-files"        // the driver's files are replaced, but not the kernel module
+	// a GPU is reset: it loses its MIG instances, and since Hopper also MIG mode.
 	KindReset    Kind = "reset"
-	KindSMIReset Kind = "smi-reset" // what nvidia-smi does when it is to reset a GPU
-	KindReboot   Kind = "reboot"    // the machine restarts: another boot ID, and all GPUs as new and reset
+	KindSMIReset Kind = "smi-reset" // the behaviour of nvidia-smi for a reset of a GPU
+	KindReboot   Kind = "reboot"    // the machine restarts: another boot ID, and all GPUs new and reset
 )
 
-// A rule says what a kind of fault takes and does.
+// A rule has the fields and the effect of a kind of fault.
 type rule struct {
 	gpu   need
 	takes []string // fields besides kind and gpu
 	apply func(n *Node, f Fault, t target) error
 }
 
-// need says whether a fault is aimed at a GPU.
+// need says whether a fault needs a GPU.
 type need int
 
 const (
@@ -151,7 +151,7 @@ func rules() map[Kind]rule {
 	}
 }
 
-// on returns a rule's apply for a fault that is a change of one GPU.
+// on returns the apply function of a fault that changes one GPU.
 func on(change func(g *gpu, f Fault)) func(*Node, Fault, target) error {
 	return func(_ *Node, f Fault, t target) error {
 		change(t.gpu, f)
@@ -162,8 +162,8 @@ func on(change func(g *gpu, f Fault)) func(*Node, Fault, target) error {
 // Kinds returns the kinds of faults, sorted.
 func Kinds() []Kind { return slices.Sorted(maps.Keys(rules())) }
 
-// Inject makes a fault happen now. When it returns, calls answer accordingly and events are in
-// their sets. A fault that cannot be is refused and changes nothing.
+// Inject injects a fault. When it returns, calls answer accordingly and events are in their sets.
+// An invalid fault is refused without effect.
 func (n *Node) Inject(f Fault) error {
 	r, ok := rules()[f.Kind]
 	if !ok {
@@ -182,7 +182,7 @@ func (n *Node) Inject(f Fault) error {
 	return nil
 }
 
-// aimLocked returns what a fault is aimed at, and refuses fields that it does not take.
+// aimLocked returns the target of a fault. It refuses fields that the kind does not use.
 func (n *Node) aimLocked(f Fault, r rule) (target, error) {
 	for _, name := range f.fields() {
 		if !slices.Contains(r.takes, name) {
@@ -211,7 +211,7 @@ func (n *Node) aimLocked(f Fault, r rule) (target, error) {
 	return t, nil
 }
 
-// words returns what an error says of the GPU that a fault takes.
+// words returns the words of an error about the GPU of a fault.
 func (n need) words() []string {
 	if n == noGPU {
 		return nil
@@ -219,15 +219,17 @@ func (n need) words() []string {
 	return []string{"gpu"}
 }
 
-// fields returns the names of the fields that are set, besides Kind and GPU.
+// fields returns the names of the set fields, without Kind and GPU.
 func (f Fault) fields() []string {
 	var set []string
 	for _, field := range []struct {
 		name string
 		set  bool
 	}{
-		{"xid", f.XID != 0}, {"gi", f.GI != nil}, {"ci", f.CI != nil}, {"event", f.Event != ""}, {"action", f.Action != ""},
-		{"profiles", len(f.Profiles) > 0}, {"call", f.Call != ""}, {"return", f.Return != ""}, {"driver", f.Driver != ""},
+		{"xid", f.XID != 0}, {"gi", f.GI != nil}, {"ci", f.CI != nil}, {"event", f.Event != ""},
+		{"action", f.Action != ""},
+		{"profiles", len(f.Profiles) > 0}, {"call", f.Call != ""}, {"return", f.Return != ""},
+		{"driver", f.Driver != ""},
 		{"state", f.State != ""}, {"link", f.Link != nil}, {"count", f.Count != 0},
 		{"clients", len(f.Clients) > 0}, {"delay", f.Delay != ""}, {"value", f.Value != ""},
 	} {
@@ -238,7 +240,7 @@ func (f Fault) fields() []string {
 	return set
 }
 
-// join lists words for people.
+// join joins words for a message.
 func join[S ~string](words []S) string {
 	if len(words) == 0 {
 		return "nothing"
@@ -250,7 +252,7 @@ func join[S ~string](words []S) string {
 	return strings.Join(text, ", ")
 }
 
-// choose returns the value that a word stands for.
+// choose returns the value for a word.
 func choose[T any](what, word string, choices map[string]T) (T, error) {
 	value, ok := choices[word]
 	if !ok {
@@ -259,7 +261,7 @@ func choose[T any](what, word string, choices map[string]T) (T, error) {
 	return value, nil
 }
 
-// checkCall refuses a call that cannot hang or fail because the simulator does not have it.
+// checkCall refuses a call missing from the simulator.
 func checkCall(name string) error {
 	if name != "" && !slices.Contains(calls, name) {
 		return fmt.Errorf("the simulator has no call %q: give one of %s, or none for all", name, join(calls))
@@ -267,7 +269,7 @@ func checkCall(name string) error {
 	return nil
 }
 
-// stallsLocked makes calls hang or take longer.
+// stallsLocked makes calls hang or slow down.
 func (n *Node) stallsLocked(f Fault, t target) error {
 	if err := checkCall(f.Call); err != nil {
 		return err
@@ -309,8 +311,8 @@ func (n *Node) persistenceLocked(f Fault, t target) error {
 	return nil
 }
 
-// forgetLocked has each GPU without persistence mode forget what it loses when its last user is
-// gone.
+// forgetLocked makes each GPU without persistence mode lose the state that it loses with its last
+// user.
 func (n *Node) forgetLocked() {
 	for _, g := range n.gpus {
 		if g.transient && len(n.sessions) == 0 {
@@ -332,7 +334,7 @@ func (n *Node) driverLocked(f Fault, _ target) error {
 	case "missing":
 		n.driver.missing = nvml.ERROR_DRIVER_NOT_LOADED
 		n.loads++
-		for _, g := range n.gpus { // when it is loaded anew, each is bound to it anew
+		for _, g := range n.gpus { // a newly loaded driver binds every GPU again
 			n.bindings++
 			g.binding = n.bindings
 		}
@@ -357,7 +359,7 @@ func (n *Node) driverFilesLocked(f Fault, _ target) error {
 	return nil
 }
 
-// returns are the errors that a call can be made to answer.
+// returns are the errors that can be injected into calls.
 var returns = map[string]nvml.Return{
 	"DRIVER_NOT_LOADED":       nvml.ERROR_DRIVER_NOT_LOADED,
 	"GPU_IS_LOST":             nvml.ERROR_GPU_IS_LOST,
@@ -378,7 +380,7 @@ var returns = map[string]nvml.Return{
 	"UNKNOWN":                 nvml.ERROR_UNKNOWN,
 }
 
-// calls are the functions that the simulator has, besides those that never reach the driver.
+// calls are the functions of the simulator, without those that never reach the driver.
 var calls = []string{
 	"ComputeInstanceDestroy",
 	"ComputeInstanceGetInfo",

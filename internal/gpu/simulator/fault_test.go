@@ -56,7 +56,8 @@ func TestXID(t *testing.T) {
 			nvml.GPU_RECOVERY_ACTION_GPU_RESET, nvml.SUCCESS,
 		},
 		"another action": {
-			"dgx-h100", simulator.Fault{XID: 48, Action: "reboot"}, [][2]uint64{{xid, 48}, {action, 0}}, nvml.ERROR_TIMEOUT,
+			"dgx-h100", simulator.Fault{XID: 48, Action: "reboot"}, [][2]uint64{{xid, 48}, {action, 0}},
+			nvml.ERROR_TIMEOUT,
 			nvml.GPU_RECOVERY_ACTION_NODE_REBOOT, nvml.SUCCESS,
 		},
 		"reset, before the driver says so": {
@@ -308,7 +309,8 @@ func TestRefusedFaults(t *testing.T) {
 		{simulator.Fault{Kind: simulator.KindAdd, GPU: "0"}, "GPU 0 is plugged in already"},
 		{simulator.Fault{Kind: simulator.KindHang, Call: "DeviceGetFoo"}, `no call "DeviceGetFoo": give one of`},
 		{simulator.Fault{Kind: simulator.KindHang, Delay: "1s"}, "takes no delay: it takes gpu, call, count"},
-		{simulator.Fault{Kind: simulator.KindSlow, GPU: "0"}, `delay "" is not a time above zero: give how much longer a call takes, such as 20ms`},
+		{simulator.Fault{Kind: simulator.KindSlow, GPU: "0"},
+			`delay "" is not a time above zero: give how much longer a call takes, such as 20ms`},
 		{simulator.Fault{Kind: simulator.KindSlow, GPU: "0", Delay: "20"}, `delay "20" is not a time above zero`},
 		{simulator.Fault{Kind: simulator.KindPersistence, State: "x"}, `no state "x": give one of off, on`},
 		{simulator.Fault{Kind: simulator.KindFail, Call: "Init", Return: "X"}, `no return "X": give one of`},

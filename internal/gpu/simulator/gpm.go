@@ -7,7 +7,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A gpmSample is what the driver counted in a GPU or GPU instance until it was asked.
+// A gpmSample is a snapshot of the driver's counts for a GPU or GPU instance.
 type gpmSample struct {
 	node *Node
 
@@ -27,7 +27,7 @@ func (d device) GpmQueryDeviceSupport() (nvml.GpmSupport, nvml.Return) {
 	})
 }
 
-// GpmSampleAlloc returns a sample without content.
+// GpmSampleAlloc returns an empty sample.
 func (l *library) GpmSampleAlloc() (nvml.GpmSample, nvml.Return) {
 	return query(l, "GpmSampleAlloc", func(s *session) (nvml.GpmSample, nvml.Return) {
 		s.node.gpmSamples++
@@ -49,7 +49,7 @@ func (s *gpmSample) Free() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Get has the driver fill in the sample for a GPU that is not in multi-instance mode.
+// Get fills in the sample for a GPU that is not in MIG mode.
 func (s *gpmSample) Get(of nvml.Device) nvml.Return {
 	return s.fill(of, "GpmSampleGet", func(g *gpu) (int, nvml.Return) {
 		if g.mig {
@@ -59,7 +59,7 @@ func (s *gpmSample) Get(of nvml.Device) nvml.Return {
 	})
 }
 
-// MigGet has the driver fill in the sample for a GPU instance.
+// MigGet fills in the sample for a GPU instance.
 func (s *gpmSample) MigGet(of nvml.Device, gi int) nvml.Return {
 	return s.fill(of, "GpmMigSampleGet", func(g *gpu) (int, nvml.Return) {
 		at := slices.IndexFunc(g.layout.instances, func(i *gpuInstance) bool { return i.id == gi })
@@ -92,7 +92,7 @@ func (s *gpmSample) fill(of nvml.Device, call string, number func(*gpu) (int, nv
 	return ret
 }
 
-// GpmMetricsGet returns the means of values between two samples.
+// GpmMetricsGet returns the mean values between two samples.
 func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 	_, ret := query(l, "GpmMetricsGet", func(*session) (struct{}, nvml.Return) {
 		first, ok := r.Sample1.(*gpmSample)
@@ -108,7 +108,8 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 		}
 		factors := map[nvml.GpmMetricId]float64{
 			nvml.GPM_METRIC_GRAPHICS_UTIL: 98, nvml.GPM_METRIC_ANY_TENSOR_UTIL: 44, nvml.GPM_METRIC_DRAM_BW_UTIL: 52,
-			nvml.GPM_METRIC_SM_UTIL: 91, nvml.GPM_METRIC_SM_OCCUPANCY: 37, nvml.GPM_METRIC_FP64_UTIL: 0, nvml.GPM_METRIC_FP32_UTIL: 12,
+			nvml.GPM_METRIC_SM_UTIL: 91, nvml.GPM_METRIC_SM_OCCUPANCY: 37, nvml.GPM_METRIC_FP64_UTIL: 0,
+			nvml.GPM_METRIC_FP32_UTIL:       12,
 			nvml.GPM_METRIC_FP16_UTIL:       9,
 			nvml.GPM_METRIC_PCIE_TX_PER_SEC: 1900, nvml.GPM_METRIC_PCIE_RX_PER_SEC: 8600,
 		}
@@ -125,7 +126,7 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 	return ret
 }
 
-// GpmQueryDeviceSupport is the device's.
+// GpmQueryDeviceSupport calls the device's method.
 func (l *library) GpmQueryDeviceSupport(d nvml.Device) (nvml.GpmSupport, nvml.Return) {
 	return d.GpmQueryDeviceSupport()
 }

@@ -24,7 +24,7 @@ var events = map[string]uint64{
 	"recovery-action":         nvml.EventTypeGpuRecoveryAction,
 }
 
-// actions are the recovery actions that the driver can ask for.
+// actions are the recovery actions of the driver.
 var actions = map[string]nvml.DeviceGpuRecoveryAction{
 	"none":            nvml.GPU_RECOVERY_ACTION_NONE,
 	"reset":           nvml.GPU_RECOVERY_ACTION_GPU_RESET,
@@ -34,8 +34,8 @@ var actions = map[string]nvml.DeviceGpuRecoveryAction{
 	"recover-imex":    nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN,
 }
 
-// resetXIDs are the XIDs after which the driver asks for a reset, with the branch since which it
-// does. 46 and 140 need one too, but no driver is known to say so.
+// resetXIDs are the XIDs after which the driver requests a reset, with the first branch that does.
+// 46 and 140 need a reset too, but no driver is known to request it.
 var resetXIDs = map[uint64]int{
 	48: 565, 62: 565, 64: 565, 74: 565, 95: 565, 109: 570, 110: 565, 119: 565, 120: 565, 136: 565,
 	143: 575, 155: 565, 156: 565, 158: 575,
@@ -85,7 +85,7 @@ func (n *Node) xidLocked(f Fault, t target) error {
 	return nil
 }
 
-// xid returns the GI and CI that an XID is attributed to.
+// xid returns the GI and CI of an XID.
 func (t target) xid(f Fault) (gi, ci uint32, err error) {
 	if f.XID == 0 {
 		return 0, 0, errors.New("xid is missing: give the driver's error number, such as 48")
@@ -93,7 +93,7 @@ func (t target) xid(f Fault) (gi, ci uint32, err error) {
 	return t.instance(f)
 }
 
-// instance returns the GI and CI that an event is attributed to.
+// instance returns the GI and CI of an event.
 func (t target) instance(f Fault) (gi, ci uint32, err error) {
 	gi, ci = unattributed, unattributed
 	switch {
@@ -145,7 +145,7 @@ func (n *Node) recoveryLocked(f Fault, t target) error {
 	return nil
 }
 
-// askLocked makes the driver ask for a recovery action on a GPU.
+// askLocked makes the driver request a recovery action for a GPU.
 func (n *Node) askLocked(g *gpu, action nvml.DeviceGpuRecoveryAction) {
 	if g.recovery != action {
 		g.recovery = action
@@ -209,14 +209,14 @@ func (n *Node) addLocked(_ Fault, t target) error {
 	return nil
 }
 
-// renewLocked replaces a GPU by one that is as new, with the same MIG layout. Sessions that hold
-// the old one keep it.
+// renewLocked replaces a GPU by a new one with the same MIG layout. Open sessions keep the old one.
 func (n *Node) renewLocked(slot int) {
 	old := n.gpus[slot]
 	n.bindings++
 	n.gpus[slot] = &gpu{
-		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, pending: old.pending, layout: old.layout, transient: old.transient,
-		readings: readings{aggregate: old.aggregate},
+		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, pending: old.pending, layout: old.layout,
+		transient: old.transient,
+		readings:  readings{aggregate: old.aggregate},
 	}
 }
 
@@ -227,7 +227,7 @@ func (n *Node) restoreLocked(f Fault, t target) error {
 	n.failures = slices.DeleteFunc(n.failures, func(f failure) bool { return everything || f.slot == slot })
 	n.answers = slices.DeleteFunc(n.answers, func(a substitute) bool { return everything || a.slot == slot })
 	if everything {
-		b, _ := branch(n.profile.Driver) // New has parsed it
+		b, _ := branch(n.profile.Driver) // New has parsed the version
 		n.driver = driver{version: n.profile.Driver, branch: b}
 	}
 	for _, g := range n.gpus {
@@ -246,7 +246,7 @@ func (n *Node) rebootLocked(Fault, target) error {
 	n.reboots++
 	n.stalls, n.failures, n.answers = nil, nil, nil
 	for slot, g := range n.gpus {
-		g.lost = true // for sessions that have a handle of it
+		g.lost = true // for sessions with a handle of the GPU
 		if !g.removed {
 			n.renewLocked(slot)
 			n.gpus[slot].reset()
@@ -278,7 +278,7 @@ func (n *Node) migLocked(f Fault, t target) error {
 	return nil
 }
 
-// processesLocked sets how many processes compute on a GPU or MIG device.
+// processesLocked sets the number of processes on a GPU or MIG device.
 func (n *Node) processesLocked(f Fault, t target) error {
 	if t.inst != nil {
 		t.inst.processes = int(f.Count)
@@ -288,7 +288,7 @@ func (n *Node) processesLocked(f Fault, t target) error {
 	return nil
 }
 
-// faultsLocked says what was injected into a GPU and lasts.
+// faultsLocked returns the lasting faults injected into a GPU.
 func (n *Node) faultsLocked(g *gpu) []string {
 	var faults []string
 	say := func(is bool, format string, args ...any) {

@@ -27,7 +27,7 @@ var (
 	_ nvml.ComputeInstance = computeInstanceHandle{}
 )
 
-// askGI makes a call on a GPU instance. The handle dies with its layout.
+// askGI makes a call on a GPU instance. The handle becomes invalid with the layout.
 func askGI[T any](h gpuInstanceHandle, call string, answer func() (T, nvml.Return)) (T, nvml.Return) {
 	return ask(device{session: h.session, gpu: h.gpu}, call, func(g *gpu) (T, nvml.Return) {
 		if !slices.Contains(g.layout.instances, h.gi) {
@@ -38,7 +38,7 @@ func askGI[T any](h gpuInstanceHandle, call string, answer func() (T, nvml.Retur
 	})
 }
 
-// GetGpuInstanceProfileInfo returns what a GPU instance profile has, by NVML's number for it.
+// GetGpuInstanceProfileInfo returns the description of a GPU instance profile, by NVML's number.
 func (d device) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileInfo, nvml.Return) {
 	return ask(d, "DeviceGetGpuInstanceProfileInfo", func(g *gpu) (nvml.GpuInstanceProfileInfo, nvml.Return) {
 		if number < 0 || number >= nvml.GPU_INSTANCE_PROFILE_COUNT {
@@ -48,8 +48,9 @@ func (d device) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileIn
 			if p.number == number {
 				return nvml.GpuInstanceProfileInfo{
 					Id: p.ID, SliceCount: uint32(p.slices), InstanceCount: uint32(p.Count),
-					MultiprocessorCount: p.SMs, CopyEngineCount: p.CopyEngines, DecoderCount: p.Decoders, JpegCount: p.JPEGs,
-					OfaCount: p.OFAs, MemorySizeMB: p.MemoryMiB,
+					MultiprocessorCount: p.SMs, CopyEngineCount: p.CopyEngines, DecoderCount: p.Decoders,
+					JpegCount: p.JPEGs,
+					OfaCount:  p.OFAs, MemorySizeMB: p.MemoryMiB,
 				}, nvml.SUCCESS
 			}
 		}
@@ -57,7 +58,7 @@ func (d device) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProfileIn
 	})
 }
 
-// profileLocked returns the profile with the ID that the driver gives it.
+// profileLocked returns the profile with the driver's ID.
 func (g *gpu) profileLocked(id uint32) (MIGProfile, bool) {
 	i := slices.IndexFunc(g.spec.model.MIG, func(p MIGProfile) bool { return p.ID == id })
 	if i < 0 {
@@ -66,8 +67,7 @@ func (g *gpu) profileLocked(id uint32) (MIGProfile, bool) {
 	return g.spec.model.MIG[i], true
 }
 
-// GetGpuInstancePossiblePlacements returns where instances of a profile can be, whether there is
-// room now or not.
+// GetGpuInstancePossiblePlacements returns all placements of a profile, free or not.
 func (d device) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
 	nvml.Return) {
 	const call = "DeviceGetGpuInstancePossiblePlacements"
@@ -112,7 +112,7 @@ func (d device) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) {
 	})
 }
 
-// GetInfo returns which instance it is and where it lies.
+// GetInfo returns the ID and placement of the instance.
 func (h gpuInstanceHandle) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
 	return askGI(h, "GpuInstanceGetInfo", func() (nvml.GpuInstanceInfo, nvml.Return) {
 		return nvml.GpuInstanceInfo{
@@ -122,8 +122,8 @@ func (h gpuInstanceHandle) GetInfo() (nvml.GpuInstanceInfo, nvml.Return) {
 	})
 }
 
-// computeSlices are the compute slices of the compute instance profiles by NVML's number, which is
-// also their ID here.
+// computeSlices are the compute slices of the compute instance profiles, by NVML's number, which is
+// also the ID here.
 var computeSlices = map[int]int{
 	nvml.COMPUTE_INSTANCE_PROFILE_1_SLICE: 1, nvml.COMPUTE_INSTANCE_PROFILE_2_SLICE: 2,
 	nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE: 3, nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE: 4,
@@ -131,7 +131,8 @@ var computeSlices = map[int]int{
 	nvml.COMPUTE_INSTANCE_PROFILE_8_SLICE: 8,
 }
 
-// GetComputeInstanceProfileInfo returns what a compute instance profile has in this GPU instance.
+// GetComputeInstanceProfileInfo returns the description of a compute instance profile in this GPU
+// instance.
 func (h gpuInstanceHandle) GetComputeInstanceProfileInfo(
 	number, engines int,
 ) (nvml.ComputeInstanceProfileInfo, nvml.Return) {
@@ -179,7 +180,7 @@ func (h gpuInstanceHandle) GetComputeInstanceById(id int) (nvml.ComputeInstance,
 	})
 }
 
-// GetInfo returns which instance it is and where it lies.
+// GetInfo returns the ID and placement of the instance.
 func (h computeInstanceHandle) GetInfo() (nvml.ComputeInstanceInfo, nvml.Return) {
 	gi := gpuInstanceHandle{session: h.session, gpu: h.gpu, gi: h.inst.gi}
 	return askGI(gi, "ComputeInstanceGetInfo", func() (nvml.ComputeInstanceInfo, nvml.Return) {

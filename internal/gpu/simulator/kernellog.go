@@ -8,14 +8,14 @@ import (
 	"syscall"
 )
 
-// maxLog bounds the lines that the simulated kernel's log keeps.
+// maxLog is the number of lines kept by the simulated kernel log.
 const maxLog = 4096
 
-// A kernelLog is what the kernel logged, as far as it has not been overwritten.
+// A kernelLog has the log lines that are not overwritten yet.
 type kernelLog struct {
 	mu    sync.Mutex
-	lines []string // the latest last
-	total int      // how many there were
+	lines []string // latest last
+	total int      // number of all lines
 	more  *sync.Cond
 }
 
@@ -25,7 +25,7 @@ func newKernelLog() *kernelLog {
 	return l
 }
 
-// write adds the lines that the driver logs of an XID.
+// write adds the driver's log lines for an XID.
 func (l *kernelLog) write(bdf string, f Fault, gi, ci uint32) {
 	where := strings.TrimSuffix(bdf, ".0")
 	if gi != unattributed {
@@ -49,21 +49,21 @@ func (l *kernelLog) add(text string) {
 	l.more.Broadcast()
 }
 
-// A logReader reads a kernelLog, one line a Read, as /dev/kmsg is read.
+// A logReader reads a kernelLog like /dev/kmsg, one line for each Read.
 type logReader struct {
 	log    *kernelLog
-	next   int // the line to read next, counted from the first that there was
+	next   int // number of the next line, counted from the first line ever
 	closed bool
 }
 
-// KernelLog opens the kernel's log at its end.
+// KernelLog opens the kernel log at its end.
 func (n *Node) KernelLog() io.ReadCloser {
 	n.log.mu.Lock()
 	defer n.log.mu.Unlock()
 	return &logReader{log: n.log, next: n.log.total}
 }
 
-// Read waits for the next line. It answers EPIPE once if that was overwritten.
+// Read waits for the next line. It returns EPIPE once if the line was overwritten.
 func (r *logReader) Read(p []byte) (int, error) {
 	r.log.mu.Lock()
 	defer r.log.mu.Unlock()
@@ -86,7 +86,7 @@ func (r *logReader) Read(p []byte) (int, error) {
 	return copy(p, line), nil
 }
 
-// Close ends the Read under way.
+// Close aborts a running Read.
 func (r *logReader) Close() error {
 	r.log.mu.Lock()
 	defer r.log.mu.Unlock()

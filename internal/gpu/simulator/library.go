@@ -9,23 +9,23 @@ import (
 
 // A library is the node's NVML library in one process.
 type library struct {
-	nvml.Interface // nil: what the simulator does not implement cannot be called
+	nvml.Interface // nil: calls that the simulator does not implement panic
 	node           *Node
 
 	// Guarded by node.mu.
-	version string   // of the library file that was loaded; empty before the first Init
-	inits   int      // Inits that no Shutdown has balanced
+	version string   // of the loaded library file; empty before the first Init
+	inits   int      // Inits without a Shutdown
 	session *session // nil when inits is 0
 }
 
 var _ nvml.Interface = (*library)(nil)
 
-// A session has the state of a library between its first Init and its last Shutdown.
+// A session is the state of a library between its first Init and its last Shutdown.
 type session struct {
 	node    *Node
 	gpus    []*gpu        // by NVML index
-	handles []nvml.Device // of gpus: they are given out again and again
-	driver  driver        // that it began with
+	handles []nvml.Device // of gpus: returned for every call
+	driver  driver        // at the start of the session
 	system  *systemSet    // nil without one
 	open    bool
 }
@@ -52,14 +52,14 @@ func (l *library) Init() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Installed returns the version of the driver's files, which a process that starts now loads.
+// Installed returns the version of the driver's files, as loaded by a new process.
 func (l *library) Installed() string {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
 	return cmp.Or(l.node.driver.files, l.node.driver.version)
 }
 
-// beginLocked opens a session with the GPUs that are plugged in.
+// beginLocked opens a session with the plugged-in GPUs.
 func (n *Node) beginLocked() *session {
 	s := &session{node: n, driver: n.driver, open: true}
 	for _, g := range n.gpus {
@@ -97,8 +97,8 @@ func (l *library) Shutdown() nvml.Return {
 // Extensions returns the library itself.
 func (l *library) Extensions() nvml.ExtendedInterface { return l }
 
-// LookupSymbol reports whether the library has a function, by its name in C. Unlike go-nvml's it
-// needs no Init before it.
+// LookupSymbol reports whether the library has a C function. Unlike go-nvml's, it works before
+// Init.
 func (l *library) LookupSymbol(name string) error {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
@@ -112,14 +112,14 @@ func (l *library) LookupSymbol(name string) error {
 	return nil
 }
 
-// admitLocked waits until a call may return, and returns what it has to answer if it may not do its
-// work. It gives up node.mu while it waits.
+// admitLocked waits until a call may return, and returns its error, or SUCCESS if it may do its
+// work. It releases node.mu while it waits.
 func (n *Node) admitLocked(call string, g *gpu) nvml.Return {
 	n.stallLocked(call, g, nil)
 	return n.answerLocked(call, g)
 }
 
-// answerLocked is admitLocked for a call that has stalled enough.
+// answerLocked is admitLocked without the wait.
 func (n *Node) answerLocked(call string, g *gpu) nvml.Return {
 	if n.closed {
 		return nvml.ERROR_UNKNOWN
@@ -127,13 +127,13 @@ func (n *Node) answerLocked(call string, g *gpu) nvml.Return {
 	return n.failureLocked(call, g)
 }
 
-// admitLocked is the node's, for calls that need the session.
+// admitLocked is Node.admitLocked for calls that need the session.
 func (s *session) admitLocked(call string, g *gpu) nvml.Return {
 	s.node.stallLocked(call, g, nil)
 	return s.answerLocked(call, g)
 }
 
-// answerLocked is admitLocked for a call that has stalled enough.
+// answerLocked is admitLocked without the wait.
 func (s *session) answerLocked(call string, g *gpu) nvml.Return {
 	s.node.calls++
 	if !exists("nvml"+call, s.driver.branch) {
@@ -157,7 +157,7 @@ func (s *session) answerLocked(call string, g *gpu) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// query makes a call on a session that has an answer and concerns no GPU.
+// query makes a call about no GPU that returns a value.
 func query[T any](l *library, call string, answer func(*session) (T, nvml.Return)) (T, nvml.Return) {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
@@ -182,13 +182,12 @@ func (l *library) SystemGetDriverVersion() (string, nvml.Return) {
 // SystemGetCudaDriverVersion returns the CUDA version, 13000 for 13.0.
 func (l *library) SystemGetCudaDriverVersion() (int, nvml.Return) {
 	return query(l, "SystemGetCudaDriverVersion_v2", func(s *session) (int, nvml.Return) {
-		version, _ := cudaVersion(s.node.profile.CUDA) // Load has parsed it
+		version, _ := cudaVersion(s.node.profile.CUDA) // Load has parsed the version
 		return version, nvml.SUCCESS
 	})
 }
 
-// SystemGetConfComputeState returns that confidential computing is off, or the feature that an
-// answer gives.
+// SystemGetConfComputeState returns that confidential computing is off, or the injected feature.
 func (l *library) SystemGetConfComputeState() (nvml.ConfComputeSystemState, nvml.Return) {
 	return query(l, "SystemGetConfComputeState", func(s *session) (nvml.ConfComputeSystemState, nvml.Return) {
 		feature := s.node.numberLocked("SystemGetConfComputeState", nil, nvml.CC_SYSTEM_FEATURE_DISABLED)
@@ -204,15 +203,15 @@ func (l *library) SystemGetConfComputeGpusReadyState() (uint32, nvml.Return) {
 	})
 }
 
-// DeviceGetCount returns the number of GPUs that the session began with.
+// DeviceGetCount returns the number of GPUs at the start of the session.
 func (l *library) DeviceGetCount() (int, nvml.Return) {
 	return query(l, "DeviceGetCount", func(s *session) (int, nvml.Return) {
 		return s.node.numberLocked("DeviceGetCount", nil, len(s.gpus)), nvml.SUCCESS
 	})
 }
 
-// DeviceGetHandleByIndex returns the GPU with an index. The call concerns that GPU; where there is
-// none, none.
+// DeviceGetHandleByIndex returns the GPU with an index. The call is about that GPU, or about none
+// if the GPU does not exist.
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()

@@ -9,15 +9,15 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A linkEnd is the device at the far end of an NVLink.
+// A linkEnd is the device at the other end of an NVLink.
 type linkEnd struct {
-	wired     bool // there is one
+	wired     bool // the link exists
 	device    nvml.IntNvLinkDeviceType
 	pci       nvml.PciInfo
-	gpu, link int // position of the GPU there, and the number of the NVLink on it
+	gpu, link int // position of the GPU at the other end, and the number of its NVLink
 }
 
-// completeLinks finds out where all NVLinks lead, and refuses wiring that cannot be.
+// completeLinks computes the ends of all NVLinks, and refuses invalid wiring.
 func (p *Profile) completeLinks() error {
 	p.ends = make([][]linkEnd, len(p.GPUs))
 	for i, g := range p.GPUs {
@@ -34,7 +34,7 @@ func (p *Profile) completeLinks() error {
 	return nil
 }
 
-// wireSwitches divides the NVLinks of each GPU among the switches.
+// wireSwitches distributes the NVLinks of each GPU over the switches.
 func (p *Profile) wireSwitches() error {
 	for s, address := range p.NVSwitches {
 		pci, err := parseBDF(address)
@@ -52,7 +52,7 @@ func (p *Profile) wireSwitches() error {
 	return nil
 }
 
-// wireMesh connects the GPUs with one another, with the lowest free NVLinks of both.
+// wireMesh connects the GPUs with each other, by the lowest free NVLinks of both.
 func (p *Profile) wireMesh() error {
 	lanes, err := p.parseLanes()
 	if err != nil {
@@ -101,7 +101,8 @@ func (p *Profile) parseLanes() ([][]int, error) {
 	return lanes, nil
 }
 
-// commonAncestor returns how near two GPUs are in the PCIe tree. Ways are as GPU.PCIe has them.
+// commonAncestor returns the common ancestor of two GPUs in the PCIe tree. a and b are in the
+// format of GPU.PCIe.
 func commonAncestor(a, b string) nvml.GpuTopologyLevel {
 	x, y := strings.Split(a, "/"), strings.Split(b, "/")
 	common := 0

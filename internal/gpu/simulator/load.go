@@ -7,11 +7,11 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A rating has the limits of a GPU of a chip generation.
+// A rating has the limits of the GPUs of an architecture.
 type rating struct {
-	watts       float64 // its power limit
-	sm, memory  float64 // the highest clocks in MHz
-	thermometer bool    // its memory has a sensor
+	watts       float64 // power limit
+	sm, memory  float64 // highest clocks in MHz
+	thermometer bool    // the memory has a temperature sensor
 }
 
 var ratings = map[uint32]rating{
@@ -24,16 +24,16 @@ var ratings = map[uint32]rating{
 	nvml.DEVICE_ARCH_BLACKWELL: {watts: 1000, sm: 1965, memory: 3996, thermometer: true},
 }
 
-// Each GPU does the same job again and again: it works for a part of the period and is idle for the
-// rest. The GPUs are at different places in it.
+// Each GPU repeats the same job: it works for a part of the period and is idle for the rest. The
+// GPUs have different phases.
 const (
 	jobPeriod = 8 * time.Minute
-	jobWork   = 0.7  // of the period
-	jobOffset = 97   // seconds from one GPU to the next
-	jobMemory = 0.62 // of the GPU's
+	jobWork   = 0.7  // part of the period
+	jobOffset = 97   // seconds between two GPUs
+	jobMemory = 0.62 // part of the GPU's memory
 )
 
-// load returns how busy a GPU is, from 0 to 1, at a time since the node was made.
+// load returns the load of a GPU, from 0 to 1, at a time since the node was created.
 func load(number int, at time.Duration) float64 {
 	seconds := at.Seconds() + float64(number*jobOffset)
 	if _, part := math.Modf(seconds / jobPeriod.Seconds()); seconds < 0 || part > jobWork {
@@ -42,14 +42,14 @@ func load(number int, at time.Duration) float64 {
 	return 0.82 + 0.15*math.Sin(2*math.Pi*seconds/47)
 }
 
-// A moment is how a GPU is at one time.
+// A moment is the load of a GPU at one time.
 type moment struct {
 	rating
 	load, warmth float64 // warmth is the mean load of the last minute
 }
 
-// momentLocked returns how a GPU is now. One on which processes were injected is never idle, and
-// one that is hot does less.
+// momentLocked returns the current load of a GPU. A GPU with injected processes is never idle, and
+// a hot GPU is slower.
 func (n *Node) momentLocked(g *gpu) moment {
 	at := time.Since(n.began)
 	m := moment{rating: ratings[g.spec.model.architecture], load: load(g.slot, at)}
@@ -90,7 +90,7 @@ func (n *Node) instanceMemoryLocked(g *gpu, i *gpuInstance) nvml.Memory_v2 {
 	return n.usedLocked(g.slot+i.id, i.profile.MemoryMiB)
 }
 
-// usedLocked returns a memory of which a job uses its part while it works.
+// usedLocked returns a memory with the part used by a running job.
 func (n *Node) usedLocked(number int, mib uint64) nvml.Memory_v2 {
 	m := nvml.Memory_v2{Total: mib << 20, Free: mib << 20}
 	if load(number, time.Since(n.began)) > 0 {
@@ -100,8 +100,8 @@ func (n *Node) usedLocked(number int, mib uint64) nvml.Memory_v2 {
 	return m
 }
 
-// energyLocked returns the energy in mJ that a GPU used since its driver was loaded. At each call
-// it is more than at the one before.
+// energyLocked returns the energy in mJ used by a GPU since its driver was loaded. It increases
+// with each call.
 func (n *Node) energyLocked(g *gpu) uint64 {
 	now := time.Since(n.began)
 	g.energy += max(1000, uint64(n.momentLocked(g).power()*1000*(now-g.metered).Seconds()))
@@ -109,7 +109,7 @@ func (n *Node) energyLocked(g *gpu) uint64 {
 	return g.energy
 }
 
-// askMoment makes a call that tells how a GPU is now.
+// askMoment makes a call about the current load of a GPU.
 func askMoment[T any](d device, call string, answer func(*gpu, moment) (T, nvml.Return)) (T, nvml.Return) {
 	return ask(d, call, func(g *gpu) (T, nvml.Return) { return answer(g, d.session.node.momentLocked(g)) })
 }
@@ -153,7 +153,7 @@ func (d device) GetMaxClockInfo(which nvml.ClockType) (uint32, nvml.Return) {
 	})
 }
 
-// askWhole is askMoment for what the driver does not tell of a GPU in multi-instance mode.
+// askWhole is askMoment for values that the driver does not report in MIG mode.
 func askWhole[T any](d device, call string, answer func(moment) T) (T, nvml.Return) {
 	return askMoment(d, call, func(g *gpu, m moment) (T, nvml.Return) {
 		if g.mig {
@@ -164,21 +164,22 @@ func askWhole[T any](d device, call string, answer func(moment) T) (T, nvml.Retu
 	})
 }
 
-// GetUtilizationRates returns the percent of time in which kernels ran and the memory was used.
+// GetUtilizationRates returns the percentages of time with kernels running and with the memory in
+// use.
 func (d device) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
 	return askWhole(d, "DeviceGetUtilizationRates", func(m moment) nvml.Utilization {
 		return nvml.Utilization{Gpu: uint32(m.load * 100), Memory: uint32(m.load * 55)}
 	})
 }
 
-// GetEncoderUtilization returns percent, and the microseconds that they are the mean of: no job
+// GetEncoderUtilization returns a percentage and its sampling period in microseconds: no job
 // encodes.
 func (d device) GetEncoderUtilization() (uint32, uint32, nvml.Return) {
 	percent, ret := askWhole(d, "DeviceGetEncoderUtilization", func(moment) uint32 { return 0 })
 	return percent, 167000, ret
 }
 
-// GetDecoderUtilization returns percent, and the microseconds that they are the mean of.
+// GetDecoderUtilization returns a percentage and its sampling period in microseconds.
 func (d device) GetDecoderUtilization() (uint32, uint32, nvml.Return) {
 	percent, ret := askWhole(d, "DeviceGetDecoderUtilization", func(m moment) uint32 { return uint32(m.load * 12) })
 	return percent, 167000, ret
@@ -194,7 +195,7 @@ func (d device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return
 	})
 }
 
-// GetGridLicensableFeatures returns one feature. It is not licensed, unless an answer is its state.
+// GetGridLicensableFeatures returns one feature, unlicensed unless its state was injected.
 func (d device) GetGridLicensableFeatures() (nvml.GridLicensableFeatures, nvml.Return) {
 	return ask(d, "DeviceGetGridLicensableFeatures", func(g *gpu) (nvml.GridLicensableFeatures, nvml.Return) {
 		all := nvml.GridLicensableFeatures{IsGridLicenseSupported: 1, LicensableFeaturesCount: 1}
@@ -204,7 +205,7 @@ func (d device) GetGridLicensableFeatures() (nvml.GridLicensableFeatures, nvml.R
 	})
 }
 
-// GetPcieThroughput returns KB a second. Unlike the driver's it returns at once.
+// GetPcieThroughput returns KB a second. Unlike the driver, it does not block.
 func (d device) GetPcieThroughput(which nvml.PcieUtilCounter) (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetPcieThroughput", func(_ *gpu, m moment) (uint32, nvml.Return) {
 		if which == nvml.PCIE_UTIL_TX_BYTES {
@@ -214,8 +215,8 @@ func (d device) GetPcieThroughput(which nvml.PcieUtilCounter) (uint32, nvml.Retu
 	})
 }
 
-// nvlinkField returns how to read a counter of all NVLinks of a GPU, in KiB: as much goes over them
-// as energy is used.
+// nvlinkField returns a reader of a counter of all NVLinks of a GPU, in KiB, proportional to the
+// energy used.
 func nvlinkField(kibPerJoule uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	return func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return) {
 		if g.spec.model.NVLink.Links == 0 || scope != math.MaxUint32 {

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// A layout is how a GPU is divided.
+// A layout is the MIG layout of a GPU.
 type layout struct {
 	instances []*gpuInstance     // by ID
-	devices   []*computeInstance // by the index of the MIG device, of which there may be gaps
+	devices   []*computeInstance // by index of the MIG device, with possible gaps
 }
 
 // A gpuInstance is a GPU instance with its compute instances.
@@ -68,7 +68,7 @@ func layOut(m Model, gpu string, names []string) (layout, error) {
 	return number(instances, m, gpu)
 }
 
-// device returns the compute slices and the profile of the MIG device with a name.
+// device returns the compute slices and the profile of a named MIG device.
 func (m Model) device(name string) (int, MIGProfile, error) {
 	known := make([]string, 0, len(m.MIG))
 	for _, p := range m.MIG {
@@ -85,7 +85,8 @@ func (m Model) device(name string) (int, MIGProfile, error) {
 		m.Name, name, strings.Join(known, ", "), known[len(known)-1])
 }
 
-// number gives instances their IDs, places and identities, and refuses what does not fit on a GPU.
+// number assigns IDs, placements and identities to instances, and refuses instances that do not
+// fit.
 func number(instances []*gpuInstance, m Model, gpu string) (layout, error) {
 	slices.SortStableFunc(instances, func(a, b *gpuInstance) int { return b.profile.memory - a.profile.memory })
 	next := map[int]int{}
@@ -118,7 +119,7 @@ func number(instances []*gpuInstance, m Model, gpu string) (layout, error) {
 	return l, nil
 }
 
-// placeAll gives the instances their places, if there are such. The first placed of them have
+// placeAll assigns placements to the instances, if possible. The first `placed` instances have
 // theirs.
 func placeAll(instances []*gpuInstance, placed int) bool {
 	if placed == len(instances) {
@@ -133,14 +134,14 @@ func placeAll(instances []*gpuInstance, placed int) bool {
 	return false
 }
 
-// free says whether no instance has any of the memory slices.
+// free reports whether no instance uses any of the memory slices.
 func free(instances []*gpuInstance, start, size int) bool {
 	return !slices.ContainsFunc(instances, func(gi *gpuInstance) bool {
 		return gi.start < start+size && start < gi.start+gi.profile.memory
 	})
 }
 
-// add makes a compute instance a MIG device with the lowest index that no other has.
+// add makes a compute instance a MIG device with the lowest free index.
 func (l *layout) add(c *computeInstance, gpu string) {
 	for slices.ContainsFunc(l.devices, func(o *computeInstance) bool { return o.index == c.index }) {
 		c.index++

@@ -7,10 +7,9 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A migDevice is a session's handle of a MIG device. Calls that NVML has for GPUs alone are not
-// supported on it.
+// A migDevice is a session's handle of a MIG device. NVML calls for GPUs only are not supported.
 type migDevice struct {
-	nvml.Device // nil: what the simulator does not implement cannot be called
+	nvml.Device // nil: calls that the simulator does not implement panic
 	session     *session
 	gpu         *gpu
 	index       int
@@ -18,8 +17,8 @@ type migDevice struct {
 
 var _ nvml.Device = migDevice{}
 
-// askMIG makes a call on a MIG device. When another one gets its index, the handle is one of that,
-// as it is with the driver.
+// askMIG makes a call on a MIG device. If another MIG device gets its index, the handle refers to
+// that device, as in the driver.
 func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance) (T, nvml.Return)) (T, nvml.Return) {
 	return ask(device{session: d.session, gpu: d.gpu}, call, func(g *gpu) (T, nvml.Return) {
 		at := slices.IndexFunc(g.layout.devices, func(c *computeInstance) bool { return c.index == d.index })
@@ -31,7 +30,7 @@ func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance)
 	})
 }
 
-// GetMigMode returns the current and the pending state of multi-instance mode.
+// GetMigMode returns the current and the pending MIG mode.
 func (d device) GetMigMode() (int, int, nvml.Return) {
 	modes, ret := ask(d, "DeviceGetMigMode", func(g *gpu) (pair[int, int], nvml.Return) {
 		if len(g.spec.model.MIG) == 0 {
@@ -43,7 +42,7 @@ func (d device) GetMigMode() (int, int, nvml.Return) {
 	return modes.a, modes.b, ret
 }
 
-// GetMaxMigDeviceCount returns how many MIG devices fit at most.
+// GetMaxMigDeviceCount returns the maximum number of MIG devices.
 func (d device) GetMaxMigDeviceCount() (int, nvml.Return) {
 	return ask(d, "DeviceGetMaxMigDeviceCount", func(g *gpu) (int, nvml.Return) {
 		count := 0
@@ -114,20 +113,21 @@ func (d migDevice) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 	})
 }
 
-// GetAttributes returns what the MIG device has.
+// GetAttributes returns the resources of the MIG device.
 func (d migDevice) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 	return askMIG(d, "DeviceGetAttributes", func(_ *gpu, c *computeInstance) (nvml.DeviceAttributes, nvml.Return) {
 		p := c.gi.profile
 		return nvml.DeviceAttributes{
 			MultiprocessorCount:   p.SMs * uint32(c.slices) / uint32(p.slices),
 			SharedCopyEngineCount: p.CopyEngines, SharedDecoderCount: p.Decoders, SharedJpegCount: p.JPEGs,
-			SharedOfaCount: p.OFAs, GpuInstanceSliceCount: uint32(p.slices), ComputeInstanceSliceCount: uint32(c.slices),
-			MemorySizeMB: p.MemoryMiB,
+			SharedOfaCount: p.OFAs, GpuInstanceSliceCount: uint32(p.slices),
+			ComputeInstanceSliceCount: uint32(c.slices),
+			MemorySizeMB:              p.MemoryMiB,
 		}, nvml.SUCCESS
 	})
 }
 
-// GetComputeRunningProcesses returns the processes that were injected into the MIG device.
+// GetComputeRunningProcesses returns the processes injected into the MIG device.
 func (d migDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 	return askMIG(d, "DeviceGetComputeRunningProcesses", func(_ *gpu, c *computeInstance) ([]nvml.ProcessInfo,
 		nvml.Return) {

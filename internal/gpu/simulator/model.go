@@ -29,15 +29,15 @@ var addressingModes = map[string]nvml.DeviceAddressingModeType{
 	"hmm": nvml.DEVICE_ADDRESSING_MODE_HMM, "ats": nvml.DEVICE_ADDRESSING_MODE_ATS,
 }
 
-// nvlinkVersions are the numbers that NVML gives to the versions of NVLink.
+// nvlinkVersions are NVML's numbers for the versions of NVLink.
 var nvlinkVersions = map[string]nvml.NvlinkVersion{
 	"1.0": nvml.NVLINK_VERSION_1_0, "2.0": nvml.NVLINK_VERSION_2_0, "2.2": nvml.NVLINK_VERSION_2_2,
 	"3.0": nvml.NVLINK_VERSION_3_0, "3.1": nvml.NVLINK_VERSION_3_1, "4.0": nvml.NVLINK_VERSION_4_0,
 	"5.0": nvml.NVLINK_VERSION_5_0,
 }
 
-// instanceProfiles are the numbers that NVML gives to the GPU instance profiles, by compute slices
-// and attribute. A second profile of one slice, with more memory, has the number secondOneSlice.
+// instanceProfiles are NVML's numbers for the GPU instance profiles, by compute slices and
+// attribute. A second profile of one slice, with more memory, has the number secondOneSlice.
 var instanceProfiles = map[string]int{
 	"1g": nvml.GPU_INSTANCE_PROFILE_1_SLICE, "2g": nvml.GPU_INSTANCE_PROFILE_2_SLICE,
 	"3g": nvml.GPU_INSTANCE_PROFILE_3_SLICE, "4g": nvml.GPU_INSTANCE_PROFILE_4_SLICE,
@@ -52,12 +52,12 @@ var instanceProfiles = map[string]int{
 
 const secondOneSlice = nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2
 
-// firstInstanceID is the ID of the first GPU instance by how many of its size fill a GPU. Like the
-// driver's, there is one ID for the instance that takes all, two for the halves, four for the
-// quarters, and the rest are for the eighths.
+// firstInstanceID is the ID of the first GPU instance, by the number of such instances that fill a
+// GPU. As in the driver, there is one ID for the instance of the whole GPU, two for halves, four
+// for quarters, and the rest for eighths.
 var firstInstanceID = map[int]int{1: 0, 2: 1, 4: 3, 8: 7}
 
-// complete parses what the file gives as text, and refuses a model that cannot be.
+// complete parses the text values of the file, and refuses an invalid model.
 func (m *Model) complete() error {
 	var ok bool
 	if m.architecture, ok = architectures[m.Architecture]; !ok {
@@ -87,7 +87,7 @@ func (m *Model) complete() error {
 		return fmt.Errorf("nvlink.version %q is not known: give one such as \"4.0\"", m.NVLink.Version)
 	}
 	profiles := make([]MIGProfile, len(m.MIG))
-	copy(profiles, m.MIG) // the caller's model is shared by all GPUs of its kind
+	copy(profiles, m.MIG) // all GPUs of the kind share the caller's model
 	m.MIG = profiles
 	m.MemorySlices = cmp.Or(m.MemorySlices, 8)
 	for i := range m.MIG {
@@ -102,8 +102,8 @@ func (m *Model) complete() error {
 	return nil
 }
 
-// place finds the memory slices at which instances of a profile can begin: at multiples of their
-// size, as long as there are compute slices behind. A GPU with seven of those lacks the eighth.
+// place computes the possible first memory slices of a profile: multiples of its size with enough
+// compute slices. A GPU with seven compute slices lacks the eighth.
 func (m *Model) place(p *MIGProfile) {
 	eighths := 1
 	for eighths < m.computeSlices {
@@ -156,7 +156,7 @@ func branch(version string) (int, error) {
 	return b, nil
 }
 
-// cudaVersion returns a CUDA version as NVML gives it: 13000 for "13.0".
+// cudaVersion returns a CUDA version in NVML's format: 13000 for "13.0".
 func cudaVersion(version string) (int, error) {
 	var major, minor int
 	if _, err := fmt.Sscanf(version, "%d.%d", &major, &minor); err != nil {
@@ -165,7 +165,7 @@ func cudaVersion(version string) (int, error) {
 	return major*1000 + minor*10, nil
 }
 
-// firstStep returns the NUMA node with which a way through the PCIe tree begins.
+// firstStep returns the NUMA node at the start of a path through the PCIe tree.
 func firstStep(way string) (int, error) {
 	steps := strings.Split(way, "/")
 	node, err := strconv.Atoi(steps[0])
@@ -175,7 +175,7 @@ func firstStep(way string) (int, error) {
 	return node, nil
 }
 
-// deriveUUID returns a UUID that depends on the given names alone: version 8, the one for such
+// deriveUUID returns a UUID that depends only on the given names: version 8, reserved for such
 // uses.
 func deriveUUID(names ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(names, "\x00")))

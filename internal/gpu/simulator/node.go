@@ -12,59 +12,58 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A Node is a simulated machine. Its methods may be called by any number of goroutines; it has none
-// of its own.
+// A Node is a simulated machine. It is safe for concurrent use, and starts no goroutine.
 type Node struct {
 	profile Profile
-	began   time.Time // when it was made
+	began   time.Time // when the node was created
 
-	mu sync.Mutex // guards all following fields, and everything that hangs on them: GPUs, sessions, event sets
+	mu sync.Mutex // guards the fields below and everything they refer to: GPUs, sessions, event sets
 
-	gpus     []*gpu // by position in the profile; a GPU that comes back is a new value
+	gpus     []*gpu // by position in the profile; a returning GPU is a new value
 	driver   driver
-	loads    int // how often the driver was loaded anew, which changes its major numbers
-	reboots  int // how often the node was restarted: its boot ID depends on it
+	loads    int // number of reloads of the driver: they change its major numbers
+	reboots  int // number of restarts of the node: they change its boot ID
 	stalls   []*stall
 	failures []failure
 	answers  []substitute
 	closed   bool
-	changed  chan struct{} // closed and replaced whenever something changes that a call may be waiting for
-	files    fstest.MapFS  // what Root shows; nil when it has to be built anew
-	log      *kernelLog    // has a lock of its own
-	minors   []string      // the driver's table of minors, once it was shown
+	changed  chan struct{} // closed and replaced at every change that a call may wait for
+	files    fstest.MapFS  // content of Root; nil if out of date
+	log      *kernelLog    // has its own lock
+	minors   []string      // the driver's table of minors, once shown
 
-	sessions map[*session]struct{}  // those that are open
-	sets     map[*eventSet]struct{} // those that are not freed, of sessions that ended too
-	stale    int                    // calls on handles that did not live any more
+	sessions map[*session]struct{}  // open sessions
+	sets     map[*eventSet]struct{} // sets not freed yet, including those of ended sessions
+	stale    int                    // calls on invalid handles
 
-	bindings   uint64                      // how many there were
-	gpmSamples int                         // those that are not freed
-	pins       map[*gpmSample]*gpuInstance // the instances that these were filled in for last: they are not destroyed
-	calls      uint64                      // that were made
-	systemSets int                         // those that are not freed, of sessions that ended too
+	bindings   uint64                      // number of bindings so far
+	gpmSamples int                         // not freed yet
+	pins       map[*gpmSample]*gpuInstance // the last instances of the samples: they cannot be destroyed
+	calls      uint64                      // number of calls
+	systemSets int                         // not freed yet, including those of ended sessions
 }
 
-// A driver is the driver that is installed now.
+// A driver is the installed driver.
 type driver struct {
 	version string
 	branch  int
-	// files is the version of the driver's files where only these were replaced; empty if they are
-	// of the module's version.
+	// files is the version of the driver's files if only they were replaced; empty if they match
+	// the module.
 	files string
 	// missing is the error that Init returns; SUCCESS if Init works.
 	missing nvml.Return
 }
 
-// A gpu is a GPU from when it is plugged in until it falls off the bus or is unplugged.
+// A gpu is a GPU from plugging in until it falls off the bus or is unplugged.
 type gpu struct {
 	slot    int // position in the profile
 	spec    GPU
-	binding uint64 // to the driver, since it was plugged in or came back
+	binding uint64 // number of the binding to the driver, since plugged in or back
 	removed bool   // unplugged
-	lost    bool   // fell off the bus; also set on a removed one
+	lost    bool   // fell off the bus; also set for a removed GPU
 
-	mig         bool // multi-instance mode is on
-	pending     bool // and is to be on after the next reset
+	mig         bool // MIG mode is on
+	pending     bool // MIG mode after the next reset
 	layout      layout
 	computeMode nvml.ComputeMode
 	transient   bool // persistence mode is off
@@ -72,26 +71,26 @@ type gpu struct {
 	readings
 }
 
-// A failure makes calls answer something else.
+// A failure makes calls return an error.
 type failure struct {
 	call string
 	slot int // or anywhere
 	ret  nvml.Return
 }
 
-// anywhere is the slot of a stall or failure that is not of one GPU.
+// anywhere is the slot of a stall or failure of no particular GPU.
 const anywhere = -1
 
-// New returns the node that a profile describes.
+// New creates the node described by a profile.
 func New(p Profile) *Node {
 	n, err := build(p)
 	if err != nil {
-		panic(err) // Load has refused such a profile
+		panic(err) // Load refuses such a profile
 	}
 	return n
 }
 
-// build returns the node that a profile describes, or what in the profile cannot be.
+// build creates the node described by a profile, or returns why the profile is invalid.
 func build(p Profile) (*Node, error) {
 	b, err := branch(p.Driver)
 	if err != nil {
@@ -124,7 +123,7 @@ func build(p Profile) (*Node, error) {
 	return n, nil
 }
 
-// Close ends every call that hangs or waits, and every hang to come. All calls fail from then on.
+// Close ends all hanging and waiting calls, now and later. All calls fail from then on.
 func (n *Node) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -136,18 +135,18 @@ func (n *Node) Close() {
 // another process.
 func (n *Node) NVML() nvml.Interface { return &library{node: n} }
 
-// Root returns the node's file system, with the folders proc, sys and dev. It follows what happens
-// to the node.
+// Root returns the node's file system, with the directories proc, sys and dev. It follows the
+// changes of the node.
 func (n *Node) Root() fs.FS { return root{n} }
 
-// changeLocked wakes all calls that wait for a change, and makes Root show it.
+// changeLocked wakes all calls waiting for a change, and updates Root.
 func (n *Node) changeLocked() {
 	n.files = nil
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
 
-// failureLocked returns what a call on a GPU (nil: on none) answers instead of working, or SUCCESS.
+// failureLocked returns the injected error of a call on a GPU (nil: on none), or SUCCESS.
 func (n *Node) failureLocked(call string, g *gpu) nvml.Return {
 	for _, f := range n.failures {
 		if (f.call == "" || f.call == call) && (f.slot == anywhere || g != nil && f.slot == g.slot) {
@@ -157,40 +156,40 @@ func (n *Node) failureLocked(call string, g *gpu) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Stats say what users of the node hold, for tests that look for leaks.
+// Stats are the resources held by users of the node, for leak tests.
 type Stats struct {
-	// Sessions are those that were opened with Init and not closed with Shutdown.
+	// Sessions are opened with Init and not closed with Shutdown.
 	Sessions int
-	// EventSets are those that were created and not freed, SystemEventSets those for events of the
-	// node as a whole.
+	// EventSets and SystemEventSets are created and not freed. SystemEventSets are for events of
+	// the whole node.
 	EventSets, SystemEventSets int
-	// GPMSamples are those of GPU performance monitoring that were allocated and not freed.
+	// GPMSamples are samples of GPU performance monitoring that are allocated and not freed.
 	GPMSamples int
-	// StaleCalls counts calls on handles of ended sessions and freed event sets, any of which can
-	// crash a process that uses the real library.
+	// StaleCalls counts calls on handles of ended sessions and freed event sets. With the real
+	// library, any of them can crash the process.
 	StaleCalls int
 }
 
-// Stats returns what users of the node hold now.
+// Stats returns the resources held now.
 func (n *Node) Stats() Stats {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return Stats{
-		Sessions: len(n.sessions), EventSets: len(n.sets), SystemEventSets: n.systemSets, GPMSamples: n.gpmSamples, StaleCalls: n.stale,
+		Sessions: len(n.sessions), EventSets: len(n.sets), SystemEventSets: n.systemSets, GPMSamples: n.gpmSamples,
+		StaleCalls: n.stale,
 	}
 }
 
-// Calls returns how many calls were made on the node's sessions, but for those that only free
-// something.
+// Calls returns the number of calls on the node's sessions, without calls that only free something.
 func (n *Node) Calls() uint64 {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.calls
 }
 
-// A Status says how one GPU of the node is.
+// A Status is the state of one GPU of the node.
 type Status struct {
-	// Index is the GPU's position in the profile: its NVML index as long as all GPUs before it are
+	// Index is the GPU's position in the profile, and its NVML index while all GPUs before it are
 	// plugged in.
 	Index int    `json:"index"`
 	UUID  string `json:"uuid"`
@@ -201,7 +200,7 @@ type Status struct {
 	State string `json:"state"`
 	// MIG are the MIG devices.
 	MIG []MIGStatus `json:"mig,omitempty"`
-	// Faults say what was injected and lasts, one sentence each.
+	// Faults are the lasting faults, one sentence each.
 	Faults []string `json:"faults,omitempty"`
 }
 
@@ -214,8 +213,7 @@ type MIGStatus struct {
 	CI      int    `json:"ci"`
 }
 
-// List returns how the GPUs of the node are, in the order of the profile; those that are unplugged
-// too.
+// List returns the states of all GPUs, including unplugged ones, in the order of the profile.
 func (n *Node) List() []Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -239,7 +237,7 @@ func (n *Node) List() []Status {
 	return list
 }
 
-// uuidLocked returns the UUID of a MIG device as the driver writes it.
+// uuidLocked returns the UUID of a MIG device in the driver's format.
 func (n *Node) uuidLocked(g *gpu, c *computeInstance) string {
 	if n.driver.branch < 470 {
 		return fmt.Sprintf("MIG-%s/%d/%d", g.spec.UUID, c.gi.id, c.id)
@@ -247,8 +245,7 @@ func (n *Node) uuidLocked(g *gpu, c *computeInstance) string {
 	return c.uuid
 }
 
-// A target is what a Fault is aimed at: a GPU and, if it was addressed by a MIG device, its
-// instance.
+// A target is the target of a Fault: a GPU, and its instance if the fault addressed a MIG device.
 type target struct {
 	gpu  *gpu
 	inst *computeInstance

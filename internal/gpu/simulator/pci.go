@@ -8,7 +8,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// parseBDF returns what NVML says of the PCI device with an address such as "0000:1b:00.0".
+// parseBDF returns NVML's description of the PCI device with an address such as "0000:1b:00.0".
 func parseBDF(s string) (nvml.PciInfo, error) {
 	var p nvml.PciInfo
 	if _, err := fmt.Sscanf(s, "%4x:%2x:%2x.0", &p.Domain, &p.Bus, &p.Device); err != nil || s != bdf(p) {
@@ -19,10 +19,10 @@ func parseBDF(s string) (nvml.PciInfo, error) {
 	return p, nil
 }
 
-// bdf returns a PCI address as sysfs writes it.
+// bdf returns a PCI address in the format of sysfs.
 func bdf(p nvml.PciInfo) string { return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device) }
 
-// put writes a string as C has it.
+// put writes a C string.
 func put(to []int8, s string) {
 	for i := range s {
 		to[i] = int8(s[i])
@@ -30,7 +30,7 @@ func put(to []int8, s string) {
 }
 
 // pcieRoot returns the PCIe root complex of the GPU at position i. GPUs below one host bridge share
-// it; its bus is the one before that of the first of them.
+// it; its bus is the one before the bus of their first GPU.
 func (p *Profile) pcieRoot(i int) string {
 	bridge := func(g GPU) string {
 		steps := strings.SplitN(g.PCIe, "/", 3)

@@ -23,63 +23,62 @@ import (
 //go:embed models/*.yaml profiles/*.yaml
 var embedded embed.FS
 
-// A Profile is a machine to simulate, as its YAML file describes it.
+// A Profile is a machine to simulate, as described by its YAML file.
 type Profile struct {
-	// Name is the file's name without its ending. The identities of the GPUs are derived from it.
+	// Name is the file's name without its ending. The UUIDs of the GPUs are derived from it.
 	Name string `json:"-"`
-	// Description says in one line what the machine is.
+	// Description describes the machine in one line.
 	Description string `json:"description"`
 	// Driver is the driver's version, such as "580.95.05".
 	Driver string `json:"driver"`
-	// CUDA is the newest CUDA version that the driver supports, such as "13.0".
+	// CUDA is the newest CUDA version supported by the driver, such as "13.0".
 	CUDA string `json:"cuda"`
-	// Model is the model of every GPU that does not name its own: a file in models, or a key of
-	// Models.
+	// Model is the default model of the GPUs: a file in models, or a key of Models.
 	Model string `json:"model"`
-	// Models are further models by key. They win over those in models.
+	// Models are additional models by key. They take precedence over the files in models.
 	Models map[string]Model `json:"models,omitempty"`
 	// GPUs are the GPUs by ascending PCI address: NVML's order.
 	GPUs []GPU `json:"gpus"`
-	// NVSwitches are the PCI addresses of the switches that all NVLinks lead to. Without any, NVLinks
-	// says where they go.
+	// NVSwitches are the PCI addresses of the switches at the end of all NVLinks. Without switches,
+	// NVLinks has the connections.
 	NVSwitches []string `json:"nvswitches,omitempty"`
-	// NVLinks is the matrix of direct NVLinks: one row a GPU, in it the number of lanes to each GPU,
-	// separated by blanks.
+	// NVLinks is the matrix of direct NVLinks: one row for each GPU, with the number of lanes to
+	// each GPU, separated by blanks.
 	NVLinks []string `json:"nvlinks,omitempty"`
-	// Fabric is the multi-node NVLink fabric that the GPUs have joined; nil without one.
+	// Fabric is the multi-node NVLink fabric of the GPUs; nil without one.
 	Fabric *Fabric `json:"fabric,omitempty"`
-	// VirtualMachine says that the machine is one, in which the driver resets no GPU.
+	// VirtualMachine is true for a virtual machine, where the driver resets no GPU.
 	VirtualMachine bool `json:"virtualMachine,omitempty"`
-	// Faults have happened to the machine, one after the other, before anybody looks at it.
+	// Faults are faults of the machine from the start, in their order.
 	Faults []Fault `json:"faults,omitempty"`
 
-	ends [][]linkEnd // where the NVLinks lead: by position of the GPU, and number of the NVLink on it
+	ends [][]linkEnd // the other ends of NVLinks: by position of the GPU, and number of its NVLink
 }
 
 // A GPU is one GPU of a Profile.
 type GPU struct {
 	// BDF is the PCI address, such as "0000:1b:00.0".
 	BDF string `json:"bdf"`
-	// PCIe is the way to the GPU through the PCIe tree: NUMA node, host bridge, and the switches below
-	// it, separated by slashes, such as "0/1/0". Two GPUs are as near as their ways have first steps
-	// in common.
+	// PCIe is the path to the GPU through the PCIe tree: NUMA node, host bridge, and the switches
+	// below it, separated by slashes, such as "0/1/0". The more first steps two paths share, the
+	// nearer are the GPUs.
 	PCIe string `json:"pcie"`
-	// NUMA is the NUMA node that sysfs gives, if it is not the first step of PCIe; firmware that does
-	// not say gives -1.
+	// NUMA is the NUMA node in sysfs, if it is not the first step of PCIe; -1 if the firmware does
+	// not say.
 	NUMA *int `json:"numa,omitempty"`
 	// Minor is the N of /dev/nvidiaN; by default the GPU's position in the list.
 	Minor *int `json:"minor,omitempty"`
-	// UUID is NVML's name for the GPU; by default one derived from the profile's name and the GPU's
+	// UUID is NVML's name of the GPU; by default derived from the profile's name and the GPU's
 	// position.
 	UUID string `json:"uuid,omitempty"`
-	// Model is the key of the GPU's model, if it differs from the Model of the Profile.
+	// Model is the key of the GPU's model, if it differs from the profile's Model.
 	Model string `json:"model,omitempty"`
-	// MIG is the layout of the GPU in multi-instance mode, by the names of the MIG devices; nil if the
-	// mode is off. Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one
-	// GPU instance after another.
+	// MIG is the MIG layout of the GPU, by the names of the MIG devices; nil if MIG mode is off.
+	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU
+	// instance after another.
 	MIG []string `json:"mig,omitempty"`
 
-	// VGPU makes the GPU a virtual one of a hypervisor; nil for a GPU of the machine.
+	// VGPU makes the GPU a virtual one of a hypervisor; nil for a physical GPU.
 	VGPU *VGPU `json:"vgpu,omitempty"`
 
 	model Model
@@ -89,8 +88,7 @@ type GPU struct {
 	minor int
 }
 
-// A Fabric is a multi-node NVLink fabric: the UUID of its cluster, and the part that the machine
-// belongs to.
+// A Fabric is a multi-node NVLink fabric: the UUID of its cluster, and the machine's clique.
 type Fabric struct {
 	Cluster string `json:"cluster"`
 	Clique  uint32 `json:"clique"`
@@ -100,32 +98,31 @@ var clusterForm = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 })
 
-// A VGPU is what a virtual GPU tells of the hypervisor's driver: its version and branch, of 10
+// A VGPU is the hypervisor's driver as reported by a virtual GPU: its version and branch, of 10
 // bytes at most.
 type VGPU struct {
 	HostDriver string `json:"hostDriver"`
 	HostBranch string `json:"hostBranch"`
 }
 
-// A Model is what all GPUs of one product have in common.
+// A Model has the properties of all GPUs of a product.
 type Model struct {
 	Name string `json:"name"`
 	// Brand is tesla, geforce or nvidia; by default nvidia.
 	Brand        string `json:"brand,omitempty"`
 	Architecture string `json:"architecture"`
-	// Addressing is none, hmm or ats; the driver does not tell it if it is not given.
+	// Addressing is none, hmm or ats; if unset, the driver does not report it.
 	Addressing string `json:"addressing,omitempty"`
 	Compute    string `json:"compute"`
-	// MemoryMiB is what NVML reports as total.
+	// MemoryMiB is the total memory in NVML.
 	MemoryMiB uint64 `json:"memoryMiB"`
-	// PCI is the device ID and the vendor ID, as NVML prints them together.
+	// PCI is the device ID and the vendor ID in NVML's format.
 	PCI string `json:"pci"`
 	// Class is the PCI class; by default that of a 3D controller, 0x030200.
 	Class  string       `json:"class,omitempty"`
 	NVLink NVLink       `json:"nvlink,omitempty"`
 	MIG    []MIGProfile `json:"mig,omitempty"`
-	// MemorySlices is into how many parts multi-instance mode divides the memory; 8 if it is not
-	// given.
+	// MemorySlices is the number of memory slices in MIG mode; by default 8.
 	MemorySlices int `json:"memorySlices,omitempty"`
 
 	architecture  uint32
@@ -133,24 +130,24 @@ type Model struct {
 	addressing    nvml.DeviceAddressingModeType
 	major, minor  int
 	pciDevice     uint32
-	computeSlices int // that instances can have in all
+	computeSlices int // limit for all instances together
 }
 
-// NVLink says how many NVLinks a Model has and of which version.
+// NVLink is the number and version of a Model's NVLinks.
 type NVLink struct {
 	Links   int    `json:"links"`
 	Version string `json:"version"`
 }
 
-// A MIGProfile is a size of GPU instance that a Model offers.
+// A MIGProfile is a size of GPU instances of a Model.
 type MIGProfile struct {
-	// Name is such as "1g.10gb" or "1g.10gb+me".
+	// Name is the profile's name, such as "1g.10gb" or "1g.10gb+me".
 	Name string `json:"name"`
-	// ID is the number that nvidia-smi mig -lgip prints.
+	// ID is the number printed by nvidia-smi mig -lgip.
 	ID uint32 `json:"id"`
-	// Count is how many instances fit on a GPU.
+	// Count is the number of instances that fit on a GPU.
 	Count int `json:"count"`
-	// What an instance has.
+	// The resources of an instance.
 	SMs         uint32 `json:"sms"`
 	MemoryMiB   uint64 `json:"memoryMiB"`
 	CopyEngines uint32 `json:"copyEngines"`
@@ -161,7 +158,7 @@ type MIGProfile struct {
 	number int   // NVML's GPU_INSTANCE_PROFILE_ constant
 	slices int   // compute slices
 	memory int   // memory slices
-	starts []int // memory slices at which an instance can begin
+	starts []int // possible first memory slices of an instance
 }
 
 // Names returns the names of the profiles in the binary, sorted.
@@ -169,7 +166,7 @@ func Names() []string {
 	return embeddedNames("profiles")
 }
 
-// embeddedNames returns the names of the files in a folder in the binary, sorted and without their
+// embeddedNames returns the names of the files in an embedded directory, sorted and without their
 // ending.
 func embeddedNames(folder string) []string {
 	files, err := fs.Glob(embedded, folder+"/*.yaml")
@@ -182,17 +179,18 @@ func embeddedNames(folder string) []string {
 	return files
 }
 
-// maxProfile is the largest file of a profile that is read, in bytes.
+// maxProfile is the largest accepted profile file, in bytes.
 const maxProfile = 1 << 20
 
-// Load returns the profile with a name that Names lists, or, for a name that ends in .yaml or .yml,
+// Load returns the embedded profile with a name (see Names), or, if the name ends in .yaml or .yml,
 // the profile in the file at that path.
 func Load(nameOrPath string) (Profile, error) {
 	if ext := filepath.Ext(nameOrPath); ext == ".yaml" || ext == ".yml" {
 		data, err := statefile.Read(nameOrPath, maxProfile)
 		if err != nil {
-			return Profile{}, fmt.Errorf("read simulator profile: %w: give the path of a file that can be read, or one of %s",
-				err, strings.Join(Names(), ", "))
+			return Profile{},
+				fmt.Errorf("read simulator profile: %w: give the path of a file that can be read, or one of %s",
+					err, strings.Join(Names(), ", "))
 		}
 		return parse(nameOrPath, data)
 	}
@@ -205,12 +203,13 @@ func Load(nameOrPath string) (Profile, error) {
 	return parse(file, data)
 }
 
-// parse decodes and completes the profile in a file.
+// parse decodes and completes the profile of a file.
 func parse(file string, data []byte) (Profile, error) {
 	var p Profile
 	if err := yaml.UnmarshalStrict(data, &p); err != nil {
 		return Profile{}, fmt.Errorf("read simulator profile %s: %w: correct it; a profile has the keys description, "+
-			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig, vgpu), nvswitches, nvlinks, fabric and faults",
+			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig, vgpu), nvswitches, nvlinks, fabric "+
+			"and faults",
 			file, trimDecoder(err))
 	}
 	p.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
@@ -220,8 +219,8 @@ func parse(file string, data []byte) (Profile, error) {
 	return p, nil
 }
 
-// trimDecoder drops the words with which the YAML library introduces an error: they name its steps,
-// not the file's.
+// trimDecoder removes the YAML library's introduction of an error: it names steps of the library,
+// not of the file.
 func trimDecoder(err error) error {
 	text := err.Error()
 	for _, prefix := range []string{
@@ -232,8 +231,7 @@ func trimDecoder(err error) error {
 	return errors.New(text)
 }
 
-// modelOf returns the model with a key: one of known, or one in the binary, which it then adds to
-// known.
+// modelOf returns the model with a key: from known, or an embedded one, which it adds to known.
 func modelOf(key string, known map[string]Model) (Model, error) {
 	if m, ok := known[key]; ok {
 		return m, nil
@@ -253,7 +251,7 @@ func modelOf(key string, known map[string]Model) (Model, error) {
 	return m, nil
 }
 
-// complete fills in what the file leaves to defaults, and refuses a machine that cannot be.
+// complete fills in defaults, and refuses an invalid machine.
 func (p *Profile) complete() error {
 	if _, err := branch(p.Driver); err != nil {
 		return err
@@ -294,7 +292,7 @@ func (p *Profile) complete() error {
 	return err
 }
 
-// completeGPU completes the GPU at position i. It adds to models what it reads.
+// completeGPU completes the GPU at position i. It adds the models that it loads to models.
 func (p *Profile) completeGPU(i int, models map[string]Model) error {
 	g := &p.GPUs[i]
 	pci, err := parseBDF(g.BDF)

@@ -19,7 +19,8 @@ import (
 
 func TestEveryProfile(t *testing.T) {
 	want := []string{
-		"a100-mig-mixed", "a30-x4", "dgx-1", "dgx-2", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gb300-nvl72", "h100-mig-1g",
+		"a100-mig-mixed", "a30-x4", "dgx-1", "dgx-2", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200", "gb300-nvl72",
+		"h100-mig-1g",
 		"h100-nvl-x4", "hgx-h20", "l4-x8", "l40-x4", "l40s-x8", "p100-x4", "rtx-pro-6000-x8", "t4",
 	}
 	if diff := cmp.Diff(want, simulator.Names()); diff != "" {
@@ -257,7 +258,8 @@ func TestCommonAncestor(t *testing.T) {
 		{"0/0/0", "0/0/0", nvml.TOPOLOGY_SINGLE},
 	} {
 		file := filepath.Join(t.TempDir(), "two.yaml")
-		text := fmt.Sprintf("{description: Two GPUs, driver: 580.1, cuda: \"13.0\", model: l40s, gpus: [{bdf: \"0000:01:00.0\", pcie: %s}, "+
+		text := fmt.Sprintf("{description: Two GPUs, driver: 580.1, cuda: \"13.0\", model: l40s, gpus: [{bdf: "+
+			"\"0000:01:00.0\", pcie: %s}, "+
 			"{bdf: \"0000:02:00.0\", pcie: %s}]}", c.a, c.b)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -10,13 +10,13 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// readings are what can be read of a GPU's health; the zero value is a healthy GPU's.
+// readings are the health readings of a GPU; the zero value is a healthy GPU.
 type readings struct {
 	recovery     nvml.DeviceGpuRecoveryAction
 	energy       uint64        // in mJ, since the last reset
-	metered      time.Duration // when energy was read last, since the node was made
+	metered      time.Duration // time of the last reading of energy, since the node was created
 	uncorrected  uint64        // memory errors since the last reset
-	aggregate    uint64        // and since the GPU was made
+	aggregate    uint64        // and since the GPU was created
 	remapped     int           // memory rows
 	remapPending bool
 	remapFailure bool
@@ -34,21 +34,21 @@ type readings struct {
 	smiReset  string       // what nvidia-smi does when it is to be reset
 }
 
-// A fabric says how far the GPU's registration with the NVSwitch fabric is, relative to one that is
-// complete.
+// A fabric is the state of the GPU's registration with the NVSwitch fabric, relative to a complete
+// one.
 type fabric struct {
-	behind uint8 // steps that are missing
+	behind uint8 // missing steps
 	status nvml.Return
 }
 
-// A field is a value that GetFieldValues has: the branch since which it does, and how to read it.
+// A field is a value of GetFieldValues: the first branch that has it, and its reader.
 type field struct {
 	since int
 	read  func(n *Node, g *gpu, scope uint32) (uint64, nvml.Return)
-	kind  nvml.ValueType // 0 stands for VALUE_TYPE_UNSIGNED_INT
+	kind  nvml.ValueType // 0 means VALUE_TYPE_UNSIGNED_INT
 }
 
-// fields are the field values that the simulator has, by ID.
+// fields are the simulated field values, by ID.
 var fields = map[uint32]field{
 	nvml.FI_DEV_MEMORY_TEMP:       {since: 1, read: memoryTemperature},
 	nvml.FI_DEV_ECC_SBE_VOL_TOTAL: {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
@@ -86,7 +86,7 @@ var fields = map[uint32]field{
 	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {since: 565, read: plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
 }
 
-// linkErrors returns how to read a count of errors of all NVLinks: so many for each that is cut.
+// linkErrors returns a reader of an error count of all NVLinks: each for every cut NVLink.
 func linkErrors(each int) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) {
 		if g.spec.model.NVLink.Links == 0 {
@@ -96,12 +96,12 @@ func linkErrors(each int) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	}
 }
 
-// plainField returns how to read a field that every GPU has.
+// plainField returns a reader of a field that every GPU has.
 func plainField(read func(*gpu) uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) { return read(g), nvml.SUCCESS }
 }
 
-// remapField returns how to read a field of the row remapper.
+// remapField returns a reader of a field of the row remapper.
 func remapField(read func(*gpu) uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) {
 		if !remaps(g) {
@@ -119,13 +119,13 @@ func bit(b bool) uint64 {
 	return 0
 }
 
-// remaps reports whether the driver tells of the GPU's row remapper: since Ampere, and not with MIG
+// remaps reports whether the driver reports the GPU's row remapper: since Ampere, and without MIG
 // instances.
 func remaps(g *gpu) bool {
 	return g.spec.model.architecture >= nvml.DEVICE_ARCH_AMPERE && len(g.layout.instances) == 0
 }
 
-// GetFieldValues fills in the values of fields, each with an answer of its own.
+// GetFieldValues fills in the values of fields, each with its own return code.
 func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 	_, ret := ask(d, "DeviceGetFieldValues", func(g *gpu) (struct{}, nvml.Return) {
 		if len(values) == 0 {
@@ -148,8 +148,8 @@ func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 	return ret
 }
 
-// GetRemappedRows returns the corrected and uncorrected remapped rows, and whether a remapping is
-// pending or failed.
+// GetRemappedRows returns the numbers of corrected and uncorrected remapped rows, and whether a
+// remapping is pending or failed.
 func (d device) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	type rows struct {
 		remapped        int
@@ -164,7 +164,7 @@ func (d device) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	return 0, r.remapped, r.pending, r.failed, ret
 }
 
-// GetUnrepairableMemoryFlag_v1 returns whether the memory has a fault that no remapping can repair.
+// GetUnrepairableMemoryFlag_v1 returns whether the memory has a fault beyond remapping.
 func (d device) GetUnrepairableMemoryFlag_v1() (nvml.UnrepairableMemoryStatus_v1, nvml.Return) {
 	return ask(d, "DeviceGetUnrepairableMemoryFlag_v1", func(g *gpu) (nvml.UnrepairableMemoryStatus_v1, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER {
@@ -174,8 +174,7 @@ func (d device) GetUnrepairableMemoryFlag_v1() (nvml.UnrepairableMemoryStatus_v1
 	})
 }
 
-// GetSramEccErrorStatus returns whether the chip's own memories had more errors than a part may
-// have.
+// GetSramEccErrorStatus returns whether SRAM errors passed the threshold for a replacement.
 func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
 	return ask(d, "DeviceGetSramEccErrorStatus", func(g *gpu) (nvml.EccSramErrorStatus, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_AMPERE {
@@ -185,8 +184,8 @@ func (d device) GetSramEccErrorStatus() (nvml.EccSramErrorStatus, nvml.Return) {
 	})
 }
 
-// GetRetiredPagesPendingStatus returns whether memory pages will be retired at the next reset: what
-// a GPU before Ampere has in the place of remapped rows.
+// GetRetiredPagesPendingStatus returns whether the next reset will retire memory pages: the
+// predecessor of remapped rows before Ampere.
 func (d device) GetRetiredPagesPendingStatus() (nvml.EnableState, nvml.Return) {
 	return ask(d, "DeviceGetRetiredPagesPendingStatus", func(g *gpu) (nvml.EnableState, nvml.Return) {
 		if g.spec.model.architecture >= nvml.DEVICE_ARCH_AMPERE {
@@ -196,7 +195,7 @@ func (d device) GetRetiredPagesPendingStatus() (nvml.EnableState, nvml.Return) {
 	})
 }
 
-// GetRepairStatus returns that nothing has to be repaired.
+// GetRepairStatus returns that no repair is pending.
 func (d device) GetRepairStatus() (nvml.RepairStatus, nvml.Return) {
 	return ask(d, "DeviceGetRepairStatus", func(*gpu) (nvml.RepairStatus, nvml.Return) {
 		return nvml.RepairStatus{}, nvml.SUCCESS
@@ -206,12 +205,12 @@ func (d device) GetRepairStatus() (nvml.RepairStatus, nvml.Return) {
 // The PCIe link of each GPU.
 const pcieGeneration, pcieWidth = 4, 16
 
-// GetPcieReplayCounter returns how many PCIe packets had to be sent again.
+// GetPcieReplayCounter returns the number of repeated PCIe packets.
 func (d device) GetPcieReplayCounter() (int, nvml.Return) {
 	return ask(d, "DeviceGetPcieReplayCounter", func(g *gpu) (int, nvml.Return) { return g.replays, nvml.SUCCESS })
 }
 
-// GetTotalEnergyConsumption returns the energy in mJ that was used since the last reset.
+// GetTotalEnergyConsumption returns the energy in mJ used since the last reset.
 func (d device) GetTotalEnergyConsumption() (uint64, nvml.Return) {
 	return ask(d, "DeviceGetTotalEnergyConsumption", func(g *gpu) (uint64, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_VOLTA {
@@ -221,7 +220,7 @@ func (d device) GetTotalEnergyConsumption() (uint64, nvml.Return) {
 	})
 }
 
-// GetCurrentClocksEventReasons returns why the clocks are low: an idle GPU's are.
+// GetCurrentClocksEventReasons returns the reasons for low clocks, such as an idle GPU.
 func (d device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
 	return ask(d, "DeviceGetCurrentClocksEventReasons", clockReasons)
 }
@@ -238,7 +237,8 @@ func clockReasons(g *gpu) (uint64, nvml.Return) {
 	return nvml.ClocksEventReasonGpuIdle, nvml.SUCCESS
 }
 
-// GetTotalEccErrors returns the number of memory errors; none was ever corrected.
+// GetTotalEccErrors returns the number of uncorrected memory errors; there are never corrected
+// ones.
 func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCounterType) (uint64, nvml.Return) {
 	return ask(d, "DeviceGetTotalEccErrors", func(g *gpu) (uint64, nvml.Return) {
 		switch {
@@ -251,7 +251,7 @@ func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCou
 	})
 }
 
-// ClearEccErrorCounts sets a count of memory errors to zero.
+// ClearEccErrorCounts resets a count of memory errors.
 func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
 	_, ret := ask(d, "DeviceClearEccErrorCounts", func(g *gpu) (struct{}, nvml.Return) {
 		g.uncorrected = 0
@@ -263,7 +263,7 @@ func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
 	return ret
 }
 
-// GetGpuFabricInfo returns how the GPU's registration with the NVSwitch fabric is.
+// GetGpuFabricInfo returns the state of the GPU's registration with the NVSwitch fabric.
 func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 	return ask(d, "DeviceGetGpuFabricInfo", func(g *gpu) (nvml.GpuFabricInfo, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER || len(d.session.node.profile.NVSwitches) == 0 {

@@ -52,7 +52,8 @@ func TestReadings(t *testing.T) {
 		want  func(*values)
 	}{
 		"recovery action": {
-			simulator.Fault{Kind: simulator.KindRecoveryAction, Action: "drain-p2p"}, func(v *values) { v.Recovery = nvml.GPU_RECOVERY_ACTION_DRAIN_P2P },
+			simulator.Fault{Kind: simulator.KindRecoveryAction, Action: "drain-p2p"},
+			func(v *values) { v.Recovery = nvml.GPU_RECOVERY_ACTION_DRAIN_P2P },
 		},
 		"remap failure":       {simulator.Fault{Kind: simulator.KindRemapFailure}, func(v *values) { v.Failure = true }},
 		"remap pending":       {simulator.Fault{Kind: simulator.KindRemapPending}, func(v *values) { v.Pending = true }},

@@ -7,25 +7,24 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// resets says whether the GPU's mode is changed by a reset, and outlives one: so it is on Ampere.
-// Later generations change it without a reset, and lose it with one.
+// resets reports whether a reset changes the GPU's MIG mode and keeps it, as on Ampere. Later
+// generations change the mode without a reset, and lose it with one.
 func (g *gpu) resets() bool { return g.spec.model.architecture <= nvml.DEVICE_ARCH_AMPERE }
 
-// busy says whether processes compute on the GPU or on a part of it, or have it open.
+// busy reports whether processes compute on the GPU or a part of it, or have it open.
 func (g *gpu) busy() bool {
 	return g.processes > 0 || len(g.clients) > 0 ||
 		slices.ContainsFunc(g.layout.devices, func(c *computeInstance) bool { return c.processes > 0 })
 }
 
-// reset has the GPU do what a reset and a restart of the node do to its multi-instance mode. Its
-// instances are lost.
+// reset applies a reset or a restart of the node to the MIG mode. All instances are lost.
 func (g *gpu) reset() {
 	g.mig = g.pending && g.resets()
 	g.pending, g.layout = g.mig, layout{}
 }
 
-// open says whether another session than this one is open, or one is registered for the events of
-// the GPU: then the driver does not reset the GPU.
+// openLocked reports whether a session other than own is open, or registered for events of the GPU:
+// then the driver does not reset the GPU.
 func (n *Node) openLocked(g *gpu, own *session) bool {
 	for s := range n.sets {
 		if s.masks[g] != 0 {
@@ -35,9 +34,9 @@ func (n *Node) openLocked(g *gpu, own *session) bool {
 	return len(n.sessions) > 1 || !own.open
 }
 
-// SetMigMode sets the mode, and returns first how its activation went. While the GPU is in use or
-// has instances it is not activated: on Ampere it is pending then, and as long as another session
-// has the GPU open. In a virtual machine GPUs are not reset.
+// SetMigMode sets the mode, and returns first the result of its activation. It is not activated
+// while the GPU is in use or has instances. On Ampere it is then pending, and also while another
+// session has the GPU open. In a virtual machine GPUs are not reset.
 func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 	n := d.session.node
 	activation, ret := ask(d, "DeviceSetMigMode", func(g *gpu) (nvml.Return, nvml.Return) {
@@ -71,13 +70,13 @@ func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 	return activation, ret
 }
 
-// repartitionedLocked tells whoever listens that the instances of a GPU changed.
+// repartitionedLocked sends the event of changed instances of a GPU.
 func (n *Node) repartitionedLocked(g *gpu) {
 	n.deliverLocked(g, nvml.EventMigConfigChange, 0, unattributed, unattributed)
 	n.changeLocked()
 }
 
-// room says whether the GPU has room for one more instance of a profile at a memory slice.
+// room reports whether the GPU has room for an instance of a profile at a memory slice.
 func (g *gpu) room(p MIGProfile, start int) bool {
 	same := 0
 	for _, gi := range g.layout.instances {
@@ -91,14 +90,14 @@ func (g *gpu) room(p MIGProfile, start int) bool {
 	return same < p.Count && slices.Contains(p.starts, start) && free(g.layout.instances, start, p.memory)
 }
 
-// lacksEngines says whether one of two instances takes the media engines that the other one needs.
+// lacksEngines reports whether one of two instances takes the media engines needed by the other.
 func lacksEngines(a, b string) bool {
 	engines := func(name string) string { return strings.TrimLeft(name, "0123456789.gb") }
 	a, b = engines(a), engines(b)
 	return a == "+me.all" && b != "-me" || b == "+me.all" && a != "-me" || a == "+me" && b == "+me"
 }
 
-// GetGpuInstanceRemainingCapacity returns how many instances of a profile there is room for now.
+// GetGpuInstanceRemainingCapacity returns how many more instances of a profile fit now.
 func (d device) GetGpuInstanceRemainingCapacity(info *nvml.GpuInstanceProfileInfo) (int, nvml.Return) {
 	return ask(d, "DeviceGetGpuInstanceRemainingCapacity", func(g *gpu) (int, nvml.Return) {
 		p, ok := g.profileLocked(info.Id)
@@ -121,7 +120,7 @@ func (d device) GetGpuInstanceRemainingCapacity(info *nvml.GpuInstanceProfileInf
 	})
 }
 
-// CreateGpuInstance creates an instance at the first place that has room.
+// CreateGpuInstance creates an instance at the first free placement.
 func (d device) CreateGpuInstance(info *nvml.GpuInstanceProfileInfo) (nvml.GpuInstance, nvml.Return) {
 	return d.create("DeviceCreateGpuInstance", info.Id, func(g *gpu, p MIGProfile) (int, bool) {
 		at := slices.IndexFunc(p.starts, func(start int) bool { return g.room(p, start) })
@@ -132,7 +131,7 @@ func (d device) CreateGpuInstance(info *nvml.GpuInstanceProfileInfo) (nvml.GpuIn
 	})
 }
 
-// CreateGpuInstanceWithPlacement creates an instance at a place.
+// CreateGpuInstanceWithPlacement creates an instance at a placement.
 func (d device) CreateGpuInstanceWithPlacement(
 	info *nvml.GpuInstanceProfileInfo, placement *nvml.GpuInstancePlacement,
 ) (nvml.GpuInstance, nvml.Return) {
@@ -142,7 +141,7 @@ func (d device) CreateGpuInstanceWithPlacement(
 	})
 }
 
-// create creates a GPU instance at the place that is found for it.
+// create creates a GPU instance at the placement returned by place.
 func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile) (int, bool)) (nvml.GpuInstance,
 	nvml.Return) {
 	return ask(d, call, func(g *gpu) (nvml.GpuInstance, nvml.Return) {
@@ -165,8 +164,8 @@ func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile)
 	})
 }
 
-// Destroy ends the GPU instance, unless it has a compute instance, or a sample of performance
-// monitoring refers to it.
+// Destroy destroys the GPU instance, unless it has a compute instance, or a performance monitoring
+// sample refers to it.
 func (h gpuInstanceHandle) Destroy() nvml.Return {
 	_, ret := askGI(h, "GpuInstanceDestroy", func() (struct{}, nvml.Return) {
 		for _, pinned := range h.session.node.pins {
@@ -185,7 +184,7 @@ func (h gpuInstanceHandle) Destroy() nvml.Return {
 	return ret
 }
 
-// computeStarts returns the compute slices at which compute instances of a size can begin.
+// computeStarts returns the possible first compute slices of compute instances of a size.
 func (gi *gpuInstance) computeStarts(size int) []int {
 	step := 1
 	for step < size {
@@ -198,14 +197,14 @@ func (gi *gpuInstance) computeStarts(size int) []int {
 	return starts
 }
 
-// roomFor says whether the GPU instance has room for a compute instance at a compute slice.
+// roomFor reports whether the GPU instance has room for a compute instance at a compute slice.
 func (gi *gpuInstance) roomFor(start, size int) bool {
 	return slices.Contains(gi.computeStarts(size), start) &&
 		!slices.ContainsFunc(gi.computes, func(c *computeInstance) bool { return c.start < start+size && start < c.start+c.slices })
 }
 
-// GetComputeInstancePossiblePlacements returns where compute instances of a profile can be, whether
-// there is room now or not.
+// GetComputeInstancePossiblePlacements returns all placements of a compute instance profile, free
+// or not.
 func (h gpuInstanceHandle) GetComputeInstancePossiblePlacements(
 	info *nvml.ComputeInstanceProfileInfo,
 ) ([]nvml.ComputeInstancePlacement, nvml.Return) {
@@ -220,8 +219,7 @@ func (h gpuInstanceHandle) GetComputeInstancePossiblePlacements(
 	})
 }
 
-// GetComputeInstanceRemainingCapacity returns how many compute instances of a profile there is room
-// for now.
+// GetComputeInstanceRemainingCapacity returns how many more compute instances of a profile fit now.
 func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.ComputeInstanceProfileInfo) (int,
 	nvml.Return) {
 	return askGI(h, "GpuInstanceGetComputeInstanceRemainingCapacity", func() (int, nvml.Return) {
@@ -235,7 +233,7 @@ func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.Comput
 	})
 }
 
-// CreateComputeInstance creates a compute instance at the first place that has room.
+// CreateComputeInstance creates a compute instance at the first free placement.
 func (h gpuInstanceHandle) CreateComputeInstance(info *nvml.ComputeInstanceProfileInfo) (nvml.ComputeInstance,
 	nvml.Return) {
 	return h.create("GpuInstanceCreateComputeInstance", info.Id, func(size int) int {
@@ -243,7 +241,7 @@ func (h gpuInstanceHandle) CreateComputeInstance(info *nvml.ComputeInstanceProfi
 	})
 }
 
-// CreateComputeInstanceWithPlacement creates a compute instance at a place.
+// CreateComputeInstanceWithPlacement creates a compute instance at a placement.
 func (h gpuInstanceHandle) CreateComputeInstanceWithPlacement(
 	info *nvml.ComputeInstanceProfileInfo, placement *nvml.ComputeInstancePlacement,
 ) (nvml.ComputeInstance, nvml.Return) {
@@ -255,8 +253,8 @@ func (h gpuInstanceHandle) CreateComputeInstanceWithPlacement(
 	})
 }
 
-// create creates a compute instance at the place that is found for it, by its position among all
-// places for its size.
+// create creates a compute instance at the placement returned by place, by its position among all
+// placements of its size.
 func (h gpuInstanceHandle) create(call string, profile uint32, place func(size int) int) (nvml.ComputeInstance,
 	nvml.Return) {
 	return askGI(h, call, func() (nvml.ComputeInstance, nvml.Return) {
@@ -276,7 +274,7 @@ func (h gpuInstanceHandle) create(call string, profile uint32, place func(size i
 	})
 }
 
-// Destroy ends the compute instance, unless a process computes on it.
+// Destroy destroys the compute instance, unless a process computes on it.
 func (h computeInstanceHandle) Destroy() nvml.Return {
 	gi := gpuInstanceHandle{session: h.session, gpu: h.gpu, gi: h.inst.gi}
 	_, ret := askGI(gi, "ComputeInstanceDestroy", func() (struct{}, nvml.Return) {

@@ -307,7 +307,8 @@ func TestRandomInstances(t *testing.T) {
 		must(t, "SetMigMode", second2(gpu.SetMigMode(nvml.DEVICE_MIG_ENABLE)))
 		numbers := []int{
 			nvml.GPU_INSTANCE_PROFILE_1_SLICE, nvml.GPU_INSTANCE_PROFILE_2_SLICE, nvml.GPU_INSTANCE_PROFILE_3_SLICE,
-			nvml.GPU_INSTANCE_PROFILE_4_SLICE, nvml.GPU_INSTANCE_PROFILE_7_SLICE, nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1,
+			nvml.GPU_INSTANCE_PROFILE_4_SLICE, nvml.GPU_INSTANCE_PROFILE_7_SLICE,
+			nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV1,
 			nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2,
 		}
 		var there []nvml.GpuInstance

@@ -11,19 +11,19 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// root is the node's file system. Every look sees the node as it is then.
+// root is the node's file system. Every access shows the current state of the node.
 type root struct{ node *Node }
 
 // Open opens a file.
 func (r root) Open(name string) (fs.File, error) { return r.now().Open(name) }
 
-// ReadLink returns where a symbolic link leads.
+// ReadLink returns the target of a symbolic link.
 func (r root) ReadLink(name string) (string, error) { return r.now().ReadLink(name) }
 
 // Lstat describes a file without following symbolic links.
 func (r root) Lstat(name string) (fs.FileInfo, error) { return r.now().Lstat(name) }
 
-// now returns the files as they are now. The map is not changed any more.
+// now returns the current files. The map is immutable.
 func (r root) now() fstest.MapFS {
 	r.node.mu.Lock()
 	defer r.node.mu.Unlock()
@@ -36,7 +36,7 @@ func (r root) now() fstest.MapFS {
 // filer builds a file system.
 type filer struct{ files fstest.MapFS }
 
-// text adds a file with lines.
+// text adds a text file.
 func (b filer) text(name string, lines ...string) {
 	b.files[name] = &fstest.MapFile{Data: []byte(strings.Join(lines, "\n") + "\n"), Mode: 0o444}
 }
@@ -79,10 +79,10 @@ func (n *Node) buildFilesLocked() fstest.MapFS {
 	return b.files
 }
 
-// sysfs returns the folder of a GPU below its PCIe root complex.
+// sysfs returns the directory of a GPU below its PCIe root complex.
 func (g *gpu) sysfs() string { return "sys/devices/" + g.spec.root + "/" + g.spec.BDF }
 
-// pci adds what sysfs has of a GPU with or without a driver.
+// pci adds the sysfs files of a GPU that do not depend on a driver.
 func (b filer) pci(g *gpu) {
 	folder := g.sysfs()
 	b.link("sys/bus/pci/devices/"+g.spec.BDF, "../../../"+strings.TrimPrefix(folder, "sys/"))
@@ -92,7 +92,7 @@ func (b filer) pci(g *gpu) {
 	b.text(folder+"/class", cmp.Or(g.spec.model.Class, "0x030200"))
 	space := make([]byte, 256)
 	if v := g.spec.VGPU; v != nil {
-		const at, records = 0x40, 5 // the capability, and in it the first record
+		const at, records = 0x40, 5 // offsets of the capability, and of the first record in it
 		space[0x06], space[0x34] = 0x10, at
 		copy(space[at:], []byte{0x09, 0, records + 24, 'V', 'F', 7, 2, 0, 22})
 		copy(space[at+records+4:], v.HostDriver)
@@ -101,7 +101,7 @@ func (b filer) pci(g *gpu) {
 	b.files[folder+"/config"] = &fstest.MapFile{Data: space, Mode: 0o644}
 }
 
-// gpu adds what the driver has of a GPU. One that fell off the bus still has its node.
+// gpu adds the driver's files of a GPU. A GPU that fell off the bus still has its device node.
 func (b filer) gpu(g *gpu) {
 	b.text("proc/driver/nvidia/gpus/"+g.spec.BDF+"/information",
 		"Model: \t\t "+g.spec.model.Name,
@@ -126,8 +126,8 @@ func (b filer) gpu(g *gpu) {
 	}
 }
 
-// client adds what /proc has of a process that has a GPU open, as it is seen from a container with
-// a control group namespace of its own.
+// client adds the /proc files of a process that has a GPU open, as seen from a container with its
+// own control group namespace.
 func (b filer) client(folder string, minor int, pod string) {
 	b.text(folder+"/comm", "nv-hostengine")
 	b.link(folder+"/fd/0", "/dev/null")
@@ -148,7 +148,7 @@ func (b filer) capability(name string, minor int) {
 	b.device(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", minor))
 }
 
-// driver adds what the driver has of itself.
+// driver adds the driver's own files.
 func (b filer) driver(n *Node) {
 	b.text("proc/driver/nvidia/version",
 		fmt.Sprintf("NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Mon Jan  1 00:00:00 UTC 2024", n.driver.version),
@@ -170,8 +170,8 @@ func (b filer) driver(n *Node) {
 	b.minors(n)
 }
 
-// The number of GPU instances of a GPU, and of compute instances in one of them, for which the
-// driver keeps minors.
+// The number of GPU instances of a GPU, and of compute instances in each, with minors reserved by
+// the driver.
 const (
 	minorGIs = 15
 	minorCIs = 8
@@ -183,11 +183,12 @@ func giMinor(gpu, gi int) int { return 3 + (gpu*minorGIs+gi)*(minorCIs+1) }
 // ciMinor returns the minor of the capability of a compute instance.
 func ciMinor(gpu, gi, ci int) int { return giMinor(gpu, gi) + 1 + ci }
 
-// minors adds the table of minors of MIG capabilities, and the two that are not of an instance.
+// minors adds the table of minors of MIG capabilities, and the two capabilities without an
+// instance.
 func (b filer) minors(n *Node) {
 	b.capability("mig/config", 1)
 	b.capability("mig/monitor", 2)
-	if n.minors == nil { // it does not depend on what happens
+	if n.minors == nil { // independent of the state
 		n.minors = n.minorLines()
 	}
 	b.text("proc/driver/nvidia-caps/mig-minors", n.minors...)

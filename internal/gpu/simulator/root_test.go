@@ -50,7 +50,8 @@ func read(t *testing.T, n *simulator.Node, name string) string {
 func TestRoot(t *testing.T) {
 	n, _ := start(t, "h100-mig-1g")
 	err := fstest.TestFS(n.Root(),
-		"proc/driver/nvidia/version", "proc/sys/kernel/random/boot_id", "sys/module/nvidia/version", "dev/nvidiactl", "dev/nvidia7",
+		"proc/driver/nvidia/version", "proc/sys/kernel/random/boot_id", "sys/module/nvidia/version", "dev/nvidiactl",
+		"dev/nvidia7",
 		"proc/driver/nvidia/capabilities/gpu0/mig/gi7/ci0/access", "dev/nvidia-caps/nvidia-cap1")
 	if err != nil {
 		t.Error(err)

@@ -10,25 +10,26 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// What nvidia-smi does when a GPU is to be reset.
+// The behaviours of nvidia-smi for a reset.
 const (
 	resetWorks   = ""
 	resetFails   = "fails"   // the driver refuses
-	resetHangs   = "hangs"   // it does not return until another one is injected
-	resetAnother = "another" // it resets the next GPU, and says that it was this one
-	resetPeers   = "peers"   // it works with all GPUs for which the same was injected, and not with some of them
+	resetHangs   = "hangs"   // hangs until another behaviour is injected
+	resetAnother = "another" // resets the next GPU, and reports this one
+	resetPeers   = "peers"   // works only for all GPUs with this behaviour together
 )
 
 func (n *Node) smiResetLocked(f Fault, t target) error {
 	var err error
 	t.gpu.smiReset, err = choose("state", f.State, map[string]string{
-		"works": resetWorks, resetFails: resetFails, resetHangs: resetHangs, resetAnother: resetAnother, resetPeers: resetPeers,
+		"works": resetWorks, resetFails: resetFails, resetHangs: resetHangs, resetAnother: resetAnother,
+		resetPeers: resetPeers,
 	})
 	return err
 }
 
-// Reset does what nvidia-smi --gpu-reset does with the GPUs at some PCI addresses. It returns what
-// that prints, and whether it succeeds. A reset that hangs ends with ctx.
+// Reset simulates nvidia-smi --gpu-reset for the GPUs at some PCI addresses. It returns the output
+// and the success. A hanging reset ends with ctx.
 func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -58,7 +59,7 @@ func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok b
 	}
 }
 
-// smiLocked resets GPUs, or says why not.
+// smiLocked resets GPUs, or returns why not.
 func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 	var refused, missing []string
 	for _, g := range gpus {
@@ -80,7 +81,8 @@ func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 		}
 	}
 	if len(missing) > 0 {
-		return "GPU Reset couldn't progress because the specified devices do not meet the reset criterion (e.g. NVLink connected GPUs must be " +
+		return "GPU Reset couldn't progress because the specified devices do not meet the reset criterion (e.g. NVLink " +
+			"connected GPUs must be " +
 			"reset together). Please append the following device indexes to the command line and retry.\n" +
 			strings.Join(missing, ","), false
 	}
@@ -91,7 +93,8 @@ func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 		}
 		at.readings = readings{aggregate: at.aggregate, smiReset: at.smiReset}
 		at.reset()
-		n.failures = slices.DeleteFunc(n.failures, func(f failure) bool { return f.slot == at.slot && f.ret == nvml.ERROR_RESET_REQUIRED })
+		n.failures = slices.DeleteFunc(n.failures,
+			func(f failure) bool { return f.slot == at.slot && f.ret == nvml.ERROR_RESET_REQUIRED })
 		said += fmt.Sprintf("GPU %s was successfully reset.\n", g.spec.BDF)
 	}
 	n.changeLocked()

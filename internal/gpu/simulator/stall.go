@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// A stall keeps calls from returning, for a time or until it is restored: those with a name, or
-// all, on one GPU, or anywhere.
+// A stall keeps calls from returning, for a time or until restored: calls with a name, or all, on
+// one GPU, or anywhere.
 type stall struct {
 	call    string
 	slot    int // or anywhere
 	delay   time.Duration
-	counted bool // only the next calls stall, as many as are left
+	counted bool // only a number of calls stall
 	left    uint64
 }
 
@@ -28,15 +28,15 @@ func (s *stall) String() string {
 	return cmp.Or(s.call, "every call") + " " + how
 }
 
-// strikes reports whether a call on a GPU (nil: on none) is one that stalls.
+// strikes reports whether a call on a GPU (nil: on none) stalls.
 func (s *stall) strikes(call string, g *gpu) bool {
 	return (s.call == "" || s.call == call) && (s.slot == anywhere || g != nil && s.slot == g.slot) &&
 		!(s.counted && s.left == 0)
 }
 
-// stallLocked returns when a call on a GPU (nil: on none) may go on. It gives up node.mu while it
-// waits. Each stall strikes a call once: passed are those that have struck this one, and the result
-// is passed with those that have since.
+// stallLocked returns when a call on a GPU (nil: on none) may continue. It releases node.mu while
+// it waits. Each stall affects a call once: passed are the stalls that have affected this call, and
+// the result adds the new ones.
 func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 	for !n.closed {
 		i := slices.IndexFunc(n.stalls, func(s *stall) bool { return s.strikes(call, g) && !slices.Contains(passed, s) })
@@ -53,9 +53,9 @@ func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 	return passed
 }
 
-// sufferLocked returns when a stall is over or restored. It gives up node.mu while it waits.
+// sufferLocked returns at the end of a stall. It releases node.mu while it waits.
 func (n *Node) sufferLocked(s *stall) {
-	var over <-chan time.Time // never, of a hang
+	var over <-chan time.Time // never for a hang
 	if s.delay > 0 {
 		timer := time.NewTimer(s.delay)
 		defer timer.Stop()

@@ -2,9 +2,9 @@ package simulator
 
 import "strings"
 
-// symbolBranches are the driver branches since which the library has a function, for those that not
-// every driver has which this project serves (R450 is the oldest). A function that is neither here
-// nor in handlers is in every library.
+// symbolBranches are the first driver branches with each function, for functions missing from some
+// supported drivers (R450 is the oldest). A function in neither this table nor handlers is in every
+// library.
 var symbolBranches = map[string]int{
 	"nvmlDeviceGetPgpuMetadataString":             460,
 	"nvmlDeviceGetNvLinkRemoteDeviceType":         470,
@@ -33,8 +33,8 @@ var symbolBranches = map[string]int{
 	"nvmlEventSetRegisterGpuOperationalEvents_v1": 615,
 }
 
-// handlers are the functions that go-nvml offers only through values which hold a C handle. A
-// simulated library cannot answer them, so it does not have them.
+// handlers are functions available in go-nvml only through values with a C handle. A simulated
+// library cannot implement them, and so lacks them.
 var handlers = map[string]bool{
 	"nvmlDeviceGetC2cModeInfoV":                     true,
 	"nvmlDeviceGetGpuFabricInfoV":                   true,

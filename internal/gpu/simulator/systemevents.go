@@ -7,16 +7,15 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// A systemSet collects the events of the node as a whole for one session, which has at most one.
-// Its fields are guarded by the node's mu. Users know it by their session: the handle in their
-// requests stays nil, as its type is go-nvml's own.
+// A systemSet collects the events of the whole node for a session. A session has at most one. Its
+// fields are guarded by the node's mu. Users refer to it by their session: the handle in their
+// requests stays nil, because its type is go-nvml's own.
 type systemSet struct {
-	mask  uint64 // the event types registered for
+	mask  uint64 // the registered event types
 	queue []nvml.SystemEventData_v1
 }
 
-// system makes a call on the session that concerns its system set, and that only a request of
-// version 1 makes.
+// system makes a call about the system set of the session, with a request of version 1.
 func system[T any](l *library, call string, request T, version uint32, answer func(*session) nvml.Return) nvml.Return {
 	_, ret := query(l, call, func(s *session) (struct{}, nvml.Return) {
 		if version != nvml.STRUCT_VERSION(request, 1) {
@@ -27,7 +26,7 @@ func system[T any](l *library, call string, request T, version uint32, answer fu
 	return ret
 }
 
-// SystemEventSetCreate gives the session its set.
+// SystemEventSetCreate creates the set of the session.
 func (l *library) SystemEventSetCreate(r *nvml.SystemEventSetCreateRequest) nvml.Return {
 	return system(l, "SystemEventSetCreate", r, r.Version, func(s *session) nvml.Return {
 		if s.system != nil {
@@ -54,7 +53,7 @@ func (l *library) SystemRegisterEvents(r *nvml.SystemRegisterEventRequest) nvml.
 	})
 }
 
-// SystemEventSetFree ends the set.
+// SystemEventSetFree frees the set.
 func (l *library) SystemEventSetFree(r *nvml.SystemEventSetFreeRequest) nvml.Return {
 	return system(l, "SystemEventSetFree", r, r.Version, func(s *session) nvml.Return {
 		if s.system == nil {
@@ -66,8 +65,8 @@ func (l *library) SystemEventSetFree(r *nvml.SystemEventSetFreeRequest) nvml.Ret
 	})
 }
 
-// SystemEventSetWait returns the next events; TIMEOUT if there is none for the time that the
-// request gives.
+// SystemEventSetWait returns the next events; TIMEOUT if there are none within the request's
+// timeout.
 func (l *library) SystemEventSetWait(r *nvml.SystemEventSetWaitRequest) nvml.Return {
 	changed, ret := l.takeSystemEvents(r)
 	if ret != nvml.ERROR_TIMEOUT || r.Timeoutms == 0 {
@@ -86,7 +85,8 @@ func (l *library) SystemEventSetWait(r *nvml.SystemEventSetWaitRequest) nvml.Ret
 	return ret
 }
 
-// takeSystemEvents fills the request with events; TIMEOUT and what to wait for if there are none.
+// takeSystemEvents fills the request with events. Without events it returns TIMEOUT and the channel
+// to wait for.
 func (l *library) takeSystemEvents(r *nvml.SystemEventSetWaitRequest) (changed <-chan struct{}, ret nvml.Return) {
 	ret = system(l, "SystemEventSetWait", r, r.Version, func(s *session) nvml.Return {
 		changed = s.node.changed
@@ -104,7 +104,7 @@ func (l *library) takeSystemEvents(r *nvml.SystemEventSetWaitRequest) (changed <
 	return changed, ret
 }
 
-// deliverSystemLocked puts an event of a GPU into every system set that is registered for it.
+// deliverSystemLocked adds an event of a GPU to every system set registered for it.
 func (n *Node) deliverSystemLocked(g *gpu, event uint64) {
 	for s := range n.sessions {
 		if s.system == nil || s.system.mask&event == 0 || len(s.system.queue) == maxQueue {
