@@ -63,7 +63,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
 	}
 	h := handover.Options{
-		Devices: a.Devices, Offered: a.Offered, Beside: d.beside, Driverless: d.driverless,
+		Devices: a.Devices, Offered: a.Offered, OtherProcess: d.beside, Driverless: d.driverless,
 	}
 	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c)}
 	h.Prepared = kept.ofGPUs

@@ -186,7 +186,7 @@ func (l *cleaning) removeClaims() error {
 		case !ours[f.UID]:
 			continue // of another driver
 		case l.claims[f.UID]:
-			kept = "the kubelet has the claim: " + handover.WayBack
+			kept = "the kubelet has the claim: " + handover.ReleaseRemedy
 		case l.unread != nil:
 			kept = l.unread.Error()
 		}

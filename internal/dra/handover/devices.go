@@ -32,13 +32,13 @@ const (
 	maxFile       = 1 << 20
 )
 
-// retryInterval is the pace of tries while the numbers cannot be written, or it cannot be read what
-// is published.
+// retryInterval is the interval of retries while the numbers cannot be written or the published
+// GPUs cannot be read.
 const retryInterval = 10 * time.Second
 
-// DevicesOptions are the parts of the daemon that Devices use.
+// DevicesOptions configure Devices.
 type DevicesOptions struct {
-	// StateDir is the state directory; without one, numbers last as long as the process.
+	// StateDir is the state directory; empty to keep numbers only as long as the process runs.
 	StateDir string
 	// Driver is the name of the driver; empty for dra.Driver.
 	Driver string
@@ -46,66 +46,66 @@ type DevicesOptions struct {
 	Node      string
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Configs   *feed.Feed[config.Config]
-	// Owners say who gives out each GPU; nil as long as that is not known. The Arbiter publishes them.
+	// Owners say who offers each GPU; nil while unknown. The Arbiter publishes them.
 	Owners *feed.Feed[dra.Owners]
-	// Divisions are how GPUs in MIG mode are divided for claims; nil as long as that is not known.
-	// Without the feed none are.
+	// Divisions are how GPUs in MIG mode are divided for claims; nil while unknown. Without the feed
+	// no GPU is divided.
 	Divisions *feed.Feed[dra.Divisions]
-	// Driverless is that of the Arbiter's Options.
+	// Driverless is the function of the same name in the Arbiter's Options.
 	Driverless func() bool
-	// Lead returns an error if this process does not lead now and so may write nothing. Without the
+	// Lead returns an error if this process is not the leader, and so must not write. Without the
 	// function this process always leads.
 	Lead func() error
-	// Clock is the clock to wait by; nil means the real one.
+	// Clock is the clock for all waits; nil means the real clock.
 	Clock clock.Clock
 }
 
-// Devices are those of the node that are to be in slices. On disk they keep the numbers in the
-// names of devices, and which GPUs may be in slices; package cluster publishes the slices. Make
-// them with NewDevices; Run is called for each time in which this process leads.
+// Devices are the devices of the node for slices. On disk they keep the numbers in device names,
+// and which GPUs may be in slices. Package cluster publishes the slices. Create Devices with
+// NewDevices. Run is called for each period in which this process leads.
 type Devices struct {
 	o           DevicesOptions
 	pools       *feed.Feed[dra.Pool]
 	published   *feed.Feed[map[string]bool]
 	publication *feed.Feed[Publication]
-	problem     string             // why numbers cannot be written, as it was told last
-	steady      inventory.Snapshot // without what the MIG mode changes of GPUs whose mode claims switch
+	problem     string             // the last logged reason why numbers cannot be written
+	steady      inventory.Snapshot // without changes that MIG mode causes on GPUs whose mode claims switch
 
 	disk *statefile.Disk // for all work on the files
-	// the file said of GPUs that they may be in slices when last read or written; of the work on the
-	// files
-	onDisk bool
-	lost   atomic.Bool // it is not known what is published
+	// onDisk says that the file named GPUs when it was last read or written. Only work on the files
+	// uses it.
+	onDisk           bool
+	publishedUnknown atomic.Bool // it is unknown which GPUs are published
 
-	mu      sync.Mutex  // guards all following fields, and changes of published
-	hung    time.Time   // when the disk did not answer last; zero once it did
-	term    int         // of the times in which this process leads
-	numbers dra.Numbers // as on disk
-	// left are GPUs that are in no slice any more, and that the device plugin has not got since; noted
-	// are those of them on disk.
-	left, noted map[string]bool
-	// retracted are GPUs whose slices the kubelet has removed, and of which the file does not say
-	// so yet; retractions changes when there is another one.
+	mu        sync.Mutex  // guards all following fields, and changes of published
+	hungSince time.Time   // when the disk last did not respond; zero after a response
+	term      int         // counts the periods in which this process leads
+	numbers   dra.Numbers // as on disk
+	// leftSlice are GPUs that left their slices, but are not back at the device plugin; leftOnDisk is
+	// the same set on disk.
+	leftSlice, leftOnDisk map[string]bool
+	// retracted are GPUs whose slices the kubelet has removed, while the file still names them;
+	// retractions is published for each new one.
 	retracted   map[string]bool
 	retractions *feed.Feed[struct{}]
 }
 
-// A Publication is the part of the pool that is at the API server.
+// A Publication is the state of the pool at the API server.
 type Publication struct {
-	// Slices and Devices are the numbers of slices and devices. Generation is that of the pool.
+	// Slices and Devices count the slices and devices. Generation is the generation of the pool.
 	Slices, Devices int
 	Generation      int64
-	// API is the version of resource.k8s.io that the API server serves. NoTaints says that it does not
-	// keep the taints of devices, NoCounters that it keeps no counters, without which GPUs are not
-	// divided for claims, and NoShares that it knows no devices that several claims can have.
+	// API is the version of resource.k8s.io at the API server. NoTaints says that the API server drops
+	// device taints, NoCounters that it drops counters, without which GPUs are not divided for claims,
+	// and NoShares that it does not support devices for several claims.
 	API                            string
 	NoTaints, NoCounters, NoShares bool
-	// Problem is why the slices at the API server are not as wanted, a sentence without a full stop;
+	// Problem is why the slices at the API server are not up to date, a sentence without a full stop;
 	// empty if they are.
 	Problem string
 }
 
-// NewDevices returns the devices of a node, of which nothing is known before Run.
+// NewDevices returns the devices of a node, unknown until Run is called.
 func NewDevices(o DevicesOptions) *Devices {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Divisions == nil {
@@ -120,31 +120,32 @@ func NewDevices(o DevicesOptions) *Devices {
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
-		disk: statefile.NewDisk(), numbers: dra.Numbers{}, left: map[string]bool{}, retracted: map[string]bool{},
+		disk: statefile.NewDisk(), numbers: dra.Numbers{}, leftSlice: map[string]bool{}, retracted: map[string]bool{},
 		retractions: feed.New(struct{}{}),
 	}
 }
 
 // Driverless reports whether no claim can be prepared on this node, because this process does not
-// offer the driver to the kubelet. The kubelet removes the slices of the node then.
+// offer the driver to the kubelet. Then the kubelet removes the slices of the node.
 func (d *Devices) Driverless() bool { return d.o.Driverless() }
 
 // Driver returns the name of the driver.
 func (d *Devices) Driver() string { return d.o.Driver }
 
-// Pools returns the feed of what is to be published. A pool without a name is not known yet. A pool
-// without slices shall not exist.
+// Pools returns the feed of the pool to publish. A pool without a name is unknown yet. A pool
+// without slices must not exist at the API server.
 func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
 
-// Published returns the feed of the GPUs that may be in slices at the API server, by UUID. The
-// value is nil if they are not known: then all GPUs may be in slices.
+// Published returns the feed of the GPUs that may be in slices at the API server, by UUID; nil if
+// unknown: then every GPU may be in a slice.
 func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
 
-// Publication returns the feed of what the API server has, as the publisher of slices says.
+// Publication returns the feed of the pool's state at the API server, set by the publisher of
+// slices.
 func (d *Devices) Publication() *feed.Feed[Publication] { return d.publication }
 
-// GPU returns the UUID of the GPU that a device of a name is, or is a part of. It knows devices
-// that are not in the pool now, too.
+// GPU returns the UUID of the GPU to which a device belongs, by device name, even if the device is
+// not in the pool now.
 func (d *Devices) GPU(device string) (uuid string, known bool) {
 	text, _, _ := strings.Cut(strings.TrimPrefix(device, "gpu-"), "-")
 	number, err := strconv.Atoi(text)
@@ -159,7 +160,7 @@ func (d *Devices) GPU(device string) (uuid string, known bool) {
 	return "", false
 }
 
-// Numbers returns the numbers in the names of devices. Nobody may change them.
+// Numbers returns the numbers in device names. Callers must not change them.
 func (d *Devices) Numbers() dra.Numbers {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -172,40 +173,40 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 	d.numbers = numbers
 }
 
-// diskTimeout is how long the disk is waited for.
+// diskTimeout limits each wait for the disk.
 const diskTimeout = 2 * time.Second
 
-// onFiles does work on the files, one work at a time. Once the disk has not answered, nobody waits
-// for it again for a time: what does not need the files goes on.
+// onFiles runs work on the files, one work at a time. After the disk has not responded, calls fail
+// at once for a while, so that tasks without the disk continue.
 func (d *Devices) onFiles(ctx context.Context, work func() error) error {
 	d.mu.Lock()
-	wait := d.hung.IsZero() || d.o.Clock.Since(d.hung) >= retryInterval
+	wait := d.hungSince.IsZero() || d.o.Clock.Since(d.hungSince) >= retryInterval
 	d.mu.Unlock()
 	err := statefile.ErrHangs
 	if wait {
 		err = d.disk.Do(ctx, diskTimeout, work)
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		d.hung = time.Time{}
+		d.hungSince = time.Time{}
 	}
 	if errors.Is(err, statefile.ErrHangs) {
 		if wait {
-			d.hung = d.o.Clock.Now()
+			d.hungSince = d.o.Clock.Now()
 		}
 		err = fmt.Errorf("%w; see to the disk of %s", err, d.o.StateDir)
 	}
 	return err
 }
 
-// Run reads the files of an earlier process, and follows the GPUs until ctx ends. Then it returns
-// nil, and forgets what it has read. The error wraps dra.ErrOtherName if an earlier lead publishes
-// devices under another name of the driver than this process.
+// Run reads the files of an earlier process and follows the GPUs until ctx ends. Then it resets its
+// state and returns nil. The error wraps dra.ErrOtherName if an earlier leader publishes devices
+// under another driver name.
 func (d *Devices) Run(ctx context.Context) error {
 	known := false
-	term := d.forget() // what was noted when the last time ended
-	defer d.forget()
+	term := d.reset() // forget the state of an earlier term
+	defer d.reset()
 	for {
-		if !known || d.Lost() { // an operator who removes the damaged file says that nothing is published
+		if !known || d.Lost() { // an operator who removes the damaged file confirms that nothing is published
 			err := d.onFiles(ctx, func() error { return errors.Join(d.readPublished(term), d.readNumbers()) })
 			if errors.Is(err, dra.ErrOtherName) {
 				return err
@@ -214,7 +215,7 @@ func (d *Devices) Run(ctx context.Context) error {
 				klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
 			}
 		}
-		snapshot, looked := d.o.Snapshots.Latest()
+		snapshot, scanned := d.o.Snapshots.Latest()
 		owners, decided := d.o.Owners.Latest()
 		c, configured := d.o.Configs.Latest()
 		divisions, divided := d.o.Divisions.Latest()
@@ -225,7 +226,7 @@ func (d *Devices) Run(ctx context.Context) error {
 			if pool, complete = d.pool(ctx, snapshot, owners, divisions, c.DRA); !pool.Equal(d.pools.Value()) {
 				d.pools.Publish(pool)
 			}
-			complete = d.settle(ctx, snapshot) == nil && complete
+			complete = d.writeChanges(ctx, snapshot) == nil && complete
 		}
 		var again <-chan time.Time
 		if !complete || d.Lost() {
@@ -234,7 +235,7 @@ func (d *Devices) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-looked:
+		case <-scanned:
 		case <-decided:
 		case <-configured:
 		case <-divided:
@@ -244,9 +245,9 @@ func (d *Devices) Run(ctx context.Context) error {
 	}
 }
 
-// settle writes what the file does not say yet of GPUs that are in no slice any more. A driverless
-// process whose file is lost goes on as if all GPUs might be in slices.
-func (d *Devices) settle(ctx context.Context, s inventory.Snapshot) error {
+// writeChanges writes which GPUs have left their slices. A driverless process whose file is lost
+// assumes that all GPUs may be in slices.
+func (d *Devices) writeChanges(ctx context.Context, s inventory.Snapshot) error {
 	if d.o.Driverless() {
 		all := d.withoutRetracted()
 		if d.Lost() && s.Generation > 0 {
@@ -259,33 +260,34 @@ func (d *Devices) settle(ctx context.Context, s inventory.Snapshot) error {
 			return d.SetPublished(ctx, all)
 		}
 	}
-	if d.owes() {
-		return d.onFiles(ctx, d.writeReturned)
+	if d.isOutdated() {
+		return d.onFiles(ctx, d.writeLeftSlice)
 	}
 	return nil
 }
 
-// pool returns the devices to publish. It reports false if GPUs are missing there whose numbers
+// pool returns the devices to publish. It reports false if GPUs are missing because their numbers
 // could not be written.
 func (d *Devices) pool(
 	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, c config.DRA,
 ) (dra.Pool, bool) {
 	if owners == nil || s.Generation == 0 || s.Stale != "" && s.Driver == (inventory.Driver{}) {
-		return d.pools.Value(), true // a node that was never looked at is not one without GPUs
+		return d.pools.Value(), true // before the first scan the GPUs are unknown
 	}
 	inSlice, leaves := false, false
 	for _, g := range s.GPUs {
 		inSlice = inSlice || owners[g.UUID].InSlice()
 		leaves = leaves || owners[g.UUID] == dra.LeavesPlugin
 	}
-	// The first slice has the first GPU: an empty one would be a write more for each node that starts.
+	// The first slice contains the first GPU: an empty slice would be an additional write for each
+	// starting node.
 	if !inSlice && (leaves || c.Mode == config.DRAOff) {
 		return dra.Pool{Name: d.o.Node, Driver: d.o.Driver}, true
 	}
 	if divisions == nil {
 		return d.pools.Value(), true
 	}
-	err := d.number(ctx, s.GPUs)
+	err := d.assignNumbers(ctx, s.GPUs)
 	numbers := d.Numbers()
 	if err != nil {
 		owners = maps.Clone(owners)
@@ -306,35 +308,34 @@ func (d *Devices) pool(
 	return pool, err == nil
 }
 
-// forget has nothing be known: another process may lead now. It returns the number of the time in
-// which this process leads next.
-func (d *Devices) forget() (term int) {
+// reset makes the published state unknown, because another process may lead now. It returns the
+// number of the next term.
+func (d *Devices) reset() (term int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.term++
 	d.pools.Publish(dra.Pool{})
 	d.publication.Publish(Publication{})
-	d.lost.Store(false)
+	d.publishedUnknown.Store(false)
 	clear(d.retracted)
-	if d.o.StateDir != "" { // otherwise nobody else knows it
+	if d.o.StateDir != "" { // without a state directory no other process can know
 		d.published.Publish(nil)
 	}
 	return d.term
 }
 
-// during calls tell if no other time to lead has begun or ended since the one with a number: a disk
-// that hangs answers later.
-func (d *Devices) during(term int, tell func()) {
+// inTerm calls update if the term has not ended: a hanging disk may respond later.
+func (d *Devices) inTerm(term int, update func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.term == term {
-		tell()
+		update()
 	}
 }
 
-// number gives a number to each GPU that has none. The numbers are on disk before anybody knows of
-// them: a name that was published stays with its GPU.
-func (d *Devices) number(ctx context.Context, gpus []inventory.GPU) error {
+// assignNumbers gives a number to each GPU without one. The numbers are written to disk before they
+// are used, so that a published name stays with its GPU.
+func (d *Devices) assignNumbers(ctx context.Context, gpus []inventory.GPU) error {
 	now := d.Numbers()
 	next := now.With(gpus)
 	if maps.Equal(next, now) {
@@ -358,35 +359,35 @@ type numbersState struct {
 	Numbers dra.Numbers `json:"numbers"`
 }
 
-// readNumbers reads the numbers on disk. Without a file those stay that are known.
+// readNumbers reads the numbers from disk. Without a file the known numbers are kept.
 func (d *Devices) readNumbers() error {
 	if d.o.StateDir == "" {
 		return nil
 	}
-	var kept numbersState
-	found, err := statefile.ReadState(filepath.Join(d.o.StateDir, numbersFile), maxFile, fileVersion, &kept)
+	var state numbersState
+	found, err := statefile.ReadState(filepath.Join(d.o.StateDir, numbersFile), maxFile, fileVersion, &state)
 	if err != nil {
 		return fmt.Errorf("read the numbers of GPUs, which are kept as %s: %w", numbersFile+statefile.Damaged, err)
 	}
-	if found && kept.Numbers != nil {
-		d.setNumbers(kept.Numbers)
+	if found && state.Numbers != nil {
+		d.setNumbers(state.Numbers)
 	}
 	return nil
 }
 
-// KnownNumbers returns the numbers of GPUs in a state directory, without a change of it; none if
-// there are none.
+// KnownNumbers returns the GPU numbers in a state directory; none if there is no file. It writes
+// nothing.
 func KnownNumbers(stateDir string) (dra.Numbers, error) {
 	text, err := statefile.Read(filepath.Join(stateDir, numbersFile), maxFile)
 	if statefile.IsAbsent(err) {
 		return dra.Numbers{}, nil
 	}
-	var kept numbersState
+	var state numbersState
 	if err == nil {
-		err = json.Unmarshal(text, &kept)
+		err = json.Unmarshal(text, &state)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the numbers of GPUs: %w", err)
 	}
-	return kept.Numbers, nil
+	return state.Numbers, nil
 }

@@ -1,9 +1,8 @@
-// Package handover moves GPUs between the device plugin and the driver for Dynamic Resource
-// Allocation. Its Arbiter decides by which of the two ways a GPU is given to pods, and gathers the
-// evidence for that: package dra has the rules. Its Devices has the devices of the GPUs that shall
-// be in ResourceSlices, and knows which of these may be at the API server.
+// Package handover moves GPUs between the device plugin and the DRA driver. The Arbiter decides the
+// owner of each GPU and gathers the evidence; package dra has the rules. Devices has the devices
+// for ResourceSlices, and knows which of them may be at the API server.
 //
-// Package daemon builds both, and others read their feeds.
+// Package daemon creates both; other packages read their feeds.
 package handover
 
 import (
@@ -29,32 +28,34 @@ import (
 )
 
 const (
-	// askInterval is the pace at which kubelet is asked whether pods hold GPUs that leave the device
+	// queryInterval is how often the kubelet is asked whether pods hold GPUs that leave the device
 	// plugin.
-	askInterval = time.Second
-	// listFirst and listMost are the times between two lists of the claims of the cluster, the first
-	// and the longest.
+	queryInterval = time.Second
+	// listFirst and listMost are the shortest and the longest interval between two lists of the
+	// cluster's claims.
 	listFirst, listMost = 2 * time.Second, 15 * time.Second
-	// claimGrace is how long a GPU must be in no record, with a taint in its slice and then in no
-	// slice, where claims are not listed. Kubelet gives a call of the driver 45 s.
+	// claimGrace is how long a GPU must be in no record, first with a taint in its slice and then in
+	// no slice, if claims are not listed. The kubelet limits a call of the driver to 45 s.
 	claimGrace = time.Minute
-	// driverGrace is how long the kubelet must have been without a driver for claims before its
-	// account of them counts, as long as its accounts of devices must have named no holder.
+	// driverGrace is how long the kubelet must be without a DRA driver before its account of claims is
+	// accepted. Device accounts without a holder must last as long.
 	driverGrace = 10 * time.Second
 )
 
-// The sentences about GPUs that come back from slices in a process that is no driver. The second
-// one follows a reason.
+// The messages about GPUs that return from slices in a process that does not serve the driver. The
+// second message follows a reason.
 const (
-	inGrace = "it was given by claims before; the device plugin gets it when the kubelet has had no driver for claims for 10s and names no " +
+	driverGraceWait = "it was given by claims before; the device plugin gets it when the kubelet has had no driver for " +
+		"claims for 10s and names no " +
 		"claim that has it"
-	// WayBack is what an operator can do about a GPU that does not come back by itself.
-	WayBack = "to release it, run the driver until no claim has it: helm upgrade gpu-device-plugin … --reset-then-reuse-values " +
+	// ReleaseRemedy is the remedy for a GPU that does not return by itself.
+	ReleaseRemedy = "to release it, run the driver until no claim has it: helm upgrade gpu-device-plugin … " +
+		"--reset-then-reuse-values " +
 		"--set dra.enabled=true --set dra.mode=plugin"
 )
 
-// ErrNotListed is the error of a list of claims that is not made: this program has no right to it,
-// or it would be too large.
+// ErrNotListed is the error if the cluster's claims are not listed: permission is missing, or the
+// list would be too large.
 var ErrNotListed = errors.New("the ResourceClaims of the cluster are not listed")
 
 // Users knows which pods hold devices of the device plugin.
@@ -64,65 +65,62 @@ type Users interface {
 	Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error)
 }
 
-// Options are the parts of the daemon that an Arbiter uses.
+// Options configure an Arbiter.
 type Options struct {
-	// Devices have the owners that the Arbiter publishes, and which GPUs may be in a slice at the API
-	// server. The Arbiter also uses their configurations and Snapshots.
+	// Devices have the feed of owners that the Arbiter publishes to, the GPUs that may be in slices at
+	// the API server, and the configurations and Snapshots.
 	Devices *Devices
-	// Users is nil where there is no kubelet: then no pod holds a device.
+	// Users is nil without a kubelet: then no pod holds a device.
 	Users Users
-	// Offered are the owners by which the lists of the device plugin were last made.
+	// Offered are the owners on which the current lists of the device plugin are based.
 	Offered *feed.Feed[dra.Owners]
-	// Beside reports whether another process of this program serves kubelet, too. It also returns a
-	// channel that is closed when that may have changed. Nil means that there is no such process. As
-	// long as one does, no GPU goes from the device plugin to a slice: that process may have it in its
-	// list.
-	Beside func() (bool, <-chan struct{})
-	// Records are the claims that are prepared, by the UUID of the GPU; nil as long as they are not
-	// known.
+	// OtherProcess reports whether another process of this program also serves the kubelet, and
+	// returns a channel that is closed when the answer may have changed. Nil means that there is none.
+	// Meanwhile no GPU moves from the device plugin to a slice, because the other process may list the
+	// GPU.
+	OtherProcess func() (bool, <-chan struct{})
+	// Records are the prepared claims, by UUID of the GPU; nil while unknown.
 	Records *feed.Feed[map[string][]claims.Holder]
-	// List says which claims of the cluster have devices of some GPUs of this node, by UUID: it
-	// returns their names, "NAMESPACE/NAME", by the UUID of the GPU. The error says why they are not
-	// known. If it is ErrNotListed, there may be others beside those that are returned. It is not
-	// called again before it returns. A process without the function has Driverless.
+	// List returns the names, "NAMESPACE/NAME", of the cluster's claims with devices of the given
+	// GPUs, by UUID of the GPU. The error says why they are unknown. With ErrNotListed the result may
+	// be incomplete. Calls do not overlap. Without the function the process has Driverless.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
-	// Driverless reports whether no claim can be prepared on this node, because this process does
-	// not offer the driver to the kubelet: it has no client of the API server, or not the kubelet's
-	// folder for that. Nil means that it does. The process then goes by the kubelet's account of
-	// claims, and not by the API server.
+	// Driverless reports whether no claim can be prepared on this node, because this process does not
+	// offer the driver to the kubelet: it lacks a client of the API server or the kubelet's plugin
+	// folder. Nil means false. A driverless process uses the kubelet's account of claims, not the API
+	// server's.
 	Driverless func() bool
-	// Prepared says which claims have devices of some GPUs by the kubelet's account, as List does.
-	// It is nil without Driverless.
+	// Prepared is like List, by the kubelet's account. It is nil without Driverless.
 	Prepared func(ctx context.Context, gpus []string) (map[string][]string, error)
-	// Clock is the clock for all waits; nil means the real one.
+	// Clock is the clock for all waits; nil means the real clock.
 	Clock clock.WithTicker
 }
 
-// An ownedGPU is an Arbiter's record of a GPU.
+// An ownedGPU is the Arbiter's state of a GPU.
 type ownedGPU struct {
 	dra.OwnerFacts
-	epoch uint64    // rises with what the evidence below is about
-	since time.Time // of the epoch
-	wait  string
-	late  bool // in no slice, and yet the API server has a claim with it
-	// answered says that the evidence was asked for: if the GPU stays, it is known why.
-	answered bool
+	epoch              uint64    // increases when earlier evidence becomes invalid
+	since              time.Time // start of the epoch
+	wait               string
+	claimedUnpublished bool // in no slice, but the API server has a claim with the GPU
+	// isAnswered says that the evidence was queried, so that the reason of a delay is known.
+	isAnswered bool
 }
 
-// An Arbiter decides about the owners of GPUs. Make it with New; Run is its one life.
+// An Arbiter decides the owner of each GPU. Create it with New; Run is its one life.
 type Arbiter struct {
 	options Options
 	waits   *feed.Feed[map[string]string]
 	pulse   supervise.Pulse
-	gpus    map[string]*ownedGPU // by UUID; the loop's
-	// driverless is since when no claim can be prepared, and no other process of this program is
-	// there; zero otherwise. The loop's.
-	driverless time.Time
-	returning  atomic.Bool         // GPUs come back from slices within seconds
-	said       map[string][]string // the GPUs that wait, by the reason, as it was logged; the loop's
+	gpus    map[string]*ownedGPU // by UUID; used by Run only
+	// driverlessSince is since when no claim can be prepared and no other process of this program
+	// runs; zero otherwise. Used by Run only.
+	driverlessSince time.Time
+	returning       atomic.Bool         // GPUs return from slices within seconds
+	loggedWaits     map[string][]string // the waiting GPUs by reason, as last logged; used by Run only
 }
 
-// New returns an Arbiter that has not decided anything.
+// New returns an Arbiter without decisions.
 func New(o Options) *Arbiter {
 	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	return &Arbiter{options: o, waits: feed.New(map[string]string(nil)), pulse: supervise.NewPulse(),
@@ -133,116 +131,116 @@ func New(o Options) *Arbiter {
 // without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
 
-// Returning reports whether GPUs are about to come back from slices by the kubelet's account: the
+// Returning reports whether GPUs are about to return from slices by the kubelet's account: the
 // outcome is known within a minute of the start.
 func (a *Arbiter) Returning() bool { return a.returning.Load() }
 
-// Alive returns an error if Run makes no round before ctx ends.
+// Alive returns an error if Run completes no round before ctx ends.
 func (a *Arbiter) Alive(ctx context.Context) error { return a.pulse.Check(ctx) }
 
-// evidence is what a question has told of GPUs, each in its epoch.
+// evidence is the result of a query about GPUs, each in its epoch.
 type evidence struct {
 	epochs map[string]uint64
-	// has says of each GPU who has it; a GPU without an entry is nobody's.
+	// has says who holds each GPU; a GPU without an entry is free.
 	has    map[string]string
 	err    error
-	claims bool // it is about claims, not about the device plugin
+	claims bool // about claims, not about the device plugin
 }
 
-// Run decides until ctx ends, and then returns nil. It begins without decisions, and decides by
-// evidence alone: another process may have decided before.
+// Run decides until ctx ends, and then returns nil. It starts without decisions and relies on
+// evidence alone, because another process may have decided before.
 func (a *Arbiter) Run(ctx context.Context) error {
 	clear(a.gpus)
-	a.driverless = time.Time{}
+	a.driverlessSince = time.Time{}
 	grace := a.options.Clock.NewTimer(driverGrace)
 	defer grace.Stop()
-	asking := newPoller(a.options.Clock, askInterval, askInterval)
-	listing := newPoller(a.options.Clock, listFirst, listMost)
+	kubeletPoller := newPoller(a.options.Clock, queryInterval, queryInterval)
+	claimPoller := newPoller(a.options.Clock, listFirst, listMost)
 	for {
 		c, configured := a.options.Devices.o.Configs.Latest()
-		snapshot, looked := a.options.Devices.o.Snapshots.Latest()
+		snapshot, scanned := a.options.Devices.o.Snapshots.Latest()
 		offered, listed := a.options.Offered.Latest()
 		published, changed := a.options.Devices.published.Latest()
 		records, prepared := a.options.Records.Latest()
-		beside, alone := a.beside()
-		a.noteDriver(beside, grace)
-		if beside {
-			for uuid := range a.leaving(offered) {
-				a.gpus[uuid].wait = "another process of this program serves kubelet, too, as in a roll-out"
+		hasOther, othersChanged := a.otherProcess()
+		a.noteDriver(hasOther, grace)
+		if hasOther {
+			for uuid := range a.leavingPlugin(offered) {
+				a.gpus[uuid].wait = "another process of this program also serves the kubelet, as during a rolling update"
 			}
 		}
 		switch {
 		case snapshot.Generation == 0:
 		case published == nil:
-			a.wait(snapshot, "the state directory has not told yet which GPUs are in slices")
+			a.waitAll(snapshot, "the state directory is not read yet: the GPUs in slices are unknown")
 		case records == nil:
-			a.wait(snapshot, "the state directory has not told yet which claims are prepared")
+			a.waitAll(snapshot, "the state directory is not read yet: the prepared claims are unknown")
 		default:
 			a.decide(ctx, c, snapshot, published, records)
 		}
-		leaving := a.leaving(offered)
-		if beside {
+		leaving := a.leavingPlugin(offered)
+		if hasOther {
 			leaving = nil
 		}
-		asking.start(ctx, leaving, a.askKubelet(snapshot))
-		listing.start(ctx, a.unclaimed(published), a.listClaims())
+		kubeletPoller.start(ctx, leaving, a.queryKubelet(snapshot))
+		claimPoller.start(ctx, a.unclaimed(published), a.listClaims())
 		select {
 		case <-ctx.Done():
-			asking.wait()
-			listing.wait()
+			kubeletPoller.wait()
+			claimPoller.wait()
 			return nil
 		case a.pulse.Heartbeat() <- struct{}{}:
 		case <-configured:
-		case <-looked:
+		case <-scanned:
 		case <-listed:
 		case <-changed:
 		case <-prepared:
-		case <-alone:
+		case <-othersChanged:
 		case <-grace.C():
-		case <-asking.due():
-			asking.ready = true
-		case <-listing.due():
-			listing.ready = true
-		case end := <-asking.answers:
-			a.take(asking.end(end))
-		case end := <-listing.answers:
-			a.take(listing.end(end))
+		case <-kubeletPoller.due():
+			kubeletPoller.ready = true
+		case <-claimPoller.due():
+			claimPoller.ready = true
+		case end := <-kubeletPoller.answers:
+			a.addEvidence(kubeletPoller.end(end))
+		case end := <-claimPoller.answers:
+			a.addEvidence(claimPoller.end(end))
 		}
 	}
 }
 
 // noteDriver notes since when no claim can be prepared on the node. The timer fires when the
-// kubelet's account begins to count.
-func (a *Arbiter) noteDriver(beside bool, grace clock.Timer) {
-	switch driverless := a.options.Driverless != nil && a.options.Driverless() && !beside; {
+// kubelet's account becomes valid.
+func (a *Arbiter) noteDriver(hasOther bool, grace clock.Timer) {
+	switch driverless := a.options.Driverless != nil && a.options.Driverless() && !hasOther; {
 	case !driverless:
-		a.driverless = time.Time{}
-	case a.driverless.IsZero():
-		a.driverless = a.options.Clock.Now()
+		a.driverlessSince = time.Time{}
+	case a.driverlessSince.IsZero():
+		a.driverlessSince = a.options.Clock.Now()
 		grace.Reset(driverGrace)
 		for _, g := range a.gpus {
 			if g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody {
-				a.renew(g) // what was asked before says nothing of the kubelet's account
+				a.resetEvidence(g) // earlier evidence is not from the kubelet's account
 			}
 		}
 	}
 }
 
-// inGrace reports whether the kubelet's account does not count yet.
+// inGrace reports whether the kubelet's account is not valid yet.
 func (a *Arbiter) inGrace() bool {
-	return !a.driverless.IsZero() && a.options.Clock.Since(a.driverless) < driverGrace
+	return !a.driverlessSince.IsZero() && a.options.Clock.Since(a.driverlessSince) < driverGrace
 }
 
-// beside returns what Options.Beside returns; false and nil where that is nil.
-func (a *Arbiter) beside() (bool, <-chan struct{}) {
-	if a.options.Beside == nil {
+// otherProcess returns the result of Options.OtherProcess; false and nil without the function.
+func (a *Arbiter) otherProcess() (bool, <-chan struct{}) {
+	if a.options.OtherProcess == nil {
 		return false, nil
 	}
-	return a.options.Beside()
+	return a.options.OtherProcess()
 }
 
-// wait says why nothing is decided. GPUs that have an owner keep it.
-func (a *Arbiter) wait(s inventory.Snapshot, why string) {
+// waitAll publishes why nothing is decided. GPUs keep their owner.
+func (a *Arbiter) waitAll(s inventory.Snapshot, why string) {
 	waits := map[string]string{}
 	for _, g := range s.GPUs {
 		waits[g.UUID] = why
@@ -252,9 +250,10 @@ func (a *Arbiter) wait(s inventory.Snapshot, why string) {
 	}
 }
 
-// decide decides about every GPU of a Snapshot, and publishes the owners.
+// decide decides the owner of every GPU of a Snapshot, and publishes the owners.
 func (a *Arbiter) decide(
-	ctx context.Context, c config.Config, s inventory.Snapshot, published map[string]bool, records map[string][]claims.Holder,
+	ctx context.Context, c config.Config, s inventory.Snapshot, published map[string]bool,
+	records map[string][]claims.Holder,
 ) {
 	owners := dra.Owners{}
 	waits := map[string]string{}
@@ -263,16 +262,16 @@ func (a *Arbiter) decide(
 	for _, found := range s.GPUs {
 		g := a.gpus[found.UUID]
 		if g == nil {
-			g = a.begin(found, c)
+			g = a.newGPU(found, c)
 			a.gpus[found.UUID] = g
 		}
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
 		before := g.OwnerFacts
-		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0 || g.late
+		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0 || g.claimedUnpublished
 		if before.Published != g.Published || before.Claimed != g.Claimed {
-			a.renew(g)
+			a.resetEvidence(g)
 		}
-		for { // as far as the evidence goes
+		for { // all steps that the evidence allows
 			next := dra.Decide(g.OwnerFacts)
 			if next == g.Before {
 				break
@@ -281,35 +280,35 @@ func (a *Arbiter) decide(
 				moved.add(move{next, g.Before}, found.UUID)
 			}
 			g.Before = next
-			a.renew(g)
+			a.resetEvidence(g)
 			if next == dra.OwnedByPlugin {
-				a.options.Devices.returned(found.UUID)
+				a.options.Devices.noteReturned(found.UUID)
 			}
 		}
 		comesBack := g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody
 		switch {
 		case holder >= 0 && (g.Before == dra.LeavesDRA || g.Before == dra.LeavesPlugin):
 			h := records[found.UUID][holder]
-			g.wait = "claim " + h.Namespace + "/" + h.Name + " has it" + a.wayBack()
+			g.wait = "claim " + h.Namespace + "/" + h.Name + " has it" + a.remedy()
 		case comesBack && !g.Claimed && a.inGrace():
-			g.wait = inGrace
+			g.wait = driverGraceWait
 		case g.Before == dra.OwnedByNobody && g.Published:
-			g.wait = "it may be in a ResourceSlice still"
-			if !a.driverless.IsZero() {
+			g.wait = "it may still be in a ResourceSlice"
+			if !a.driverlessSince.IsZero() {
 				a.options.Devices.retract(found.UUID)
 			}
-		case g.wait == inGrace:
+		case g.wait == driverGraceWait:
 			g.wait = ""
 		}
-		returning = returning || comesBack && !g.Claimed && !g.answered && !a.driverless.IsZero() &&
-			a.options.Clock.Since(a.driverless) < driverGrace+claimGrace/2
+		returning = returning || comesBack && !g.Claimed && !g.isAnswered && !a.driverlessSince.IsZero() &&
+			a.options.Clock.Since(a.driverlessSince) < driverGrace+claimGrace/2
 		if owners[found.UUID] = g.Before; g.wait != "" && g.Before != dra.OwnedByPlugin && g.Before != dra.OwnedByDRA {
 			waits[found.UUID] = g.wait
 		}
 	}
 	moved.log(ctx)
 	a.returning.Store(returning)
-	a.sayWaits(ctx, waits)
+	a.logWaits(ctx, waits)
 	maps.DeleteFunc(a.gpus, func(uuid string, _ *ownedGPU) bool { _, there := owners[uuid]; return !there })
 	if !maps.Equal(owners, a.options.Devices.o.Owners.Value()) || a.options.Devices.o.Owners.Value() == nil {
 		a.options.Devices.o.Owners.Publish(owners)
@@ -319,17 +318,17 @@ func (a *Arbiter) decide(
 	}
 }
 
-// wayBack returns what to do about a GPU that a claim has, in a process that cannot release the
-// claim; empty in another one.
-func (a *Arbiter) wayBack() string {
-	if a.driverless.IsZero() {
+// remedy returns the remedy for a GPU of a claim, in a process that cannot release the claim; empty
+// in any other process.
+func (a *Arbiter) remedy() string {
+	if a.driverlessSince.IsZero() {
 		return ""
 	}
-	return "; " + WayBack
+	return "; " + ReleaseRemedy
 }
 
-// sayWaits logs why GPUs do not come back from slices, a line for each reason, when that changes.
-func (a *Arbiter) sayWaits(ctx context.Context, waits map[string]string) {
+// logWaits logs why GPUs do not return from slices, one line per reason, when the reasons change.
+func (a *Arbiter) logWaits(ctx context.Context, waits map[string]string) {
 	gpus := map[string][]string{}
 	for _, uuid := range slices.Sorted(maps.Keys(waits)) {
 		if g := a.gpus[uuid]; g != nil && (g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody) {
@@ -337,33 +336,33 @@ func (a *Arbiter) sayWaits(ctx context.Context, waits map[string]string) {
 		}
 	}
 	for _, why := range slices.Sorted(maps.Keys(gpus)) {
-		if !slices.Equal(gpus[why], a.said[why]) {
+		if !slices.Equal(gpus[why], a.loggedWaits[why]) {
 			klog.FromContext(ctx).Info("GPUs wait for the device plugin", "reason", why, "gpus", gpus[why])
 		}
 	}
-	a.said = gpus
+	a.loggedWaits = gpus
 }
 
-// begin is the record of a GPU of which nothing was decided by this process. A process before may
-// have ended while the GPU was nobody's.
-func (a *Arbiter) begin(found inventory.GPU, c config.Config) *ownedGPU {
+// newGPU returns the state of a GPU without decisions of this process. An earlier process may have
+// stopped while the GPU had no owner.
+func (a *Arbiter) newGPU(found inventory.GPU, c config.Config) *ownedGPU {
 	g := &ownedGPU{}
 	if a.options.Devices.hasLeft(found.UUID) && !c.GivenByDRA(found) {
 		g.Before = dra.OwnedByNobody
-		a.renew(g)
+		a.resetEvidence(g)
 	}
 	return g
 }
 
-// A move is how GPUs go from one owner to another.
+// A move is a change from one owner to another.
 type move struct {
 	owner, before dra.Ownership
 }
 
-// moves are the GPUs that go to other owners in one decision, in the order in which they do so.
+// moves are the GPUs that change owners in one decision, in order.
 type moves struct {
-	made []move
-	gpus map[move][]string
+	order []move
+	gpus  map[move][]string
 }
 
 func (m *moves) add(made move, gpu string) {
@@ -371,29 +370,29 @@ func (m *moves) add(made move, gpu string) {
 		m.gpus = map[move][]string{}
 	}
 	if m.gpus[made] == nil {
-		m.made = append(m.made, made)
+		m.order = append(m.order, made)
 	}
 	m.gpus[made] = append(m.gpus[made], gpu)
 }
 
-// log logs a line for each way that GPUs go, and not for each GPU.
+// log logs a line for each kind of move, not for each GPU.
 func (m *moves) log(ctx context.Context) {
-	for _, made := range m.made {
+	for _, made := range m.order {
 		klog.FromContext(ctx).Info("GPUs have another owner", "owner", made.owner, "before", made.before, "gpus",
 			m.gpus[made])
 	}
 }
 
-// renew has the evidence of a GPU gathered anew.
-func (a *Arbiter) renew(g *ownedGPU) {
+// resetEvidence discards the evidence about a GPU.
+func (a *Arbiter) resetEvidence(g *ownedGPU) {
 	g.epoch++
 	g.since = a.options.Clock.Now()
-	g.Free, g.Unclaimed, g.wait, g.late, g.answered = false, false, "", false, false
+	g.Free, g.Unclaimed, g.wait, g.claimedUnpublished, g.isAnswered = false, false, "", false, false
 }
 
-// leaving returns the GPUs that leave the device plugin and that its lists are made without, with
+// leavingPlugin returns the GPUs that leave the device plugin and are no longer in its lists, with
 // their epochs.
-func (a *Arbiter) leaving(offered dra.Owners) map[string]uint64 {
+func (a *Arbiter) leavingPlugin(offered dra.Owners) map[string]uint64 {
 	epochs := map[string]uint64{}
 	for uuid, g := range a.gpus {
 		if without := offered[uuid] != "" && offered[uuid] != dra.OwnedByPlugin; without && g.Wanted &&
@@ -404,15 +403,15 @@ func (a *Arbiter) leaving(offered dra.Owners) map[string]uint64 {
 	return epochs
 }
 
-// askKubelet returns what asks which pods hold GPUs.
-func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[string]uint64) evidence {
+// queryKubelet returns the query for the pods that hold GPUs.
+func (a *Arbiter) queryKubelet(s inventory.Snapshot) func(context.Context, map[string]uint64) evidence {
 	return func(ctx context.Context, epochs map[string]uint64) evidence {
 		if a.options.Users == nil {
 			return evidence{epochs: epochs}
 		}
 		gpuOf := map[string]string{}
 		for _, g := range s.GPUs {
-			if _, asked := epochs[g.UUID]; asked {
+			if _, isQueried := epochs[g.UUID]; isQueried {
 				gpuOf[g.UUID] = g.UUID
 				for _, m := range g.MIGDevices {
 					gpuOf[m.UUID] = g.UUID
@@ -429,8 +428,7 @@ func (a *Arbiter) askKubelet(s inventory.Snapshot) func(context.Context, map[str
 	}
 }
 
-// unclaimed returns the GPUs of which it has to be known whether claims have them, with their
-// epochs.
+// unclaimed returns the GPUs for which claims must be queried, with their epochs.
 func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	epochs := map[string]uint64{}
 	if a.inGrace() {
@@ -445,23 +443,23 @@ func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	return epochs
 }
 
-// listClaims returns what asks which claims have GPUs: the kubelet where no claim can be prepared,
-// and the API server elsewhere.
+// listClaims returns the query for the claims that have GPUs: to the kubelet in a driverless
+// process, otherwise to the API server.
 func (a *Arbiter) listClaims() func(context.Context, map[string]uint64) evidence {
 	list := a.options.List
-	if !a.driverless.IsZero() {
+	if !a.driverlessSince.IsZero() {
 		list = a.options.Prepared
 	}
-	if list == nil { // as long as another process is there, which may be the driver
-		list = func(context.Context, []string) (map[string][]string, error) { return nil, errBeside }
+	if list == nil { // while there is another process, which may serve the driver
+		list = func(context.Context, []string) (map[string][]string, error) { return nil, errOtherProcess }
 	}
-	return func(ctx context.Context, epochs map[string]uint64) evidence { return claimed(ctx, epochs, list) }
+	return func(ctx context.Context, epochs map[string]uint64) evidence { return claimEvidence(ctx, epochs, list) }
 }
 
-var errBeside = errors.New("another process of this program serves the kubelet, as in a roll-out")
+var errOtherProcess = errors.New("another process of this program serves the kubelet, as during a rolling update")
 
-// claimed returns the evidence of a list of claims.
-func claimed(
+// claimEvidence returns the evidence from a list of claims.
+func claimEvidence(
 	ctx context.Context, epochs map[string]uint64, list func(context.Context, []string) (map[string][]string, error),
 ) evidence {
 	claimed, err := list(ctx, slices.Sorted(maps.Keys(epochs)))
@@ -474,24 +472,23 @@ func claimed(
 	return evidence{epochs: epochs, has: has, err: err, claims: true}
 }
 
-// take takes in evidence. It counts for a GPU about which nothing has changed since it was asked
-// for.
-func (a *Arbiter) take(answer evidence) {
+// addEvidence applies evidence to the GPUs whose epoch has not changed since the query.
+func (a *Arbiter) addEvidence(answer evidence) {
 	notListed := errors.Is(answer.err, ErrNotListed)
 	for uuid, epoch := range answer.epochs {
 		g := a.gpus[uuid]
 		if g == nil || g.epoch != epoch {
 			continue
 		}
-		g.answered = true
+		g.isAnswered = true
 		switch g.wait = answer.has[uuid]; {
 		case g.wait != "":
-			g.wait += a.wayBack()
-			g.late = answer.claims && g.Before == dra.OwnedByNobody
+			g.wait += a.remedy()
+			g.claimedUnpublished = answer.claims && g.Before == dra.OwnedByNobody
 		case notListed && a.options.Clock.Since(g.since) < claimGrace:
-			g.wait = "claims that have it may be under way"
+			g.wait = "claims with this GPU may be in progress"
 		case answer.err != nil && !notListed:
-			g.wait = answer.err.Error() + a.wayBack()
+			g.wait = answer.err.Error() + a.remedy()
 		default:
 			g.Free, g.Unclaimed = !answer.claims, answer.claims
 		}

@@ -116,7 +116,7 @@ func (r *rig) start() {
 	devices.Published().Publish(r.published.Value())
 	r.devices, r.published = devices, devices.Published()
 	r.arbiter = handover.New(handover.Options{
-		Devices: devices, Users: r, Offered: r.offered, Records: r.records, Beside: r.beside.Latest, List: r.lists,
+		Devices: devices, Users: r, Offered: r.offered, Records: r.records, OtherProcess: r.beside.Latest, List: r.lists,
 		Driverless: driverless, Prepared: r.list,
 	})
 	r.run()
@@ -236,8 +236,8 @@ func TestUnknown(t *testing.T) {
 		r := newRig(t, config.DRAOff)
 		r.published.Publish(nil)
 		r.start()
-		const slices = "the state directory has not told yet which GPUs are in slices"
-		const claims = "the state directory has not told yet which claims are prepared"
+		const slices = "the state directory is not read yet: the GPUs in slices are unknown"
+		const claims = "the state directory is not read yet: the prepared claims are unknown"
 		r.after(time.Hour, "", "", "a:"+slices+" b:"+slices)
 		r.published.Publish(map[string]bool{})
 		r.after(0, dra.OwnedByPlugin, dra.OwnedByPlugin, "map[]")
@@ -346,8 +346,8 @@ func TestBackAtOnce(t *testing.T) {
 	})
 }
 
-// TestBesideAnotherProcess: as long as another process serves kubelet, too, it may have a GPU in
-// its list that has left the one of this process. So the GPU goes into no slice; those that are
+// TestBesideAnotherProcess: as long as another process also serves the kubelet, it may have a GPU
+// in its list that has left the one of this process. So the GPU goes into no slice; those that are
 // there stay.
 func TestBesideAnotherProcess(t *testing.T) {
 	t.Parallel()
@@ -359,7 +359,7 @@ func TestBesideAnotherProcess(t *testing.T) {
 		r.start()
 		r.after(time.Minute, dra.LeavesPlugin, dra.OwnedByDRA, "")
 		r.follow()
-		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:another process of this program serves kubelet, too")
+		r.after(time.Hour, dra.LeavesPlugin, dra.OwnedByDRA, "a:another process of this program also serves the kubelet")
 		r.beside.Publish(false)
 		r.after(2*time.Second, dra.OwnedByDRA, dra.OwnedByDRA, "")
 	})

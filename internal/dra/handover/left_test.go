@@ -32,7 +32,8 @@ func begin(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot,
 	t.Helper()
 	p := &whole{t: t, owners: feed.New(dra.Owners(nil))}
 	p.Devices = handover.NewDevices(handover.DevicesOptions{
-		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: p.owners, Configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}),
+		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: p.owners,
+		Configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}),
 	})
 	arbiter := handover.New(handover.Options{
 		Devices: p.Devices, Offered: feed.New(dra.Owners(nil)), Records: feed.New(map[string][]claims.Holder{}),

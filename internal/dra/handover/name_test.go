@@ -50,7 +50,8 @@ func keepsName(t *testing.T) {
 			}
 			continue
 		}
-		want := "dra.driverName is gpu.nvidia.com, and the driver keeps the name gpu.example.com, under which GPUs are in ResourceSlices; " +
+		want := "dra.driverName is gpu.nvidia.com, and the driver keeps the name gpu.example.com, under which GPUs are in " +
+			"ResourceSlices; " +
 			"set dra.driverName to gpu.example.com and dra.mode to plugin until"
 		if now != former || !strings.HasPrefix(kept, want) {
 			t.Errorf("with a GPU in a slice: %s, %q", now, kept)

@@ -11,14 +11,14 @@ import (
 
 // A poller runs one query at a time in the background of a loop.
 type poller struct {
-	first, most time.Duration // between two questions, longer each time
+	first, most time.Duration // interval between two queries, growing
 	pause       time.Duration
-	ready       bool // it is time for the next question
+	ready       bool // the next query is due
 	busy        bool
-	last        map[string]uint64 // what was asked about
+	last        map[string]uint64 // GPUs of the last query
 	timer       clock.Timer
 	answers     chan evidence
-	asked       sync.WaitGroup
+	running     sync.WaitGroup
 }
 
 func newPoller(c clock.WithTicker, first, most time.Duration) *poller {
@@ -27,22 +27,22 @@ func newPoller(c clock.WithTicker, first, most time.Duration) *poller {
 	return &poller{first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
 }
 
-// start asks about GPUs, if there are any, no question is under way, and it is time or the question
-// is another one.
+// start starts a query about GPUs, if there are any, no query is running, and the next query is due
+// or about other GPUs.
 func (q *poller) start(ctx context.Context, epochs map[string]uint64,
 	ask func(context.Context, map[string]uint64) evidence) {
 	if q.busy || len(epochs) == 0 || !q.ready && maps.Equal(epochs, q.last) {
 		return
 	}
-	if !maps.Equal(epochs, q.last) { // another question
+	if !maps.Equal(epochs, q.last) { // other GPUs
 		q.pause, q.last = q.first, epochs
 	}
 	q.busy, q.ready = true, false
-	q.asked.Go(func() { q.answers <- ask(ctx, epochs) })
+	q.running.Go(func() { q.answers <- ask(ctx, epochs) })
 }
 
-// end takes in an answer and returns it. The same question is asked again after a pause, which
-// becomes longer.
+// end handles the end of a query and returns its result. The same query is repeated after a growing
+// pause.
 func (q *poller) end(a evidence) evidence {
 	q.busy = false
 	q.timer.Reset(q.pause)
@@ -52,5 +52,5 @@ func (q *poller) end(a evidence) evidence {
 
 func (q *poller) due() <-chan time.Time { return q.timer.C() }
 
-// wait waits for the question that is under way. Its context has ended.
-func (q *poller) wait() { q.asked.Wait() }
+// wait waits for the running query, whose context has ended.
+func (q *poller) wait() { q.running.Wait() }

@@ -13,53 +13,53 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// publishedState is the file that says which GPUs may be in slices.
+// publishedState is the file with the GPUs that may be in slices.
 type publishedState struct {
 	Version int      `json:"version"`
 	GPUs    []string `json:"gpus"`
-	// Left are those that are in no slice any more, and that the device plugin has not got since: a
-	// claim may have them still.
+	// Left are GPUs that left their slices, but are not back at the device plugin: a claim may still
+	// have them.
 	Left []string `json:"left,omitempty"`
 	// Driver is the name of the driver that publishes them; empty for dra.Driver.
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices, in one time to lead. Where the file was damaged,
-// or was removed while it named GPUs, that is not known until SetPublished is called. It is work on
-// the files.
+// readPublished reads which GPUs may be in slices, for one term. If the file was damaged, or
+// removed while it named GPUs, they are unknown until SetPublished is called. It is work on the
+// files.
 func (d *Devices) readPublished(term int) error {
 	if d.published.Value() != nil {
-		return nil // it is known since
+		return nil // already known
 	}
 	if d.o.StateDir == "" {
-		d.during(term, func() { d.published.Publish(map[string]bool{}) })
+		d.inTerm(term, func() { d.published.Publish(map[string]bool{}) })
 		return nil
 	}
-	lose := func(why string) { d.during(term, func() { d.lose(why) }) }
-	var kept publishedState
+	setUnknown := func(why string) { d.inTerm(term, func() { d.setUnknown(why) }) }
+	var state publishedState
 	path := filepath.Join(d.o.StateDir, publishedFile)
-	found, err := statefile.ReadState(path, maxFile, fileVersion, &kept)
+	found, err := statefile.ReadState(path, maxFile, fileVersion, &state)
 	if err != nil {
 		err = fmt.Errorf("read which GPUs are in slices, which is kept as %s: %w", publishedFile+statefile.Damaged, err)
-		lose(err.Error())
+		setUnknown(err.Error())
 		return err
 	}
 	if _, err := os.Lstat(path + statefile.Damaged); !found && err == nil {
-		lose("an earlier process could not read which GPUs are in slices: " + path + statefile.Damaged)
+		setUnknown("an earlier process could not read which GPUs are in slices: " + path + statefile.Damaged)
 		return nil
 	}
 	if !found && d.onDisk {
-		lose("the file that says which GPUs are in slices is gone: " + path)
+		setUnknown("the file that says which GPUs are in slices is gone: " + path)
 		return nil
 	}
-	d.onDisk = len(kept.GPUs) > 0
-	// an earlier lead has published since this process started
-	if d.onDisk && cmp.Or(kept.Driver, dra.Driver) != d.o.Driver {
-		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(kept.Driver, dra.Driver))
+	d.onDisk = len(state.GPUs) > 0
+	// an earlier leader published after this process started
+	if d.onDisk && cmp.Or(state.Driver, dra.Driver) != d.o.Driver {
+		return fmt.Errorf("%w: GPUs may be in ResourceSlices of %s", dra.ErrOtherName, cmp.Or(state.Driver, dra.Driver))
 	}
-	d.during(term, func() {
-		d.left, d.noted = setOf(kept.Left), setOf(kept.Left)
-		d.know(setOf(kept.GPUs))
+	d.inTerm(term, func() {
+		d.leftSlice, d.leftOnDisk = setOf(state.Left), setOf(state.Left)
+		d.setKnown(setOf(state.GPUs))
 	})
 	return nil
 }
@@ -72,22 +72,22 @@ func setOf(uuids []string) map[string]bool {
 	return set
 }
 
-// hasLeft reports whether a GPU has left its slice, and the device plugin has not got it since,
-// also where an earlier process saw that.
+// hasLeft reports whether a GPU has left its slice, but is not back at the device plugin, even if
+// an earlier process saw that.
 func (d *Devices) hasLeft(uuid string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.left[uuid]
+	return d.leftSlice[uuid]
 }
 
-// returned notes that the device plugin has a GPU. Run writes that.
-func (d *Devices) returned(uuid string) {
+// noteReturned notes that the device plugin has a GPU again. Run writes the change.
+func (d *Devices) noteReturned(uuid string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.left, uuid)
+	delete(d.leftSlice, uuid)
 }
 
-// retract notes that the kubelet has removed the slices of a GPU. Run writes that at once.
+// retract notes that the kubelet has removed the slices of a GPU. Run writes the change at once.
 func (d *Devices) retract(uuid string) {
 	d.mu.Lock()
 	known := d.retracted[uuid]
@@ -98,62 +98,62 @@ func (d *Devices) retract(uuid string) {
 	}
 }
 
-// withoutRetracted returns which GPUs may be in slices without those that were retracted; nil if
-// none of them was.
+// withoutRetracted returns the GPUs that may be in slices without the retracted GPUs; nil if no GPU
+// is retracted.
 func (d *Devices) withoutRetracted() map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.retracted) == 0 {
 		return nil
 	}
-	left := maps.Clone(d.published.Value())
-	maps.DeleteFunc(left, func(uuid string, _ bool) bool { return d.retracted[uuid] })
-	return left
+	remaining := maps.Clone(d.published.Value())
+	maps.DeleteFunc(remaining, func(uuid string, _ bool) bool { return d.retracted[uuid] })
+	return remaining
 }
 
-// writeReturned writes which GPUs the device plugin has again, if that is not on disk. It is work
-// on the files.
-func (d *Devices) writeReturned() error {
-	if gpus := d.published.Value(); gpus != nil && d.owes() {
+// writeLeftSlice writes which GPUs have left their slices, if the file is outdated. It is work on
+// the files.
+func (d *Devices) writeLeftSlice() error {
+	if gpus := d.published.Value(); gpus != nil && d.isOutdated() {
 		return d.write(gpus)
 	}
 	return nil
 }
 
-// owes reports whether the file does not say which GPUs have left their slices.
-func (d *Devices) owes() bool {
+// isOutdated reports whether the file differs from leftSlice.
+func (d *Devices) isOutdated() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !maps.Equal(d.left, d.noted)
+	return !maps.Equal(d.leftSlice, d.leftOnDisk)
 }
 
-// Lost reports whether the record of which GPUs are in slices is lost, so that the API server has
-// to be asked. Published gets a new value when that changes.
-func (d *Devices) Lost() bool { return d.lost.Load() }
+// Lost reports whether it is unknown which GPUs are in slices, so that the API server must be
+// asked. Published gets a new value when this changes.
+func (d *Devices) Lost() bool { return d.publishedUnknown.Load() }
 
-// lose notes that it is not known which GPUs are in slices, and why. The caller has the lock.
-func (d *Devices) lose(why string) {
+// setUnknown marks the published GPUs as unknown, with the reason. The caller has the lock.
+func (d *Devices) setUnknown(why string) {
 	if d.publication.Value().Problem == "" {
 		d.publication.Publish(Publication{Problem: why})
 	}
-	if !d.lost.Swap(true) {
+	if !d.publishedUnknown.Swap(true) {
 		d.published.Publish(nil)
 	}
 }
 
-// know publishes which GPUs may be in slices. The caller has the lock.
-func (d *Devices) know(gpus map[string]bool) {
-	if now := d.publication.Value(); d.lost.Swap(false) && now == (Publication{Problem: now.Problem}) {
-		d.publication.Publish(Publication{}) // the problem was that nobody knew
+// setKnown publishes which GPUs may be in slices. The caller has the lock.
+func (d *Devices) setKnown(gpus map[string]bool) {
+	if now := d.publication.Value(); d.publishedUnknown.Swap(false) && now == (Publication{Problem: now.Problem}) {
+		d.publication.Publish(Publication{}) // the problem was the missing knowledge
 	}
 	maps.DeleteFunc(d.retracted, func(uuid string, _ bool) bool { return !gpus[uuid] })
 	d.published.Publish(gpus)
 }
 
-// SetPublished notes which GPUs may be in slices from now on, by UUID. Call it before slices are
-// written, and after slices are certainly gone. The record is on disk when it returns nil. It
-// returns an error when ctx ends, and when the disk does not answer for seconds; the record may
-// then be written later.
+// SetPublished records which GPUs may be in slices from now on, by UUID. Call it before slices are
+// written, and after slices are certainly gone. If it returns nil, the record is on disk. It
+// returns an error when ctx ends or the disk does not respond for seconds; the record may then be
+// written later.
 func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error {
 	d.mu.Lock()
 	was, term := d.published.Value(), d.term
@@ -165,18 +165,18 @@ func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error 
 	return d.onFiles(ctx, func() error {
 		err := d.write(gpus)
 		if err == nil {
-			d.during(term, func() { d.know(gpus) })
+			d.inTerm(term, func() { d.setKnown(gpus) })
 		}
 		return err
 	})
 }
 
-// write writes which GPUs may be in slices, and which have left them. It is work on the files.
+// write writes which GPUs may be in slices, and which GPUs have left them. It is work on the files.
 func (d *Devices) write(gpus map[string]bool) error {
 	d.mu.Lock()
-	maps.Copy(d.left, d.published.Value())
-	maps.DeleteFunc(d.left, func(uuid string, _ bool) bool { return gpus[uuid] })
-	left := maps.Clone(d.left)
+	maps.Copy(d.leftSlice, d.published.Value())
+	maps.DeleteFunc(d.leftSlice, func(uuid string, _ bool) bool { return gpus[uuid] })
+	left := maps.Clone(d.leftSlice)
 	d.mu.Unlock()
 	if d.o.StateDir != "" {
 		state := publishedState{Version: fileVersion, GPUs: slices.Sorted(maps.Keys(gpus)),
@@ -191,6 +191,6 @@ func (d *Devices) write(gpus map[string]bool) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.noted = left
+	d.leftOnDisk = left
 	return nil
 }

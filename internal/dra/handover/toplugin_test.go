@@ -27,7 +27,7 @@ func TestToPlugin(t *testing.T) {
 		r.mode(config.DRAOff)
 		r.after(time.Minute, dra.LeavesDRA, dra.LeavesDRA, "a:claim ns/c has it b:claim ns/pending was given it")
 		r.set(func() { r.claimed = nil })
-		r.after(2*time.Minute, dra.LeavesDRA, dra.OwnedByNobody, "b:it may be in a ResourceSlice still")
+		r.after(2*time.Minute, dra.LeavesDRA, dra.OwnedByNobody, "b:it may still be in a ResourceSlice")
 		before := r.listed
 		if r.after(time.Hour, dra.LeavesDRA, dra.OwnedByNobody, ""); r.listed != before {
 			t.Error("claims are listed although a record and a slice say enough")
@@ -72,10 +72,10 @@ func TestToPluginWithoutTheRightToList(t *testing.T) {
 		r.set(func() { r.failed = fmt.Errorf("list: %w", handover.ErrNotListed) })
 		r.published.Publish(map[string]bool{"a": true})
 		r.start()
-		r.after(50*time.Second, dra.LeavesDRA, dra.OwnedByPlugin, "may be under way")
+		r.after(50*time.Second, dra.LeavesDRA, dra.OwnedByPlugin, "may be in progress")
 		r.after(2*time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "")
 		r.published.Publish(map[string]bool{})
-		r.after(50*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "may be under way")
+		r.after(50*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "may be in progress")
 		r.after(2*time.Minute, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
 	})
 }
@@ -112,7 +112,8 @@ func TestToPluginWithoutADriver(t *testing.T) {
 		r.beside.Publish(true)
 		r.start()
 		before := r.listed
-		if r.after(time.Hour, dra.LeavesDRA, dra.LeavesDRA, "another process of this program serves the kubelet"); r.listed > before {
+		if r.after(time.Hour, dra.LeavesDRA, dra.LeavesDRA,
+			"another process of this program serves the kubelet"); r.listed > before {
 			t.Error("the kubelet's account is read while another process may be the driver")
 		}
 		r.beside.Publish(false)
@@ -146,7 +147,7 @@ func TestToPluginAfterARollOut(t *testing.T) {
 		r.beside.Publish(true)
 		r.start()
 		r.follow()
-		r.after(time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "it may be in a ResourceSlice still")
+		r.after(time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "it may still be in a ResourceSlice")
 		r.beside.Publish(false)
 		r.after(9*time.Second, dra.OwnedByNobody, dra.OwnedByPlugin, "10s")
 		r.after(10*time.Second, dra.OwnedByPlugin, dra.OwnedByPlugin, "")
