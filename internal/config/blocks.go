@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// blocks puts into the Config what only the file can say.
+// blocks puts the blocks into the Config, which only the file can contain.
 func (d *document) blocks(c *Config) {
 	if v := d.config.Version; v != "" && v != v1.Version {
 		d.refuse("version", fmt.Sprintf("unknown version %q; use %s", v, v1.Version))
@@ -26,8 +26,8 @@ func (d *document) blocks(c *Config) {
 	d.units(c)
 }
 
-// honours reports whether a key that NVIDIA's device plugin ignores has its effect, and warns
-// unless the configuration says so. Without is what holds where it is ignored.
+// honours reports whether a key that NVIDIA's device plugin ignores has an effect, and warns unless
+// the configuration decides. Without describes the behaviour if the key is ignored.
 func (d *document) honours(c *Config, path, without string) bool {
 	switch c.Compatibility {
 	case CompatibilityNVIDIA:
@@ -42,8 +42,8 @@ func (d *document) honours(c *Config, path, without string) bool {
 	return true
 }
 
-// refuse puts a problem with a key of the file on record, unless the key, or a block around it,
-// could not even be read: then it only looks as if it were missing.
+// refuse records a problem with a key of the file, unless the key or a block around it was
+// unreadable and thus only seems to be missing.
 func (d *document) refuse(path, text string) {
 	for _, m := range d.malformed {
 		if rest, inside := strings.CutPrefix(path, m.Where); inside && (rest == "" || rest[0] == '.' || rest[0] == '[') {
@@ -80,15 +80,15 @@ func (d *document) name(path, text string) string {
 	return name
 }
 
-// item is the key path of the ith entry of a list.
+// item returns the key path of the i-th entry of a list.
 func item(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
 
-// refs returns what a list of indices and UUIDs names.
+// refs returns the Refs in a list of indices and UUIDs.
 func (d *document) refs(path string, given []string) []resource.Ref {
 	return parsed(d, path, given, resource.ParseRef)
 }
 
-// parsed returns what a list of the file says, entry by entry.
+// parsed returns the parsed entries of a list of the file.
 func parsed[T any](d *document, path string, given []string, parse func(string) (T, error)) []T {
 	var all []T
 	for i, text := range given {
@@ -102,15 +102,15 @@ func parsed[T any](d *document, path string, given []string, parse func(string) 
 	return all
 }
 
-// sharing puts the sharing block into the Config. MPS wins over time-slicing, but both have to be
-// right.
+// sharing puts the sharing block into the Config. MPS takes precedence over time-slicing, but both
+// have to be valid.
 func (d *document) sharing(c *Config) {
 	s := d.config.Sharing
 	if s == nil {
 		return
 	}
 	if d.nulls["sharing.timeSlicing"] {
-		s.TimeSlicing = &v1.Replicated{} // which is refused; a null at mps is none
+		s.TimeSlicing = &v1.Replicated{} // which is refused; a null at mps means none
 	}
 	c.Resource.Sharing = d.replicated(c, "sharing.timeSlicing", s.TimeSlicing, resource.TimeSliced, false)
 	if s.MPS == nil {
@@ -128,8 +128,8 @@ func (d *document) sharing(c *Config) {
 	}
 }
 
-// replicated returns what one way of sharing is to do; one says whether a request for several
-// replicas is refused where the file does not say so.
+// replicated returns the rules of one way of sharing. The parameter one is the default for refusing
+// requests for several replicas.
 func (d *document) replicated(c *Config, path string, given *v1.Replicated, mode resource.SharingMode,
 	one bool) resource.Sharing {
 	if given == nil {
@@ -200,15 +200,15 @@ func (d *document) rule(c *Config, path string, given v1.ReplicatedResource, ren
 	return rule
 }
 
-// ruled is what the rules of one resource are about.
+// ruled has the rules of one resource.
 type ruled struct {
-	first string // where the first rule is
-	all   string // where the first rule is that lists no devices
+	first string // position of the first rule
+	all   string // position of the first rule without devices
 	named mentions
 }
 
-// overlap adds a rule. It says how the rule and one before it concern one device on every node that
-// has it; empty if they need not.
+// overlap adds a rule. It describes how the rule and an earlier one affect the same device on every
+// node with that device; empty if they need not.
 func (r *ruled) overlap(rule resource.SharingRule) string {
 	earlier := r.all
 	if rule.Devices == nil {

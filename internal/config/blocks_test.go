@@ -59,7 +59,8 @@ sharing:
 		},
 		{
 			name: "MPS wins and refuses requests for more than one", args: "--mps-root=/run/nvidia/mps",
-			file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 5}]}}",
+			file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, " +
+				"replicas: 5}]}}",
 			want: resource.Options{Sharing: resource.Sharing{Mode: resource.MPS, OnePerRequest: true,
 				Rules: []resource.SharingRule{
 					{Where: "sharing.mps.resources[0]", Name: "nvidia.com/gpu", Replicas: 5},
@@ -148,8 +149,10 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "an entry without anything", file: "sharing:\n  timeSlicing:\n    resources:\n    - {}\n",
-			want: "line 4: sharing.timeSlicing.resources[0].name: no resource name specified; use a name such as nvidia.com/gpu\n" +
-				"line 4: sharing.timeSlicing.resources[0].replicas: no replicas specified; set the number of containers that share a device, 2 or more",
+			want: "line 4: sharing.timeSlicing.resources[0].name: no resource name specified; use a name such as " +
+				"nvidia.com/gpu\n" +
+				"line 4: sharing.timeSlicing.resources[0].replicas: no replicas specified; set the number of containers that " +
+				"share a device, 2 or more",
 		},
 		{
 			name: "too few replicas", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}",
@@ -177,16 +180,20 @@ func TestProblemsOfBlocks(t *testing.T) {
 			want: "line 1: sharing.timeSlicing.resources[0].devices: " + devices,
 		},
 		{
-			name: "devices, a bad item", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, null, [1]]}]}}",
+			name: "devices, a bad item", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, " +
+				"null, [1]]}]}}",
 			want: "line 1: sharing.timeSlicing.resources[0].devices: " + devices,
 		},
 		{
-			name: "devices, a bad reference", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, GPU]}]}}",
+			name: "devices, a bad reference", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: " +
+				"[0, GPU]}]}}",
 			want: `line 1: sharing.timeSlicing.resources[0].devices[1]: "GPU" does not name a device: write a GPU's index (0), a MIG device's index (0:1) or a UUID as nvidia-smi -L prints it`,
 		},
 		{
-			name: "MPS without a directory, with mixed", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}", args: "--mig-strategy=mixed",
-			want: "line 1: sharing.mps: MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy\n" +
+			name: "MPS without a directory, with mixed", file: "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}",
+			args: "--mig-strategy=mixed",
+			want: "line 1: sharing.mps: MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG " +
+				"strategy\n" +
 				"line 1: sharing.mps: needs --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps",
 		},
 		{
@@ -196,7 +203,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "selectors that say too little or too much",
-			file: "selectors:\n- {exclude: true}\n- {indices: [0]}\n- {indices: [1], exclude: true, replicas: 2}\n- {indices: [2], replicas: 0}\n" +
+			file: "selectors:\n- {exclude: true}\n- {indices: [0]}\n- {indices: [1], exclude: true, replicas: 2}\n" +
+				"- {indices: [2], replicas: 0}\n" +
 				"- {uuids: [x], pci: [z], models: [\"\"], rename: \"-\"}\n",
 			want: `line 2: selectors[0]: selects nothing; set uuids, indices, pci or models` + "\n" +
 				`line 3: selectors[1]: has no effect; set exclude: true, units: true, rename or replicas` + "\n" +
@@ -209,7 +217,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{
 			name: "selectors that overlap",
-			file: "selectors:\n- {indices: [0], pci: [\"1b:00.0\"], models: [\"*H100*\"], exclude: true}\n- {indices: [\"0:1\"], rename: a}\n" +
+			file: "selectors:\n- {indices: [0], pci: [\"1b:00.0\"], models: [\"*H100*\"], exclude: true}\n" +
+				"- {indices: [\"0:1\"], rename: a}\n" +
 				"- {pci: [\"0000:1b:00.0\"], rename: b}\n- {models: [\"NVIDIA*\"], rename: c}\n",
 			want: "line 3: selectors[1]: overlaps with selectors[0]: 0:1 is also 0 there\n" +
 				"line 4: selectors[2]: overlaps with selectors[0]: 0000:1b:00.0 is also 0000:1b:00.0 there\n" +
@@ -228,7 +237,8 @@ func TestProblemsOfBlocks(t *testing.T) {
 		},
 		{name: "durations at their bounds", file: "health: {suspectLimit: 1h, unknownGrace: 24h, flapWindow: 1m}"},
 		{
-			name: "health", file: "health:\n  xids: {ignore: [31, -1], fatal: [31]}\n  recovery: never\n  suspectLimit: 0s\n  flapLimit: 0\n  flapWindow: 1\n  unknownGrace: x\n  fabric: up\n  imex: \"no\"\n",
+			name: "health", file: "health:\n  xids: {ignore: [31, -1], fatal: [31]}\n  recovery: never\n  suspectLimit: 0s\n" +
+				"  flapLimit: 0\n  flapWindow: 1\n  unknownGrace: x\n  fabric: up\n  imex: \"no\"\n",
 			want: "line 2: health.xids.fatal[0]: XID 31 already has a rule at health.xids.ignore[0]\n" +
 				"line 2: health.xids.ignore[1]: -1 is not an XID\n" +
 				`line 3: health.recovery: "never" is not one of: auto, manual` + "\n" +
@@ -255,24 +265,38 @@ func TestEntriesThatOverlap(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ name, file, want string }{
 		{
-			name: "two rules for all devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3, devices: [1]}]}}",
-			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; the larger number of replicas counts",
+			name: "two rules for all devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: " +
+				"nvidia.com/gpu, replicas: 3, devices: [1]}]}}",
+			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0], which also " +
+				"applies to nvidia.com/gpu; the larger number of replicas counts",
 		},
 		{
-			name: "two rules for one device", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, 1]}, {name: gpu, replicas: 3, devices: ['1:0']}]}}",
-			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0]: device 1:0 is also device 1 there; the larger number of replicas counts",
+			name: "two rules for one device", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: " +
+				"[0, 1]}, {name: gpu, replicas: 3, devices: ['1:0']}]}}",
+			want: "line 1: sharing.timeSlicing.resources[1]: overlaps with sharing.timeSlicing.resources[0]: device 1:0 is " +
+				"also device 1 there; the larger number of replicas counts",
 		},
 		{
-			name: "a rule for all devices after one for some", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1]}, {name: a, replicas: 2}, {name: gpu, replicas: 3}]}}",
-			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which also applies to nvidia.com/gpu; the larger number of replicas counts",
+			name: "a rule for all devices after one for some",
+			file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [1]}, {name: a, replicas: 2}, {name: " +
+				"gpu, replicas: 3}]}}",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0], which also " +
+				"applies to nvidia.com/gpu; the larger number of replicas counts",
 		},
 		{
-			name: "a rule for a GPU after one for a MIG device on it", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30]}, " +
-				"{name: a, replicas: 2, devices: [1]}, {name: gpu, replicas: 3, devices: [11, '0:1', 1]}, {name: gpu, replicas: 3, devices: [GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30]}]}}",
-			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0]: device 1 is also device 1:0 there; the larger number of replicas counts\n" +
-				"line 1: sharing.timeSlicing.resources[3]: overlaps with sharing.timeSlicing.resources[0]: device GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30 is also device GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30 there; the larger number of replicas counts",
+			name: "a rule for a GPU after one for a MIG device on it",
+			file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', " +
+				"GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30]}, " +
+				"{name: a, replicas: 2, devices: [1]}, {name: gpu, replicas: 3, devices: [11, '0:1', 1]}, {name: gpu, replicas: " +
+				"3, devices: [GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30]}]}}",
+			want: "line 1: sharing.timeSlicing.resources[2]: overlaps with sharing.timeSlicing.resources[0]: device 1 is also " +
+				"device 1:0 there; the larger number of replicas counts\n" +
+				"line 1: sharing.timeSlicing.resources[3]: overlaps with sharing.timeSlicing.resources[0]: device " +
+				"GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30 is also device GPU-7ed1bb51-4d4c-4b11-8e51-4f5f4a8d0f30 there; the " +
+				"larger number of replicas counts",
 		},
-		{name: "rules for other devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: ['1:0', '1:0', 2]}, {name: gpu, replicas: 3, devices: [0, '1:1', 11]}]}}"},
+		{name: "rules for other devices", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: " +
+			"['1:0', '1:0', 2]}, {name: gpu, replicas: 3, devices: [0, '1:1', 11]}]}}"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -330,7 +354,8 @@ health:
 	}
 	want := health.Default()
 	want.FabricReported, want.IMEXGates, want.EnergyEvidence, want.ReopenAlways = true, true, true, true
-	want.Manual, want.SuspectLimit, want.UnknownGrace, want.FlapLimit, want.FlapWindow = true, time.Second, 2*time.Second, 4, 3*time.Hour
+	want.Manual, want.SuspectLimit, want.UnknownGrace, want.FlapLimit, want.FlapWindow = true, time.Second, 2*time.Second,
+		4, 3*time.Hour
 	want.Interval = 10 * time.Second
 	want.Overrides = want.Overrides.With(48, health.RuleFatal).With(74, health.RuleIgnore).With(63, health.RuleSuspect).
 		With(31, health.RuleIgnore).With(45, health.RuleFatal)
@@ -340,7 +365,9 @@ health:
 	if !c.KernelLog || !c.Validate {
 		t.Error("the kernel's log is not read, or CUDA not proven")
 	}
-	c, _, err = sources(t, "", "").Resolve("", []byte("health: {recovery: auto, fabric: gate, imex: report, reopen: careful, energyEvidence: false, kernelLog: false}"))
+	c, _, err = sources(t, "", "").Resolve("",
+		[]byte("health: {recovery: auto, fabric: gate, imex: report, reopen: careful, energyEvidence: false, "+
+			"kernelLog: false}"))
 	if err != nil || c.Health.Manual || c.Health.FabricReported || c.Health.IMEXGates || c.Health.ReopenAlways ||
 		c.Health.EnergyEvidence || c.KernelLog {
 		t.Errorf("what holds anyway: %+v, %v", c.Health, err)
@@ -351,7 +378,8 @@ health:
 func TestAllHealthChecksOff(t *testing.T) {
 	t.Parallel()
 	for env, off := range map[string]bool{
-		"": false, "DP_DISABLE_HEALTHCHECKS=all": true, "DP_DISABLE_HEALTHCHECKS=xids": true, "DP_DISABLE_HEALTHCHECKS=48": false,
+		"": false, "DP_DISABLE_HEALTHCHECKS=all": true, "DP_DISABLE_HEALTHCHECKS=xids": true,
+		"DP_DISABLE_HEALTHCHECKS=48":                             false,
 		"DP_DISABLE_HEALTHCHECKS=all DP_ENABLE_HEALTHCHECKS=79":  false,
 		"DP_DISABLE_HEALTHCHECKS=all DP_ENABLE_HEALTHCHECKS=all": false,
 	} {

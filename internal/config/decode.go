@@ -19,27 +19,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
 )
 
-// maxNodes bounds how many nodes of a file are looked at: aliases of YAML can make very many of
-// few.
+// maxNodes limits the nodes of a file: YAML aliases can multiply a few nodes to very many.
 const maxNodes = 1 << 17
 
-// A document is a decoded file, and what was found on the way.
+// A document is a decoded file with the findings of decoding.
 type document struct {
 	config   v1.Config
-	empty    bool            // the file says nothing: it has at most comments, null or {}
+	empty    bool            // the file has at most comments, null or {}
 	lines    map[string]int  // by key path
 	nulls    map[string]bool // key paths whose value is null
 	problems remarks
 	warnings remarks
 	nodes    int
-	keys     map[reflect.Type]string // of blocks, as messages list them
+	keys     map[reflect.Type]string // of blocks, for messages
 	flags    *pflag.FlagSet          // of the command; nil for none
-	// malformed are those of the problems that were found on the way.
+	// malformed are the problems found during decoding.
 	malformed []Remark
 }
 
-// decode reads a file as NVIDIA's device plugin does, YAML or JSON, keys in any case, but finds all
-// mistakes instead of the first, and unknown keys too. An empty file is an empty Config.
+// decode reads a file as NVIDIA's device plugin does, YAML or JSON, with keys in any case. Unlike
+// NVIDIA's, it finds all mistakes, not only the first, and also unknown keys. An empty file is an
+// empty Config.
 func decode(data []byte) *document {
 	d := &document{lines: map[string]int{}, nulls: map[string]bool{}, keys: map[reflect.Type]string{}}
 	top, err := single(yaml.NewDecoder(bytes.NewReader(data)))
@@ -64,8 +64,8 @@ func decode(data []byte) *document {
 	return d
 }
 
-// single returns the top node of the only document of a file; nil if there is none. Documents that
-// say nothing may follow it: templates leave separators behind.
+// single returns the top node of the only document of a file; nil if there is none. Empty documents
+// may follow, because templates leave separators behind.
 func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
 	for first := true; ; first = false {
 		var root yaml.Node
@@ -85,9 +85,9 @@ func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
 	}
 }
 
-// otherFile says what a mapping is that is no configuration file, and what to give in its place; it
-// is empty for a configuration file. All keys of such a file would be unknown, and ignored: then
-// the defaults would be served.
+// otherFile describes a mapping that is not a configuration file, and names the right file; empty
+// for a configuration file. Without this check, all keys would be ignored as unknown, and the
+// defaults would apply.
 func otherFile(top *yaml.Node) (line int, text string) {
 	if top.Kind != yaml.MappingNode {
 		return 0, ""
@@ -104,14 +104,16 @@ func otherFile(top *yaml.Node) (line int, text string) {
 	}
 	switch kind, layouts := keys["kind"], keys["mig-configs"]; {
 	case kind != nil && kind.Value == "ConfigMap":
-		return kind.Line, "is a Kubernetes ConfigMap; give the text of one key of its data: kubectl get configmap NAME -o jsonpath='{.data.KEY}'"
+		return kind.Line, "is a Kubernetes ConfigMap; give the text of one key of its data: kubectl get configmap NAME -o " +
+			"jsonpath='{.data.KEY}'"
 	case kind != nil:
 		return kind.Line, fmt.Sprintf("is a Kubernetes object of the kind %.100q, and no configuration file",
 			kind.Value)
 	case keys["apiVersion"] != nil:
 		return keys["apiVersion"].Line, "is a Kubernetes object, and no configuration file"
 	case layouts != nil:
-		return layouts.Line, "has the MIG layouts of mig-parted (mig-configs), and is no configuration file; name it with mig.configFile"
+		return layouts.Line, "has the MIG layouts of mig-parted (mig-configs), and is no configuration file; name it with " +
+			"mig.configFile"
 	case !known:
 		return first.Line, fmt.Sprintf("has no key of a configuration file, but %.100q; known keys: %s", first.Value,
 			(&document{keys: map[reflect.Type]string{}}).known(reflect.TypeFor[v1.Config]()))
@@ -119,13 +121,13 @@ func otherFile(top *yaml.Node) (line int, text string) {
 	return 0, ""
 }
 
-// isNothing reports whether a document says nothing.
+// isNothing reports whether a document is empty.
 func isNothing(top *yaml.Node) bool {
 	return top == nil || top.Tag == "!!null" || top.Kind == yaml.MappingNode && len(top.Content) == 0
 }
 
-// containsItself reports whether following aliases leads from a node to itself. Nodes are open
-// while what they hold is looked at.
+// containsItself reports whether following aliases leads from a node to itself. The nodes on the
+// current path are open.
 func containsItself(node *yaml.Node, open map[*yaml.Node]bool) bool {
 	if isOpen, seen := open[node]; seen {
 		return isOpen
@@ -147,7 +149,7 @@ func (d *document) problem(where string, line int, text string) {
 	d.problems.add(Remark{Where: where, Line: line, Text: text})
 }
 
-// line returns the line of a key, or of the nearest block around it that the file has.
+// line returns the line of a key, or of the nearest enclosing block in the file.
 func (d *document) line(path string) int {
 	for path != "" {
 		if line, found := d.lines[path]; found {
@@ -175,7 +177,7 @@ func (d *document) value(node *yaml.Node, into reflect.Value, path string) {
 		pointed := reflect.New(into.Type().Elem())
 		d.value(node, pointed.Elem(), path)
 		if d.problems.count() == before || pointed.Elem().Kind() == reflect.Struct && !isSpecial(pointed) {
-			into.Set(pointed) // what is wrong is as if it were not there
+			into.Set(pointed) // invalid values count as absent
 		}
 		return
 	}
@@ -193,13 +195,13 @@ func (d *document) value(node *yaml.Node, into reflect.Value, path string) {
 	}
 }
 
-// isSpecial reports whether a pointer's type knows its own forms.
+// isSpecial reports whether a pointer's type decodes itself.
 func isSpecial(pointer reflect.Value) bool {
 	_, special := pointer.Interface().(json.Unmarshaler)
 	return special
 }
 
-// special decodes a node into a type that knows its own forms.
+// special decodes a node into a type that decodes itself.
 func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) {
 	if !d.affords(node) {
 		return
@@ -209,7 +211,7 @@ func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) 
 	if err == nil {
 		data, noJSON := json.Marshal(value)
 		if noJSON != nil {
-			data = []byte("{}") // a form that no type has: let it say which it has
+			data = []byte("{}") // no type accepts this form: the type's error lists its forms
 		}
 		err = into.UnmarshalJSON(data)
 	}
@@ -218,7 +220,7 @@ func (d *document) special(node *yaml.Node, into json.Unmarshaler, path string) 
 	}
 }
 
-// affords counts a node with all that it holds, and reports whether that is still within maxNodes.
+// affords counts a node with its contents, and reports whether the sum is still within maxNodes.
 func (d *document) affords(node *yaml.Node) bool {
 	if d.nodes++; d.nodes > maxNodes {
 		return false
@@ -233,9 +235,9 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 	d.entries(node, into, path, map[string]string{})
 }
 
-// entries decodes the keys of a mapping, and of the mappings that it merges, in the order in which
-// the file has them: a value replaces all of an earlier one. Spellings are the keys so far, by the
-// key as the schema writes it.
+// entries decodes the keys of a mapping, and of mappings merged into it, in the order of the file:
+// a value replaces an earlier one completely. Spellings are the keys so far, by the key of the
+// schema.
 func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if node.Kind != yaml.MappingNode {
 		d.problem(cmp.Or(path, "file"), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
@@ -261,7 +263,7 @@ func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spe
 			d.warn(where, key.Line, "is read as "+name)
 		}
 		if before, known := spellings[name]; known && before != key.Value {
-			// NVIDIA's plugin goes by the alphabetical order of the spellings.
+			// NVIDIA's plugin uses the alphabetical order of the spellings.
 			d.problem(where, key.Line, "is also written as "+before+"; write the key in one way")
 			continue
 		}
@@ -274,7 +276,7 @@ func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spe
 	}
 }
 
-// merge decodes the mappings that YAML's key "<<" brings in.
+// merge decodes the mappings of YAML's key "<<".
 func (d *document) merge(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if d.nodes++; d.nodes > maxNodes {
 		return
@@ -328,8 +330,8 @@ func (d *document) scalar(node *yaml.Node, into reflect.Value, path string) {
 	}
 }
 
-// isText reports whether a node is a string. As an item of a list it may be a whole number, such as
-// an index, and has to be the same however YAML is read: 00 may mean 0, and y true.
+// isText reports whether a node is a string. An item of a list may also be a whole number, such as
+// an index, if all versions of YAML agree on it: 00 may mean 0, and y true.
 func isText(node *yaml.Node, item bool) bool {
 	switch node.Tag {
 	case "!!str", "!!timestamp":
@@ -342,7 +344,7 @@ func isText(node *yaml.Node, item bool) bool {
 	return false
 }
 
-// isFraction reports whether a node is a number that is not whole. The decoder would cut it off.
+// isFraction reports whether a node is a fractional number. The decoder would truncate it.
 func isFraction(node *yaml.Node) bool {
 	var number float64
 	return node.Tag == "!!float" && node.Decode(&number) == nil && number != math.Trunc(number)
@@ -352,8 +354,7 @@ func (d *document) warn(where string, line int, text string) {
 	d.warnings.add(Remark{Where: where, Line: line, Text: text})
 }
 
-// lookUp returns the field of a struct for a key of a file, in any case, and the key as the schema
-// writes it.
+// lookUp returns the field of a struct for a key in any case, and the key of the schema.
 func lookUp(into reflect.Value, key string) (field reflect.Value, name string, found bool) {
 	for i := range into.NumField() {
 		if name := tag(into.Type().Field(i)); strings.EqualFold(name, key) {
@@ -363,7 +364,7 @@ func lookUp(into reflect.Value, key string) (field reflect.Value, name string, f
 	return reflect.Value{}, "", false
 }
 
-// known returns the keys of a block of the schema, as messages list them.
+// known returns the keys of a block of the schema, for messages.
 func (d *document) known(block reflect.Type) string {
 	if d.keys[block] == "" {
 		names := make([]string, block.NumField())
@@ -375,7 +376,7 @@ func (d *document) known(block reflect.Type) string {
 	return d.keys[block]
 }
 
-// tag returns the key that a field of the schema has in a file.
+// tag returns the key of a field in a file.
 func tag(field reflect.StructField) string {
 	name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 	return name

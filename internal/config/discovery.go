@@ -10,43 +10,46 @@ import (
 
 // Discovery is the configuration of the program gpu-feature-discovery.
 type Discovery struct {
-	// On says that the Config is for that program.
+	// On reports whether the Config is for that program.
 	On bool
-	// Oneshot has labels written once.
+	// Oneshot writes the labels once.
 	Oneshot bool
-	// Sleep is how often labels are written although they do not change; 0 for never.
+	// Sleep is the time between two writes of unchanged labels; 0 for never.
 	Sleep time.Duration
-	// API says whether labels go into a NodeFeature object, and not into a file.
+	// API decides whether labels go into a NodeFeature object instead of a file.
 	API NodeFeatureAPI
 }
 
-// NodeFeatureAPI says whether labels go into a NodeFeature object of node-feature-discovery.
+// NodeFeatureAPI decides whether labels go into a NodeFeature object of node-feature-discovery.
 type NodeFeatureAPI int
 
 // The values.
 const (
-	APIDefault NodeFeatureAPI = iota // in a program that talks to the API server
+	APIDefault NodeFeatureAPI = iota // true in a program that talks to the API server
 	APIOff
 	APIOn
 )
 
-// DefaultDiscoveryFile is where gpu-feature-discovery writes.
+// DefaultDiscoveryFile is the default output of gpu-feature-discovery.
 const DefaultDiscoveryFile = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 
-// discoveryOptions are all settings of gpu-feature-discovery: those that it shares with the daemon,
-// and its own.
+// discoveryOptions are all settings of gpu-feature-discovery: those shared with the daemon, and its
+// own.
 var discoveryOptions = append(shared(
-	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path", "library-search-path",
+	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path",
+	"library-search-path",
 	"logging-format", "simulate",
 	"kubeconfig", "node-name", "namespace", "pod-name", "compatibility",
 ), []option{
 	{
-		flag: "oneshot", common: true, env: []string{"GFD_ONESHOT"}, key: "flags.gfd.oneshot", fallback: "false", kind: kindBool,
+		flag: "oneshot", common: true, env: []string{"GFD_ONESHOT"}, key: "flags.gfd.oneshot", fallback: "false",
+		kind:  kindBool,
 		usage: "write the labels once and exit", set: truth(func(c *Config) *bool { return &c.Discovery.Oneshot }),
 	},
 	{
-		flag: "no-timestamp", env: []string{"GFD_NO_TIMESTAMP"}, key: "flags.gfd.noTimestamp", fallback: "false", kind: kindBool,
-		usage: "leave out the label nvidia.com/gfd.timestamp",
+		flag: "no-timestamp", env: []string{"GFD_NO_TIMESTAMP"}, key: "flags.gfd.noTimestamp", fallback: "false",
+		kind:  kindBool,
+		usage: "omit the label nvidia.com/gfd.timestamp",
 		set: func(c *Config, text string) error {
 			err := truth(func(c *Config) *bool { return &c.Features.LabelsTimestamp })(c, text)
 			c.Features.LabelsTimestamp = !c.Features.LabelsTimestamp
@@ -54,8 +57,9 @@ var discoveryOptions = append(shared(
 		},
 	},
 	{
-		flag: "sleep-interval", common: true, env: []string{"GFD_SLEEP_INTERVAL"}, key: "flags.gfd.sleepInterval", fallback: "60s",
-		usage: "time after which labels are written again although they did not change, at least 1s, or infinite", set: setSleep,
+		flag: "sleep-interval", common: true, env: []string{"GFD_SLEEP_INTERVAL"}, key: "flags.gfd.sleepInterval",
+		fallback: "60s",
+		usage:    "time after which unchanged labels are written again, at least 1s, or infinite", set: setSleep,
 	},
 	{
 		flag: "output-file", common: true,
@@ -66,13 +70,14 @@ var discoveryOptions = append(shared(
 	},
 	{
 		flag: "machine-type-file", env: []string{"GFD_MACHINE_TYPE_FILE"}, key: "flags.gfd.machineTypeFile",
-		fallback: DefaultMachineTypeFile, empty: true, usage: "file with the name of the machine; empty: it is unknown",
+		fallback: DefaultMachineTypeFile, empty: true, usage: "file with the name of the machine; empty: unknown",
 		set: text(func(c *Config) *string { return &c.Features.MachineTypeFile }),
 	},
 	{
 		flag: "use-node-feature-api", common: true,
 		env: []string{"GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"}, key: "flags.useNodeFeatureAPI",
-		kind: kindBool, usage: "write a NodeFeature object in place of a file; default: true in gpu-node-agent, false elsewhere",
+		kind: kindBool, usage: "write a NodeFeature object instead of a file; default: true in gpu-node-agent, false " +
+			"elsewhere",
 		set: func(c *Config, text string) error {
 			var on bool
 			err := truth(func(*Config) *bool { return &on })(c, text)
@@ -83,12 +88,12 @@ var discoveryOptions = append(shared(
 	ignored("kube-api-qps", "KUBE_API_QPS"), ignored("kube-api-burst", "KUBE_API_BURST"),
 }...)
 
-// shared returns those of the daemon's options that have these names.
+// shared returns the daemon's options with these names.
 func shared(names ...string) []option {
 	return slices.DeleteFunc(slices.Clone(options), func(o option) bool { return !slices.Contains(names, o.flag) })
 }
 
-// ignored returns an option that has no effect.
+// ignored returns an option without effect.
 func ignored(flag, env string) option {
 	return option{
 		flag: flag, env: []string{env}, usage: "accepted, no effect: 5 requests in a second, 10 at once",
@@ -112,7 +117,7 @@ func setSleep(c *Config, text string) error {
 // AddDiscoveryFlags declares all flags of gpu-feature-discovery.
 func AddDiscoveryFlags(flags *pflag.FlagSet) { addFlags(flags, discoveryOptions, nil) }
 
-// DiscoveryEnv looks variables up as env does, but first with GFD_ before their names.
+// DiscoveryEnv looks up variables like env, but first with the prefix GFD_.
 func DiscoveryEnv(env func(string) (string, bool)) func(string) (string, bool) {
 	return func(name string) (string, bool) {
 		if text, given := env("GFD_" + name); given {
@@ -130,8 +135,7 @@ func (s Sources) options() []option {
 	return options
 }
 
-// discovery completes the configuration of gpu-feature-discovery, which writes labels and does
-// nothing else.
+// discovery completes the configuration of gpu-feature-discovery, which only writes labels.
 func (c *Config) discovery(s Sources) {
 	c.Discovery.On = true
 	c.Features.Labels = LabelsFile

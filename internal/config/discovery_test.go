@@ -16,7 +16,8 @@ import (
 // is what ours is told.
 func TestDiscoveryOptions(t *testing.T) {
 	t.Parallel()
-	const shared = "flags: {migStrategy: mixed, useNodeFeatureAPI: true, gfd: {oneshot: true, noTimestamp: true, sleepInterval: 2m, outputFile: /f, " +
+	const shared = "flags: {migStrategy: mixed, useNodeFeatureAPI: true, gfd: {oneshot: true, noTimestamp: true, " +
+		"sleepInterval: 2m, outputFile: /f, " +
 		"machineTypeFile: /m}}\nsharing: {mps: {resources: []}}\n"
 	type want struct {
 		d         config.Discovery
@@ -47,7 +48,8 @@ func TestDiscoveryOptions(t *testing.T) {
 		},
 		{
 			name: "environment over file", file: "flags: {gfd: {sleepInterval: 2m, outputFile: /f}}",
-			env: "GFD_SLEEP_INTERVAL=infinite GFD_OUTPUT_FILE= GFD_MACHINE_TYPE_FILE=/e GFD_NO_TIMESTAMP=false GFD_USE_NODE_FEATURE_API=false",
+			env: "GFD_SLEEP_INTERVAL=infinite GFD_OUTPUT_FILE= GFD_MACHINE_TYPE_FILE=/e GFD_NO_TIMESTAMP=false " +
+				"GFD_USE_NODE_FEATURE_API=false",
 			want: with(func(w *want) {
 				w.d.Sleep, w.file, w.machine, w.d.API = 0, "", "/e", config.APIOff
 			}),

@@ -12,40 +12,39 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// DRA says which GPUs pods get by Dynamic Resource Allocation, and not by the device plugin.
+// DRA chooses the GPUs that pods get by Dynamic Resource Allocation instead of the device plugin.
 type DRA struct {
 	Mode DRAMode
-	// DriverName is the name of the driver. It is that of the start: a change of the file needs a
-	// restart.
+	// DriverName is the name of the driver. A change of the file needs a restart.
 	DriverName string
-	// GPUs selects them with DRASplit.
+	// GPUs selects the GPUs for DRASplit.
 	GPUs resource.Selector
-	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode that
-	// are given by claims.
+	// DynamicMIG creates MIG devices for claims, and destroys them with the claims, on GPUs in MIG
+	// mode under Dynamic Resource Allocation.
 	DynamicMIG bool
-	// SwitchMIG has the MIG mode of GPUs that change it without a reset be switched on for claims with
-	// such MIG devices, and off for claims with the whole GPU.
+	// SwitchMIG switches the MIG mode of GPUs that need no reset for it: on for claims with such
+	// MIG devices, off for claims with the whole GPU.
 	SwitchMIG bool
-	// Shares is how many claims at most can have parts of the memory of one GPU; 0 if a claim has a
-	// GPU alone.
+	// Shares is the maximum number of claims with parts of the memory of one GPU; 0 if a claim has
+	// a GPU alone.
 	Shares int
-	// ShareBy is what is counted of them. Without a limit, Shares does not count.
+	// ShareBy is what is counted for shares. Without a limit, Shares has no effect.
 	ShareBy dra.ShareBy
-	// ClaimStatus has the status of claims say which devices they have, and whether these are ready
-	// and healthy.
+	// ClaimStatus writes the devices of each claim, and whether they are ready and healthy, into
+	// the status of the claim.
 	ClaimStatus bool
-	// Metadata has containers of a claim find a file that says which devices they have.
+	// Metadata gives the containers of a claim a file about their devices.
 	Metadata bool
 }
 
-// DRAMode says which GPUs pods get by Dynamic Resource Allocation.
+// DRAMode chooses the GPUs that pods get by Dynamic Resource Allocation.
 type DRAMode int
 
 // The modes.
 const (
 	DRAOff   DRAMode = iota // none
 	DRAAll                  // all
-	DRASplit                // those that are selected
+	DRASplit                // selected GPUs
 )
 
 func (m DRAMode) String() string {
@@ -60,19 +59,18 @@ func (m DRAMode) String() string {
 	return fmt.Sprintf("DRAMode(%d)", int(m))
 }
 
-// GivenByDRA reports whether pods are to get a GPU by Dynamic Resource Allocation. A GPU that the
-// selectors exclude is given to nobody.
+// GivenByDRA reports whether pods get a GPU by Dynamic Resource Allocation. Nobody gets a GPU that
+// the selectors exclude.
 func (c Config) GivenByDRA(g inventory.GPU) bool {
 	return (c.DRA.Mode == DRAAll || c.DRA.Mode == DRASplit && c.DRA.GPUs.SelectsGPU(g)) && !c.Resource.Excludes(g)
 }
 
-// draOptions are the settings of Dynamic Resource Allocation. Which GPUs are selected is in the
-// file alone.
+// draOptions are the settings of Dynamic Resource Allocation. Only the file can select GPUs.
 var draOptions = []option{
 	{
 		flag: "dra-mode", common: true, env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
-		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or split (those " +
-			"of dra.gpus, which is in the file, by Dynamic Resource Allocation)",
+		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or " +
+			"split (by Dynamic Resource Allocation for the GPUs of dra.gpus in the file, as resources for the others)",
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
 	},
 	{
@@ -82,40 +80,43 @@ var draOptions = []option{
 	},
 	{
 		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false", kind: kindBool,
-		usage: "make MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get by Dynamic Resource " +
-			"Allocation and that nothing else has divided",
+		usage: "create MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get by " +
+			"Dynamic Resource Allocation and that have no other MIG devices",
 		set: truth(func(c *Config) *bool { return &c.DRA.DynamicMIG }),
 	},
 	{
 		flag: "dra-switch-mig", env: []string{"DRA_SWITCH_MIG"}, key: "dra.switchMIG", fallback: "false", kind: kindBool,
-		usage: "with dra.dynamicMIG, switch MIG mode on for MIG devices, and off for the whole GPU, where that needs no reset (Hopper and later)",
-		set:   truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
+		usage: "with dra.dynamicMIG, switch MIG mode on for MIG devices and off for the whole GPU, on GPUs that need no " +
+			"reset for it (Hopper and later)",
+		set: truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
 	},
 	{
 		flag: "dra-shares", env: []string{"DRA_SHARES"}, key: "dra.shares", fallback: "0",
-		usage: "how many claims at most can have parts of the memory of one GPU that pods get by Dynamic Resource Allocation, 2 to 48; 0: " +
-			"a claim has a GPU alone",
+		usage: "maximum number of claims that share the memory of one GPU under Dynamic Resource Allocation, 2 to 48; 0: " +
+			"no sharing",
 		set: setShares,
 	},
 	{
 		flag: "dra-share-by", env: []string{"DRA_SHARE_BY"}, key: "dra.shareBy", fallback: "memory",
-		usage: "how claims share a device: memory (each asks for a part of the memory of a GPU; dra.shares says how many at most), count " +
-			"(each has one of dra.shares shares of a GPU or MIG device) or unlimited (any number of claims)",
+		usage: "how claims share a device: memory (each claim requests a part of the memory of a GPU, dra.shares is the " +
+			"maximum number of claims), count (each claim has one of dra.shares shares of a GPU or MIG device) or unlimited " +
+			"(any number of claims)",
 		set: setShareBy,
 	},
 	{
-		flag: "dra-claim-status", env: []string{"DRA_CLAIM_STATUS"}, key: "dra.claimStatus", fallback: "false", kind: kindBool,
-		usage: "write into the status of each claim which GPUs and MIG devices it has, and whether they are ready and healthy",
+		flag: "dra-claim-status", env: []string{"DRA_CLAIM_STATUS"}, key: "dra.claimStatus", fallback: "false",
+		kind:  kindBool,
+		usage: "write the GPUs and MIG devices of each claim, and whether they are ready and healthy, into its status",
 		set:   truth(func(c *Config) *bool { return &c.DRA.ClaimStatus }),
 	},
 	{
 		flag: "dra-metadata", env: []string{"DRA_METADATA"}, key: "dra.metadata", fallback: "false", kind: kindBool,
-		usage: "give containers of new claims a file that says which GPUs and MIG devices they have (KEP-5304)",
+		usage: "give containers of new claims a file with their GPUs and MIG devices (KEP-5304)",
 		set:   truth(func(c *Config) *bool { return &c.DRA.Metadata }),
 	},
 }
 
-// driverForm is that of a DNS subdomain. Kubernetes allows maxDriverName characters.
+// driverForm matches a DNS subdomain. Kubernetes allows maxDriverName characters.
 var driverForm = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
 const maxDriverName = 63
@@ -129,7 +130,7 @@ func setDriverName(c *Config, text string) error {
 	return nil
 }
 
-// setShares takes no more than can be clients of the one MPS server that a GPU has.
+// setShares accepts at most the number of clients of one MPS server, because a GPU has one server.
 func setShares(c *Config, text string) error {
 	most, err := strconv.Atoi(text)
 	if err != nil || most != 0 && (most < 2 || most > resource.MPSClients) {
@@ -148,8 +149,8 @@ func setShareBy(c *Config, text string) error {
 	return nil
 }
 
-// dra judges the mode. It comes after the blocks: what gives a GPU to the device plugin must not be
-// about a GPU that it does not have.
+// dra checks the mode. It runs after the blocks: an entry for the device plugin must not be about a
+// GPU that the device plugin does not have.
 func (d *document) dra(c *Config, s Sources) {
 	given := d.config.DRA
 	if given != nil && given.GPUs != nil {
@@ -201,7 +202,7 @@ func (d *document) dra(c *Config, s Sources) {
 	}
 }
 
-// shares judges which GPUs are given in shares.
+// shares checks the settings of shares.
 func (d *document) shares(c *Config) {
 	switch {
 	case c.DRA.ShareBy == dra.ByCount && c.DRA.Shares == 0 && d.reads("dra-share-by"):
@@ -219,8 +220,8 @@ func (d *document) shares(c *Config) {
 	}
 }
 
-// apart refuses an entry that renames or shares devices if some of them are on selected GPUs on
-// every node that has them.
+// apart refuses an entry that renames or shares devices of selected GPUs on every node with these
+// devices.
 func (d *document) apart(where string, selected, entry resource.Selector) {
 	named := mentions{}
 	_ = conflict(selected, nil, named)
@@ -229,7 +230,7 @@ func (d *document) apart(where string, selected, entry resource.Selector) {
 	}
 }
 
-// wholeGPU is resource.ParseRef for a GPU: it is not given in parts.
+// wholeGPU is resource.ParseRef for a GPU, which claims get whole.
 func wholeGPU(text string) (resource.Ref, error) {
 	ref, err := resource.ParseRef(text)
 	if err == nil && (strings.HasPrefix(text, "MIG-") || strings.Contains(text, ":")) {

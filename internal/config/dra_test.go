@@ -21,7 +21,8 @@ func TestDRA(t *testing.T) {
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
 	want := config.DRA{Mode: config.DRASplit, DriverName: "gpu.nvidia.com", ShareBy: "memory", GPUs: resource.Selector{
-		Where: "dra.gpus", Devices: []resource.Ref{uuid, "3"}, PCI: []string{"0000:1b:00.0"}, Models: []resource.Pattern{"*T4*"}}}
+		Where: "dra.gpus", Devices: []resource.Ref{uuid, "3"}, PCI: []string{"0000:1b:00.0"},
+		Models: []resource.Pattern{"*T4*"}}}
 	if diff := cmp.Diff(want, c.DRA); diff != "" || len(warnings) > 0 || err != nil {
 		t.Fatalf("%v, warnings %v (-want +got):\n%s", err, warnings, diff)
 	}
@@ -66,7 +67,8 @@ func TestDriverName(t *testing.T) {
 	longest := strings.Repeat("a.", 30) + "aaa"
 	for text, good := range map[string]bool{
 		"gpu.example.com": true, "gpu": true, "a-b.9.x": true, longest: true, longest + "a": false, "GPU.example.com": false,
-		"gpu_example": false, "-gpu.example.com": false, "gpu..com": false, "gpu.example.com.": false, "gpu.example.com/x": false,
+		"gpu_example": false, "-gpu.example.com": false, "gpu..com": false, "gpu.example.com.": false,
+		"gpu.example.com/x": false,
 	} {
 		c, _, err := sources(t, "", "").Resolve("a.yaml", []byte("dra: {driverName: "+text+"}"))
 		const remedy = "must be a DNS subdomain of at most 63 characters, such as gpu.example.com, not"
@@ -107,17 +109,20 @@ func TestMetadata(t *testing.T) {
 func TestShareBy(t *testing.T) {
 	t.Parallel()
 	for file, want := range map[string]string{
-		"version: v1":                                                  "memory",
-		"dra: {shares: 4, shareBy: memory}":                            "memory",
-		"dra: {dynamicMIG: true, switchMIG: true}":                     "memory",
-		"dra: {switchMIG: true}":                                       "error: needs dra.dynamicMIG: true",
-		"dra: {dynamicMIG: true, switchMIG: true, shares: 4}":          "error: a GPU of which MIG devices can be made is not given in shares",
-		"dra: {dynamicMIG: true, switchMIG: true, shareBy: unlimited}": "error: a GPU of which MIG devices can be made is not given in shares",
-		"dra: {shares: 4, shareBy: count}":                             "count",
-		"dra: {shareBy: unlimited}":                                    "unlimited",
-		"dra: {shareBy: count}":                                        "error: count needs dra.shares",
-		"dra: {shares: 4, shareBy: size}":                              "error: must be memory, count or unlimited, not \"size\"",
-		"dra: {shares: 4, shareBy: unlimited}":                         "warning: has no effect with dra.shareBy: unlimited",
+		"version: v1":                              "memory",
+		"dra: {shares: 4, shareBy: memory}":        "memory",
+		"dra: {dynamicMIG: true, switchMIG: true}": "memory",
+		"dra: {switchMIG: true}":                   "error: needs dra.dynamicMIG: true",
+		"dra: {dynamicMIG: true, switchMIG: true, shares: 4}": "error: a GPU of which MIG devices can be made is " +
+			"not given in shares",
+		"dra: {dynamicMIG: true, switchMIG: true, shareBy: unlimited}": "error: a GPU of which MIG devices can be made is " +
+			"not given in shares",
+		"dra: {shares: 4, shareBy: count}": "count",
+		"dra: {shareBy: unlimited}":        "unlimited",
+		"dra: {shareBy: count}":            "error: count needs dra.shares",
+		"dra: {shares: 4, shareBy: size}": "error: must be memory, count or unlimited, not " +
+			"\"size\"",
+		"dra: {shares: 4, shareBy: unlimited}": "warning: has no effect with dra.shareBy: unlimited",
 	} {
 		c, warnings, err := sources(t, "", "").Resolve("a.yaml", []byte(file))
 		got := string(c.DRA.ShareBy)
@@ -158,21 +163,27 @@ func TestDRAThatIsRefused(t *testing.T) {
 		{name: "no account of pods", file: "dra: {mode: dra}", args: "--pod-resources-socket=",
 			want: "dra needs --pod-resources-socket"},
 		{name: "a relative path", file: "{dra: {mode: dra}, flags: {kubeletRoot: kubelet}}", want: "is not an absolute path"},
-		{name: "shared and in slices", file: "{dra: {mode: dra}, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}}",
+		{name: "shared and in slices", file: "{dra: {mode: dra}, sharing: {timeSlicing: {resources: [{name: " +
+			"nvidia.com/gpu, replicas: 2}]}}}",
 			want: "with dra no GPU is shared by the device plugin"},
 		{name: "renamed and in slices", file: "{dra: {mode: dra}, selectors: [{indices: [0], rename: nvidia.com/a}]}",
 			want: "selectors[0]: renames or shares"},
-		{name: "renamed and selected", file: "{dra: {mode: split, gpus: {indices: [1, 0]}}, selectors: [{indices: [2], rename: nvidia.com/a}, {indices: [0], replicas: 2}]}",
+		{name: "renamed and selected", file: "{dra: {mode: split, gpus: {indices: [1, 0]}}, selectors: [{indices: [2], " +
+			"rename: nvidia.com/a}, {indices: [0], replicas: 2}]}",
 			want: "selectors[1]: overlaps with dra.gpus"},
 		{name: "a part of it renamed", file: `{dra: {mode: split, gpus: {indices: [0]}}, selectors: [{indices: ["0:1"], rename: nvidia.com/a}]}`,
 			want: "selectors[0]: overlaps with dra.gpus"},
 		{name: "shared and selected", file: "{dra: {mode: split, gpus: {indices: [0]}}, sharing: {timeSlicing: {resources: " +
-			"[{name: nvidia.com/gpu, rename: nvidia.com/a, devices: [0], replicas: 2}]}}}", args: "--compatibility=none", want: "overlaps with dra.gpus"},
-		{name: "models in common", file: "{dra: {mode: split, gpus: {models: ['*H100*']}}, selectors: [{models: ['NVIDIA*'], replicas: 2}]}",
+			"[{name: nvidia.com/gpu, rename: nvidia.com/a, devices: [0], replicas: 2}]}}}", args: "--compatibility=none",
+			want: "overlaps with dra.gpus"},
+		{name: "models in common", file: "{dra: {mode: split, gpus: {models: ['*H100*']}}, selectors: [{models: " +
+			"['NVIDIA*'], replicas: 2}]}",
 			want: "have models in common"},
-		{name: "apart", file: "{dra: {mode: split, gpus: {indices: [0]}}, selectors: [{indices: [1], replicas: 2}], sharing: {timeSlicing: {resources: " +
+		{name: "apart", file: "{dra: {mode: split, gpus: {indices: [0]}}, selectors: [{indices: [1], replicas: 2}], " +
+			"sharing: {timeSlicing: {resources: " +
 			"[{name: nvidia.com/gpu, replicas: 2}]}}}", args: "--compatibility=none"},
-		{name: "excluded and selected", file: "{dra: {mode: split, gpus: {indices: [0, 1]}}, selectors: [{indices: [0], exclude: true}]}"},
+		{name: "excluded and selected", file: "{dra: {mode: split, gpus: {indices: [0, 1]}}, selectors: [{indices: [0], " +
+			"exclude: true}]}"},
 		{name: "selected for nothing", file: "dra: {gpus: {indices: [0]}}", want: "has no effect without the mode split"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

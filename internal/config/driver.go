@@ -10,13 +10,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A DriverRange are versions of the driver, such as "580" or "580.95.05".
+// A DriverRange is a range of driver versions, such as "580" or "580.95.05".
 type DriverRange struct {
-	// AtLeast is the oldest version, and Below the oldest that is too new; empty for none.
+	// AtLeast is the oldest accepted version, and Below the oldest version that is too new; empty
+	// for none.
 	AtLeast, Below string
 }
 
-// Refuses returns why a driver is not accepted; empty if it is, or if its version is not known.
+// Refuses returns why a driver is not accepted; empty if it is accepted or its version is unknown.
 func (r DriverRange) Refuses(d inventory.Driver) string {
 	switch {
 	case d.Version == "":
@@ -42,7 +43,7 @@ func driverVersion(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// driver judges which drivers are accepted.
+// driver checks the range of accepted drivers.
 func (d *document) driver(c *Config) {
 	r := c.Accepted
 	if r.AtLeast != "" && r.Below != "" && !(inventory.Driver{Version: r.AtLeast}).Before(r.Below) {
@@ -50,8 +51,8 @@ func (d *document) driver(c *Config) {
 	}
 }
 
-// setSearchPath sets the folders of the driver's libraries. They are paths of the driver root, also
-// without a slash in front.
+// setSearchPath sets the folders of the driver's libraries: paths of the driver root, with or
+// without a leading slash.
 func setSearchPath(c *Config, text string) error {
 	c.Driver.SearchPath = nil
 	for _, folder := range splitList(text) {

@@ -5,43 +5,42 @@ import (
 	"slices"
 )
 
-// Features says which labels, Events, conditions and taints the node writes to the cluster.
+// Features chooses the labels, Events, conditions and taints that the node writes to the cluster.
 type Features struct {
 	// Labels is how labels that describe the GPUs reach the node.
 	Labels LabelsOutput
 	// LabelsFile is the file for node-feature-discovery.
 	LabelsFile string
-	// LabelsTimestamp adds the label with the time at which the configuration came into force.
+	// LabelsTimestamp adds the label with the time of the last change of the configuration.
 	LabelsTimestamp bool
 	// MachineTypeFile is the file with the name of the machine; empty for none.
 	MachineTypeFile string
-	// Events says that what happens to GPUs is written as Events of the node.
+	// Events writes Events of the node about its GPUs.
 	Events bool
-	// PodEvents says that Events are written for the pods that hold a GPU, too.
+	// PodEvents also writes Events for the pods that hold a GPU.
 	PodEvents bool
-	// Condition says that the health of the GPUs is written as a condition of the node.
+	// Condition writes the health of the GPUs as a condition of the node.
 	Condition bool
-	// Taint says that the node is tainted while none of its GPUs is healthy.
+	// Taint taints the node while none of its GPUs is healthy.
 	Taint bool
-	// ChangeTaint says that the node is tainted before a change of the configuration takes devices
-	// away.
+	// ChangeTaint taints the node before a change of the configuration takes devices away.
 	ChangeTaint bool
-	// StartupTaint says that the start-up taint of the node is removed when its GPUs are allocatable.
+	// StartupTaint removes the start-up taint of the node when its GPUs are allocatable.
 	StartupTaint bool
-	// Quiesce says that an annotation of the node releases the driver.
+	// Quiesce releases the driver at an annotation of the node.
 	Quiesce bool
 }
 
-// NeedAPIServer reports whether a feature that is on needs the API server.
+// NeedAPIServer reports whether an enabled feature needs the API server.
 func (f Features) NeedAPIServer() bool {
 	return f.Labels == LabelsNodeFeature || f.Labels == LabelsNode || f.Events || f.Condition || f.Taint ||
 		f.ChangeTaint || f.StartupTaint || f.Quiesce
 }
 
-// LabelsOutput is how labels that describe the GPUs reach the node.
+// LabelsOutput is how labels about the GPUs reach the node.
 type LabelsOutput int
 
-// The ways, one at a time.
+// The outputs, one at a time.
 const (
 	LabelsOff         LabelsOutput = iota
 	LabelsFile                     // a file for node-feature-discovery
@@ -63,7 +62,7 @@ func (l LabelsOutput) String() string {
 	return fmt.Sprintf("LabelsOutput(%d)", int(l))
 }
 
-// NodeConfig says how a label of the node chooses the configuration file.
+// NodeConfig is how a label of the node chooses the configuration file.
 type NodeConfig struct {
 	// Dir is the directory with the files; empty if the label chooses none.
 	Dir string
@@ -71,7 +70,7 @@ type NodeConfig struct {
 	Label string
 	// Default is the name of the file for a node without the label; empty for the Fallbacks.
 	Default string
-	// Fallbacks are tried one after the other for a node without the label.
+	// Fallbacks are tried in order for a node without the label.
 	Fallbacks []Fallback
 }
 
@@ -80,25 +79,27 @@ type Fallback string
 
 // The fallbacks.
 const (
-	FallbackNamed  Fallback = "named"  // the file with the name "default"
+	FallbackNamed  Fallback = "named"  // the file named "default"
 	FallbackSingle Fallback = "single" // the only file
 	FallbackEmpty  Fallback = "empty"  // no file
 )
 
-// DefaultMachineTypeFile is where the firmware's name of the machine is.
+// DefaultMachineTypeFile has the firmware's name of the machine.
 const DefaultMachineTypeFile = "/sys/class/dmi/id/product_name"
 
-// clusterOptions are the settings of what the node reports to the cluster and reads from it.
+// clusterOptions are the settings of the node's reports to the cluster and of its reads.
 var clusterOptions = []option{
 	{
-		flag: "kubeconfig", env: []string{"KUBECONFIG"}, usage: "file with the address and the credentials of the API server; default: those " +
+		flag: "kubeconfig", env: []string{"KUBECONFIG"},
+		usage: "file with the address and the credentials of the API server; default: those " +
 			"of the pod's service account",
 		set: text(func(c *Config) *string { return &c.Kubeconfig }),
 	},
 	{
 		flag: "node-config-dir", env: []string{"CONFIG_FILE_SRCDIR"},
-		usage: "directory of configuration files; a label of the node chooses one, and --config-file is not given; empty: no choice",
-		set:   absolute(func(c *Config) *string { return &c.NodeConfig.Dir }),
+		usage: "directory of configuration files, from which a label of the node chooses one; not together with " +
+			"--config-file; empty: no choice",
+		set: absolute(func(c *Config) *string { return &c.NodeConfig.Dir }),
 	},
 	{
 		flag: "node-config-label", env: []string{"NODE_LABEL"}, fallback: "nvidia.com/device-plugin.config",
@@ -112,13 +113,14 @@ var clusterOptions = []option{
 	},
 	{
 		flag: "node-config-fallbacks", env: []string{"FALLBACK_STRATEGIES"}, kind: kindList,
-		usage: "what a node without the label uses if there is no --node-config-default, the first that is possible: named (the file " +
-			"\"default\"), single (the only file), empty (no file)",
+		usage: "fallbacks for a node without the label and without --node-config-default, the first possible one: named " +
+			"(the file \"default\"), single (the only file), empty (no file)",
 		set: setFallbacks,
 	},
 	{
 		flag: "node-labels", common: true, env: []string{"NODE_LABELS"}, key: "features.labels", fallback: "off",
-		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an object for " +
+		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an " +
+			"object for " +
 			"node-feature-discovery; node, on the node itself",
 		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature,
 			LabelsNode),
@@ -130,7 +132,8 @@ var clusterOptions = []option{
 		set:      absolute(func(c *Config) *string { return &c.Features.LabelsFile }),
 	},
 	{
-		flag: "node-labels-timestamp", env: []string{"NODE_LABELS_TIMESTAMP"}, key: "features.labelsTimestamp", fallback: "false", kind: kindBool,
+		flag: "node-labels-timestamp", env: []string{"NODE_LABELS_TIMESTAMP"}, key: "features.labelsTimestamp",
+		fallback: "false", kind: kindBool,
 		usage: "add the label nvidia.com/gfd.timestamp; it changes with each start and each configuration",
 		set:   truth(func(c *Config) *bool { return &c.Features.LabelsTimestamp }),
 	},
@@ -151,13 +154,14 @@ var clusterOptions = []option{
 		set:   text(func(c *Config) *string { return &c.PodName }),
 	},
 	{
-		flag: "node-events", common: true, env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false", kind: kindBool,
+		flag: "node-events", common: true, env: []string{"NODE_EVENTS"}, key: "features.events", fallback: "false",
+		kind:  kindBool,
 		usage: "write Events about the GPUs: false; true, of the node; pods, also of the pods that hold a GPU",
 		set:   setEvents,
 	},
 	{
 		flag: "node-condition", env: []string{"NODE_CONDITION"}, key: "features.condition", fallback: "false", kind: kindBool,
-		usage: "write the condition GPUHealthy of the node, which says whether its GPUs are healthy",
+		usage: "write the node condition GPUHealthy: whether the GPUs of the node are healthy",
 		set:   truth(func(c *Config) *bool { return &c.Features.Condition }),
 	},
 	{
@@ -166,23 +170,27 @@ var clusterOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.Features.Taint }),
 	},
 	{
-		flag: "node-change-taint", env: []string{"NODE_CHANGE_TAINT"}, key: "features.changeTaint", fallback: "false", kind: kindBool,
-		usage: "taint the node before a change of the configuration takes devices away, so that no pod is sent to them",
+		flag: "node-change-taint", env: []string{"NODE_CHANGE_TAINT"}, key: "features.changeTaint", fallback: "false",
+		kind:  kindBool,
+		usage: "taint the node before a change of the configuration takes devices away, so that no pod is scheduled to them",
 		set:   truth(func(c *Config) *bool { return &c.Features.ChangeTaint }),
 	},
 	{
-		flag: "node-startup-taint", env: []string{"NODE_STARTUP_TAINT"}, key: "features.startupTaint", fallback: "false", kind: kindBool,
-		usage: "remove the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when its GPUs are allocatable",
-		set:   truth(func(c *Config) *bool { return &c.Features.StartupTaint }),
+		flag: "node-startup-taint", env: []string{"NODE_STARTUP_TAINT"}, key: "features.startupTaint", fallback: "false",
+		kind: kindBool,
+		usage: "remove the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when its " +
+			"GPUs are allocatable",
+		set: truth(func(c *Config) *bool { return &c.Features.StartupTaint }),
 	},
 	{
 		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,
-		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time to come",
-		set:   truth(func(c *Config) *bool { return &c.Features.Quiesce }),
+		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time " +
+			"in the future",
+		set: truth(func(c *Config) *bool { return &c.Features.Quiesce }),
 	},
 }
 
-// setFallbacks sets what a node without the label uses.
+// setFallbacks sets the fallbacks for a node without the label.
 func setFallbacks(c *Config, text string) error {
 	for _, name := range splitList(text) {
 		f := Fallback(name)
@@ -206,7 +214,7 @@ func setEvents(c *Config, text string) error {
 	return nil
 }
 
-// features judges what needs the API server.
+// features checks the settings that need the API server.
 func (d *document) features(c *Config, s Sources) {
 	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.named() != "" {
 		d.problem("--node-config-dir", 0, "chooses the configuration file; do not give --config-file, too")
@@ -234,5 +242,6 @@ func (d *document) features(c *Config, s Sources) {
 	}
 }
 
-// noClient is the problem of a program that does not talk to the API server.
-const noClient = "needs the API server, which this program does not talk to: run gpu-node-agent instead, with the same settings"
+// noClient is the problem of a program without access to the API server.
+const noClient = "needs the API server, which this program does not talk to: run gpu-node-agent instead, with the " +
+	"same settings"

@@ -17,14 +17,17 @@ func FuzzResolve(f *testing.F) {
 	for _, seed := range []string{
 		"", "version: v1\nflags:\n  migStrategy: mixed\n  plugin: {deviceListStrategy: [envvar]}\n",
 		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0, '0:1']}]}}",
-		"selectors:\n- {models: ['*'], exclude: true}\n", "a: &a {b: *a}\nflags: *a\n", "<<: [{flags: 1}]", "flags: {<<: [{migStrategy: mixed}, {migStrategy: single}]}",
+		"selectors:\n- {models: ['*'], exclude: true}\n", "a: &a {b: *a}\nflags: *a\n", "<<: [{flags: 1}]",
+		"flags: {<<: [{migStrategy: mixed}, {migStrategy: single}]}",
 		"flags: {<<: {migStrategy: mixed}, migStrategy: null}", "flags: {<<: {migStrategy: null}, migStrategy: mixed}",
-		"flags: {<<: [{migStrategy: mixed}, {MigStrategy: null}]}", "flags: {<<: [{MigStrategy: null}, {migStrategy: mixed}]}",
+		"flags: {<<: [{migStrategy: mixed}, {MigStrategy: null}]}",
+		"flags: {<<: [{MigStrategy: null}, {migStrategy: mixed}]}",
 		"flags: {migStrategy: mixed, MigStrategy: single}", "flags: {MigStrategy: mixed, migStrategy: null}",
 		"flags: {migStrategy: mixed, <<: {MIGSTRATEGY: single}}", "flags: {MigStrategy: null, <<: {migStrategy: mixed}}",
 		`{"imex": {"channelIDs": []}}`,
 		"selectors:\n- {models: [000], exclude: true}", "selectors:\n- {models: [y, 1.50, 0x10], exclude: true}",
-		"health: {xids: {ignore: [1]}, flapWindow: 3m}", "flags: {gfd: {sleepInterval: 1e9}}", "---\nversion: v1\n---\n", "{\"version\": \"v1\"} {}",
+		"health: {xids: {ignore: [1]}, flapWindow: 3m}", "flags: {gfd: {sleepInterval: 1e9}}", "---\nversion: v1\n---\n",
+		"{\"version\": \"v1\"} {}",
 	} {
 		f.Add([]byte(seed))
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 )
 
-// health puts what file and environment say of faults into the Config. An environment variable wins
-// over the file.
+// health puts the fault settings of file and environment into the Config. An environment variable
+// overrides the file.
 func (d *document) health(c *Config, s Sources) {
 	interval := c.Health.Interval // an option has set it
 	c.Health = health.Default()
@@ -24,7 +24,8 @@ func (d *document) health(c *Config, s Sources) {
 			d.warn("environment", 0, text)
 		}
 		if overrides.Off() {
-			d.warn("environment", 0, "DP_DISABLE_HEALTHCHECKS: all health checks are off, and a GPU is given to work whatever is wrong with it")
+			d.warn("environment", 0, "DP_DISABLE_HEALTHCHECKS: all health checks are off, and a GPU is given to "+
+				"work whatever is wrong with it")
 		}
 	}
 	given := d.config.Health
@@ -50,7 +51,7 @@ func (d *document) health(c *Config, s Sources) {
 	}
 }
 
-// either reports whether the file gives a key the second of two values; the first is the default.
+// either reports whether the file has the second of two values for a key; the first is the default.
 func (d *document) either(path string, given *string, first, second string) bool {
 	if given != nil && *given != first && *given != second {
 		d.refuse(path, fmt.Sprintf("%q is not one of: %s, %s", *given, first, second))
@@ -58,7 +59,7 @@ func (d *document) either(path string, given *string, first, second string) bool
 	return given != nil && *given == second
 }
 
-// xids puts the file's rules for XIDs into the Config where the environment has none.
+// xids puts the file's rules for XIDs into the Config, unless the environment has rules.
 func (d *document) xids(c *Config, given v1.XIDRules) {
 	environment := c.Health.Overrides
 	said := map[int]string{}
@@ -88,7 +89,7 @@ func (d *document) xids(c *Config, given v1.XIDRules) {
 	}
 }
 
-// length puts a length of time into the Config if the file gives one. It must be within two bounds.
+// length puts a duration of the file into the Config, within two bounds.
 func (d *document) length(path string, given *v1.Duration, into *time.Duration, least, most string) {
 	if given == nil {
 		return

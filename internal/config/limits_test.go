@@ -55,7 +55,8 @@ func TestHostileFiles(t *testing.T) {
 		},
 		"as many unknown keys as are listed": {
 			file: each(50, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }) + "version: v1\n",
-			want: "line 50: k49: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, health, driver, features, mig, dra",
+			want: "line 50: k49: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, " +
+				"units, health, driver, features, mig, dra",
 		},
 		"a key of a megabyte": {file: "version: v1\n? " + strings.Repeat("k", 1_000_000) + "\n: 1\n", want: "…"},
 		"a name of a megabyte": {
@@ -161,7 +162,8 @@ func TestFilesThatAreNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		fifo: "is a FIFO, not a regular file", folder: "is a folder, not a regular file", large: "is larger than 1048576 bytes",
+		fifo: "is a FIFO, not a regular file", folder: "is a folder, not a regular file",
+		large:       "is larger than 1048576 bytes",
 		"/dev/zero": "is a device, not a regular file",
 	} {
 		if _, _, err := (config.Sources{}).LoadFile(path); err == nil || !strings.Contains(err.Error(), path+": "+want) {

@@ -13,47 +13,47 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Sources are where a Config comes from, beside its file.
+// Sources are the inputs of a Config beside its file.
 type Sources struct {
-	// Env looks an environment variable up, as os.LookupEnv does; nil if there are none.
+	// Env looks up an environment variable like os.LookupEnv; nil for none.
 	Env func(name string) (value string, given bool)
-	// Flags were declared by AddFlags and parsed; nil if there are none.
+	// Flags are parsed flags of AddFlags; nil for none.
 	Flags *pflag.FlagSet
-	// OwnPIDNamespace says that the process that is configured is in another PID namespace than the
-	// node's own, and does not see the processes of other containers.
+	// OwnPIDNamespace reports whether the configured process is in another PID namespace than the
+	// node's and cannot see processes of other containers.
 	OwnPIDNamespace bool
-	// Discovery says that the Config is for gpu-feature-discovery. Then the flags were declared by
+	// Discovery reports whether the Config is for gpu-feature-discovery, with flags of
 	// AddDiscoveryFlags.
 	Discovery bool
-	// Program is which program runs with the Config.
+	// Program is the program that runs with the Config.
 	Program Program
-	// NVIDIA says that the program was started under the name of one of NVIDIA's.
+	// NVIDIA reports whether the program was started under the name of one of NVIDIA's.
 	NVIDIA bool
-	// Chosen is the configuration file that a label chose; nil for the file of the flags or the
+	// Chosen is the configuration file chosen by a label; nil for the file of the flags or the
 	// environment.
 	Chosen *feed.Feed[Chosen]
 }
 
-// A Program is a program that runs with a Config. It refuses options that it cannot follow.
+// A Program is a program that runs with a Config. It refuses unsupported options.
 type Program int
 
 // The programs.
 const (
 	AnyProgram   Program = iota
 	DevicePlugin         // does not talk to the API server
-	NodeAgent            // does
+	NodeAgent            // talks to the API server
 )
 
-// Chosen is which file is the configuration file.
+// Chosen is the choice of a configuration file.
 type Chosen struct {
-	// File is its path; empty for none: then the defaults hold.
+	// File is the path; empty for none, so that the defaults apply.
 	File string
-	// Err is why this is not the file that was asked for; nil if it is.
+	// Err is why this is not the requested file; nil if it is.
 	Err error
 }
 
-// Load makes a Config of flags, environment, the configuration file that they name, and defaults.
-// Warnings are for the operator; the error is an *Invalid, or says that the file cannot be read.
+// Load makes a Config from flags, environment, the configuration file that they name, and defaults.
+// Warnings are for the operator. The error is an *Invalid, or a failure to read the file.
 func Load(s Sources) (c Config, warnings []Remark, err error) {
 	path := s.file()
 	if path == "" {
@@ -62,7 +62,7 @@ func Load(s Sources) (c Config, warnings []Remark, err error) {
 	return s.LoadFile(path)
 }
 
-// LoadFile makes a Config as Load does, of the configuration file at path.
+// LoadFile makes a Config like Load, with the configuration file at path.
 func (s Sources) LoadFile(path string) (c Config, warnings []Remark, err error) {
 	data, err := readFile(path)
 	if err != nil {
@@ -79,21 +79,21 @@ func (s Sources) file() string {
 	return s.named()
 }
 
-// named returns the path of the configuration file that flags or environment name; empty for none.
+// named returns the path of the configuration file in flags or environment; empty for none.
 func (s Sources) named() string {
 	i := slices.IndexFunc(options, func(o option) bool { return o.flag == "config-file" })
 	return options[i].resolve(&document{}, s.Env, s.Flags).text
 }
 
-// Early returns the configuration of flags and environment alone, without values that are not
-// valid. It is for what must be known before the file is read.
+// Early returns the configuration of flags and environment alone, without invalid values. It is for
+// settings that are needed before the file is read.
 func (s Sources) Early() Config {
 	var c Config
 	(&document{}).resolve(&c, s)
 	return c
 }
 
-// maxFile is the largest configuration file that is read: what fits into a ConfigMap.
+// maxFile is the largest configuration file that is read: the limit of a ConfigMap.
 const maxFile = 1 << 20
 
 func readFile(path string) ([]byte, error) {
@@ -104,7 +104,7 @@ func readFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Resolve makes a Config as Load does, of a file that has been read.
+// Resolve makes a Config like Load, from the content of a file.
 func (s Sources) Resolve(path string, data []byte) (c Config, warnings []Remark, err error) {
 	c, doc, err := s.resolve(path, data)
 	return c, doc.warnings.list(), err
@@ -123,12 +123,12 @@ func (s Sources) resolve(path string, data []byte) (c Config, doc *document, err
 	return c, doc, nil
 }
 
-// reads reports whether the command reads all of these flags. What depends on others is not judged.
+// reads reports whether the command reads all of these flags. Other settings are not checked.
 func (d *document) reads(flags ...string) bool {
 	return !slices.ContainsFunc(flags, func(name string) bool { return !isRead(d.flags, name) })
 }
 
-// resolve puts what counts into the Config, and what is wrong with it on record.
+// resolve puts the effective values into the Config, and records what is wrong with them.
 func (d *document) resolve(c *Config, s Sources) {
 	d.flags = s.Flags
 	options := s.options()
@@ -167,7 +167,8 @@ func (d *document) resolve(c *Config, s Sources) {
 	}
 	c.Driver.DevRoot = cmp.Or(c.Driver.DevRoot, c.Driver.Root)
 	c.Edits.DevRoot = c.Driver.DevRoot
-	c.CDI.DriverRoot, c.CDI.ContainerDriverRoot, c.CDI.SearchPath = c.Driver.Root, c.Driver.ContainerRoot, c.Driver.SearchPath
+	c.CDI.DriverRoot, c.CDI.ContainerDriverRoot, c.CDI.SearchPath = c.Driver.Root, c.Driver.ContainerRoot,
+		c.Driver.SearchPath
 	c.CDI.DevicesOnly = c.Simulate != ""
 	if c.Edits.IMEX && c.IMEXRequired {
 		c.Resource.Required = inventory.NodeIMEXChannel0

@@ -70,7 +70,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 	with := func(change func(*config.Config)) config.Config {
 		c := defaults()
 		change(&c)
-		c.CDI.DriverRoot, c.CDI.ContainerDriverRoot, c.CDI.DevicesOnly = c.Driver.Root, c.Driver.ContainerRoot, c.Simulate != ""
+		c.CDI.DriverRoot, c.CDI.ContainerDriverRoot, c.CDI.DevicesOnly = c.Driver.Root, c.Driver.ContainerRoot,
+			c.Simulate != ""
 		return c
 	}
 	for _, tt := range []struct {
@@ -79,13 +80,15 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 	}{
 		{name: "nothing", want: defaults()},
 		{name: "a version alone", file: "version: v1", want: defaults()},
-		{name: "file", file: "flags: {migStrategy: mixed}", want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGMixed })},
+		{name: "file", file: "flags: {migStrategy: mixed}",
+			want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGMixed })},
 		{
 			name: "environment over file", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=single",
 			want: with(func(c *config.Config) { c.Resource.MIG = resource.MIGSingle }),
 		},
 		{
-			name: "flag over environment", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=single", args: "--mig-strategy=none",
+			name: "flag over environment", file: "flags: {migStrategy: mixed}", env: "MIG_STRATEGY=single",
+			args: "--mig-strategy=none",
 			want: defaults(),
 		},
 		{
@@ -96,7 +99,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 		{name: "an empty truth is false", env: "FAIL_ON_INIT_ERROR=",
 			want: with(func(c *config.Config) { c.FailOnInitError = false })},
 		{
-			name: "an empty socket is none", env: "KUBELET_SOCKET= CONTROL_SOCKET=", args: "--pod-resources-socket= --state-dir=",
+			name: "an empty socket is none", env: "KUBELET_SOCKET= CONTROL_SOCKET=",
+			args: "--pod-resources-socket= --state-dir=",
 			want: with(func(c *config.Config) {
 				c.KubeletSocket, c.ControlSocket, c.PodResourcesSocket, c.StateDir = "", "", "", ""
 			}),
@@ -104,7 +108,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 		{name: "an empty address is none", file: "flags: {metricsAddress: ':9400'}", env: "METRICS_ADDRESS=",
 			want: defaults()},
 		{
-			name: "false in a flag over true in the file", file: "flags: {failOnInitError: true}", args: "--fail-on-init-error=false",
+			name: "false in a flag over true in the file", file: "flags: {failOnInitError: true}",
+			args: "--fail-on-init-error=false",
 			want: with(func(c *config.Config) { c.FailOnInitError = false }),
 		},
 		{
@@ -112,7 +117,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			want: defaults(),
 		},
 		{
-			name: "old flag names", args: "--nvidia-driver-root=/run/nvidia/driver --nvidia-dev-root=/ --container-driver-root=/drv",
+			name: "old flag names", args: "--nvidia-driver-root=/run/nvidia/driver --nvidia-dev-root=/ " +
+				"--container-driver-root=/drv",
 			want: with(func(c *config.Config) {
 				c.Driver = config.Driver{Root: "/run/nvidia/driver", DevRoot: "/", ContainerRoot: "/drv"}
 			}),
@@ -142,7 +148,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			want: with(func(c *config.Config) { c.Edits.IDs, c.Resource.Policy = containeredits.ByIndex, resource.PolicyPacked }),
 		},
 		{
-			name: "strategy as a string, a list and a repeated flag", file: "flags: {plugin: {deviceListStrategy: [envvar, envvar]}}",
+			name: "strategy as a string, a list and a repeated flag",
+			file: "flags: {plugin: {deviceListStrategy: [envvar, envvar]}}",
 			args: "--device-list-strategy=envvar --device-list-strategy=envvar,envvar", want: defaults(),
 		},
 		{
@@ -161,17 +168,21 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			}),
 		},
 		{
-			name: "flags of feature discovery", file: "flags: {useNodeFeatureAPI: true, gfd: {oneshot: true, noTimestamp: false, sleepInterval: 60s, " +
+			name: "flags of feature discovery", file: "flags: {useNodeFeatureAPI: true, gfd: {oneshot: true, noTimestamp: " +
+				"false, sleepInterval: 60s, " +
 				"outputFile: /a, machineTypeFile: /b}}", want: defaults(),
 		},
 		{
-			name: "what containers are given", file: "flags: {gdsEnabled: true, plugin: {passDeviceSpecs: true, voidVisibleDevices: false}}\nimex: {channelIDs: [0], required: true}",
-			env: "MOFED_ENABLED=true MPS_ROOT=/run/nvidia/mps", args: "--gdrcopy-enabled --device-list-strategy cdi-annotations,cdi-cri --cdi-annotation-prefix=x/",
+			name: "what containers are given", file: "flags: {gdsEnabled: true, plugin: {passDeviceSpecs: true, " +
+				"voidVisibleDevices: false}}\nimex: {channelIDs: [0], required: true}",
+			env:  "MOFED_ENABLED=true MPS_ROOT=/run/nvidia/mps",
+			args: "--gdrcopy-enabled --device-list-strategy cdi-annotations,cdi-cri --cdi-annotation-prefix=x/",
 			want: with(func(c *config.Config) {
 				c.Edits = containeredits.Options{
 					Strategies: []containeredits.Strategy{containeredits.CDIAnnotations,
 						containeredits.CDICRI}, DeviceNodes: true, DevRoot: "/", AnnotationPrefix: "x/",
-					IMEX: true, GDRCopy: containeredits.Always, GDS: containeredits.Always, MOFED: containeredits.Always, MPSRoot: "/run/nvidia/mps",
+					IMEX: true, GDRCopy: containeredits.Always, GDS: containeredits.Always, MOFED: containeredits.Always,
+					MPSRoot: "/run/nvidia/mps",
 				}
 				c.IMEXRequired, c.Resource.Required = true, inventory.NodeIMEXChannel0
 			}),
@@ -196,7 +207,8 @@ func TestSourcesAndTheirOrder(t *testing.T) {
 			}),
 		},
 		{
-			name: "a socket that is not in the root directory of kubelet", env: "KUBELET_ROOT=/data/kubelet", args: "--pod-resources-socket=/a/b",
+			name: "a socket that is not in the root directory of kubelet", env: "KUBELET_ROOT=/data/kubelet",
+			args: "--pod-resources-socket=/a/b",
 			want: with(func(c *config.Config) { c.KubeletRoot, c.PodResourcesSocket = "/data/kubelet", "/a/b" }),
 		},
 		{name: "MPS root", env: "MPS_ROOT_CTR_PATH=/x", want: with(func(c *config.Config) { c.MPSRoot = "/x" })},
@@ -230,7 +242,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 	}{
 		{
 			name: "several, by line",
-			file: "version: v2\nflags:\n  plugin:\n    deviceIDStrategy: name\n    passDeviceSpecs: perhaps\n  migStrategy: [mixed]\n  failOnInitError: \"true\"\n",
+			file: "version: v2\nflags:\n  plugin:\n    deviceIDStrategy: name\n    passDeviceSpecs: perhaps\n" +
+				"  migStrategy: [mixed]\n  failOnInitError: \"true\"\n",
 			want: []string{
 				`line 1: version: unknown version "v2"; use v1`,
 				`line 4: flags.plugin.deviceIDStrategy: "name" is not one of: uuid, index`,
@@ -239,7 +252,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 				`line 7: flags.failOnInitError: must be true or false, not "true"`,
 			},
 		},
-		{name: "environment", env: "MIG_STRATEGY=double", want: []string{`MIG_STRATEGY: "double" is not one of: none, single, mixed`}},
+		{name: "environment", env: "MIG_STRATEGY=double",
+			want: []string{`MIG_STRATEGY: "double" is not one of: none, single, mixed`}},
 		{name: "a path", args: "--cdi-dir=x", want: []string{`--cdi-dir: "x" is not an absolute path, such as /run/nvidia/driver`}},
 		{name: "a problem that is overruled is none", file: "flags: {migStrategy: double}", args: "--mig-strategy=single"},
 		{name: "an interval", file: "flags: {gpuMetricsInterval: 3m}", env: "GPU_METRICS_HOSTNAME_LABEL=host", want: []string{
@@ -249,7 +263,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 		{name: "an interval without a unit", args: "--gpu-metrics-interval=15", want: []string{
 			`--gpu-metrics-interval: "15" is not a duration with a unit, such as "15s"`,
 		}},
-		{name: "truth", args: "--fail-on-init-error=maybe", want: []string{`--fail-on-init-error: must be true or false, not "maybe"`}},
+		{name: "truth", args: "--fail-on-init-error=maybe",
+			want: []string{`--fail-on-init-error: must be true or false, not "maybe"`}},
 		{
 			name: "unknown strategy", args: "--device-list-strategy=envvar,cdi",
 			want: []string{`--device-list-strategy: "cdi": not one of: envvar, volume-mounts, cdi-annotations, cdi-cri`},
@@ -259,7 +274,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{`--device-list-strategy: "cdi", "volumes": not one of: envvar, volume-mounts, cdi-annotations, cdi-cri`},
 		},
 		{
-			name: "parts of numbers", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.5}]}}\nimex: {channelIDs: [0.7]}\nhealth: {flapLimit: 1e-1}\n",
+			name: "parts of numbers", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.5}]}}\n" +
+				"imex: {channelIDs: [0.7]}\nhealth: {flapLimit: 1e-1}\n",
 			want: []string{
 				`line 1: sharing.timeSlicing.resources[0].replicas: must be a whole number, not "2.5"`,
 				`line 2: imex.channelIDs[0]: must be a whole number, not "0.7"`,
@@ -267,7 +283,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			},
 		},
 		{
-			name: "forms that JSON does not have", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: {1: 2}}]}}\n" +
+			name: "forms that JSON does not have",
+			file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: {1: 2}}]}}\n" +
 				"flags: {plugin: {deviceListStrategy: .inf}}\n",
 			want: []string{
 				`line 1: sharing.timeSlicing.resources[0].devices: must be "all", a number of devices greater than 0, or a list of GPU indices (0), MIG indices ("0:1") and UUIDs`,
@@ -275,7 +292,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			},
 		},
 		{
-			name: "what is malformed is said once", file: "sharing:\n  timeSlicing: {resources: {name: gpu}}\n  mps: {resources: [{name: gpu, replicas: \"2\"}]}\n",
+			name: "what is malformed is said once",
+			file: "sharing:\n  timeSlicing: {resources: {name: gpu}}\n  mps: {resources: [{name: gpu, replicas: \"2\"}]}\n",
 			args: "--mps-root=/run/nvidia/mps",
 			want: []string{
 				"line 2: sharing.timeSlicing.resources: must be a list",
@@ -298,18 +316,22 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{`--device-discovery-strategy: "x" is not one of: auto, nvml`}},
 		{
 			name: "long socket", args: "--kubelet-socket=" + long,
-			want: []string{`--kubelet-socket: "` + long + `" has 121 bytes and the path of a socket at most 107: shorten it by 14 bytes`},
+			want: []string{`--kubelet-socket: "` + long +
+				`" has 121 bytes and the path of a socket at most 107: shorten it by 14 bytes`},
 		},
 		{
 			name: "not a block", file: "flags: yes\nimex: []",
 			want: []string{
-				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
-					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, gpuMetricsPCIeThroughput, " +
+				"line 1: flags: must be a mapping with the keys migStrategy, failOnInitError, mpsRoot, nvidiaDriverRoot, " +
+					"nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
+					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, " +
+					"gpuMetricsPCIeThroughput, " +
 					"gpuMetricsHostnameLabel, compatibility, loggingFormat, kubeletRoot, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},
-		{name: "not YAML", file: "\tflags", want: []string{"file: is neither YAML nor JSON: found character that cannot start any token"}},
+		{name: "not YAML", file: "\tflags", want: []string{"file: is neither YAML nor JSON: found character that cannot " +
+			"start any token"}},
 		{name: "two documents", file: "version: v1\n---\nversion: v1\n",
 			want: []string{"file: has a second document at line 3; only one is allowed"}},
 		{name: "separators", file: "---\nversion: v1\n---\n# nothing\n---\n...\n---\nnull\n"},
@@ -317,11 +339,13 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			name: "text after JSON", file: `{"version": "v1"}` + "\nversion: v1\n",
 			want: []string{"file: has text after its document that is not YAML: line 1: did not find expected <document start>"},
 		},
-		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a mapping with the keys version, flags, resources, sharing, imex, selectors, units, health, driver, features, mig, dra"}},
+		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a mapping with the keys version, flags, " +
+			"resources, sharing, imex, selectors, units, health, driver, features, mig, dra"}},
 		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must refer to a mapping"}},
 		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
 		{
-			name: "too much of little", want: []string{"file: has more than 131072 values; aliases count as often as they are used"},
+			name: "too much of little", want: []string{"file: has more than 131072 values; aliases count as often as they " +
+				"are used"},
 			file: "a: &a {b: 1}\nb: &b {<<: [" + strings.Repeat("*a, ", 400) + "]}\nflags: {<<: [" + strings.Repeat("*b, ",
 				400) + "]}\n",
 		},
@@ -353,7 +377,8 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 func TestCleanIsPromisedWhereProcessesAreSeen(t *testing.T) {
 	t.Parallel()
 	for args, refused := range map[string]bool{
-		"--pre-start-checks=clean": true, "--pre-start-checks=health": false, "--pre-start-checks=clean --simulate=dgx-h100": false,
+		"--pre-start-checks=clean": true, "--pre-start-checks=health": false,
+		"--pre-start-checks=clean --simulate=dgx-h100": false,
 	} {
 		for _, confined := range []bool{true, false} {
 			s := sources(t, "", args)
@@ -368,7 +393,8 @@ func TestCleanIsPromisedWhereProcessesAreSeen(t *testing.T) {
 
 func TestWarnings(t *testing.T) {
 	t.Parallel()
-	file := "version: v1\nflag: {}\nflags:\n  MigStrategy: mixed\n  plugin:\n    deviceIdStrategies: uuid\n    passDeviceSpecs: false\n    passDeviceSpecs: false\n"
+	file := "version: v1\nflag: {}\nflags:\n  MigStrategy: mixed\n  plugin:\n    deviceIdStrategies: uuid\n" +
+		"    passDeviceSpecs: false\n    passDeviceSpecs: false\n"
 	_, warnings, err := sources(t, "DP_DISABLE_HEALTHCHECKS=48,often CDI_FEATURE_FLAGS=x", "").Resolve("", []byte(file))
 	if err != nil {
 		t.Fatal(err)
@@ -380,10 +406,12 @@ func TestWarnings(t *testing.T) {
 	want := []string{
 		"CDI_FEATURE_FLAGS: has no effect: this program does not use NVIDIA's CDI spec generator",
 		`environment: DP_DISABLE_HEALTHCHECKS: "often" is neither an XID nor "all" and is left out`,
-		"line 2: flag: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, health, driver, features, mig, dra",
+		"line 2: flag: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, " +
+			"health, driver, features, mig, dra",
 		"line 4: flags.MigStrategy: is read as migStrategy",
 		"line 6: flags.plugin.deviceIdStrategies: unknown key, ignored; known keys: passDeviceSpecs, deviceListStrategy, " +
-			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, voidVisibleDevices, " +
+			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, " +
+			"voidVisibleDevices, " +
 			"preStartChecks",
 		"line 8: flags.plugin.passDeviceSpecs: is set more than once; the last value counts",
 	}

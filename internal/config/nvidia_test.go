@@ -93,7 +93,8 @@ func TestTakenByNVIDIA(t *testing.T) {
 		{name: "another zero", env: "IMEX_CHANNEL_IDS=00"},
 		{name: "digits as a name", file: `resources: {gpus: [{pattern: "*", name: "123"}]}`},
 		{
-			name: "two entries for one resource", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 4}]}}",
+			name: "two entries for one resource", file: "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: " +
+				"gpu, replicas: 4}]}}",
 			warning: "sharing.timeSlicing.resources[1]: overlaps with",
 		},
 		{name: "a relative driver root", file: "flags: {nvidiaDriverRoot: run}",
@@ -124,10 +125,12 @@ func TestTakenByNVIDIA(t *testing.T) {
 // the file.
 func TestEmptyVariables(t *testing.T) {
 	t.Parallel()
-	const file = "flags: {nvidiaDriverRoot: /a, nvidiaDevRoot: /b, mpsRoot: /c, gdsEnabled: true, plugin: {nvidiaCTKPath: /d, " +
+	const file = "flags: {nvidiaDriverRoot: /a, nvidiaDevRoot: /b, mpsRoot: /c, gdsEnabled: true, plugin: " +
+		"{nvidiaCTKPath: /d, " +
 		"containerDriverRoot: /e, cdiAnnotationPrefix: f/}}"
-	c, _, err := sources(t, "NVIDIA_DRIVER_ROOT= NVIDIA_DEV_ROOT= MPS_ROOT= GDS_ENABLED= NVIDIA_CDI_HOOK_PATH= NVIDIA_CTK_PATH=/x "+
-		"DRIVER_ROOT_CTR_PATH= CDI_ANNOTATION_PREFIX= KUBELET_SOCKET= CONFIG_FILE=", "").Resolve("", []byte(file))
+	c, _, err := sources(t, "NVIDIA_DRIVER_ROOT= NVIDIA_DEV_ROOT= MPS_ROOT= GDS_ENABLED= NVIDIA_CDI_HOOK_PATH= "+
+		"NVIDIA_CTK_PATH=/x DRIVER_ROOT_CTR_PATH= CDI_ANNOTATION_PREFIX= KUBELET_SOCKET= CONFIG_FILE=",
+		"").Resolve("", []byte(file))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +237,8 @@ sharing:
 func TestMergedEntries(t *testing.T) {
 	t.Parallel()
 	c, _, err := sources(t, "", "--compatibility=nvidia").Resolve("", []byte(
-		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 4, devices: [9]}, {name: gpu, replicas: 3}]}}"))
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: gpu, replicas: 4, devices: [9]}, "+
+			"{name: gpu, replicas: 3}]}}"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/api/config/v1"
 )
 
-// optionKind says how an option is written.
+// optionKind is how an option is written.
 type optionKind int
 
 const (
@@ -22,55 +22,54 @@ const (
 	kindList            // comma-separated; a repeated flag adds to it
 )
 
-// An option is one setting that a flag, environment variables and a key of the file can give.
+// An option is one setting of a flag, environment variables and a key of the file.
 type option struct {
-	// flag is the flag's name, aliases are others that it had once.
+	// flag is the flag's name, aliases are its former names.
 	flag    string
 	aliases []string
 	// short is a letter that stands for the flag; empty for none.
 	short string
-	// env are environment variables; the first that is set counts.
+	// env are environment variables; the first with a value counts.
 	env []string
-	// key is the path in the file, such as flags.plugin.passDeviceSpecs; empty if the file cannot give
-	// it.
+	// key is the path in the file, such as flags.plugin.passDeviceSpecs; empty if the file cannot
+	// contain the option.
 	key string
 	// fallback is the default.
 	fallback string
 	kind     optionKind
 	usage    string
-	// warning is said when a value is given.
+	// warning is printed when the option has a value.
 	warning string
-	// common says that help texts show the flag among the first.
+	// common puts the flag among the first in help texts.
 	common bool
-	// empty says that "" is a value of its own, which set may refuse. For other options it means that
-	// nothing is said.
+	// empty makes "" a value of its own, which set may refuse. For other options "" means no value.
 	empty bool
-	// set puts a value into the Config, or says in a sentence what is wrong with it. An error that is
-	// a caution is a warning.
+	// set puts a value into the Config, or returns what is wrong with it in a sentence. A caution
+	// as error is a warning.
 	set func(*Config, string) error
 }
 
-// A caution is a warning of set about a value that it accepted.
+// A caution is a warning of set about an accepted value.
 type caution string
 
 func (c caution) Error() string { return string(c) }
 
-// An Option is how one setting can be given.
+// An Option describes the sources of one setting.
 type Option struct {
-	// Flag is the name of the flag without dashes, and Aliases are further names of it.
+	// Flag is the name of the flag without dashes, and Aliases are its further names.
 	Flag    string
 	Aliases []string
-	// Env are environment variables; the first that is set counts.
+	// Env are environment variables; the first with a value counts.
 	Env []string
-	// Key is the path in the configuration file; empty if the file cannot give it.
+	// Key is the path in the configuration file; empty if the file cannot contain the option.
 	Key string
-	// Default is the value if no source gives one.
+	// Default is the value without any source.
 	Default string
-	// Usage says what it does.
+	// Usage describes the effect.
 	Usage string
 }
 
-// Options returns all options of the daemon, in the order in which they are documented.
+// Options returns all options of the daemon, in the order of the documentation.
 func Options() []Option { return described(options) }
 
 // DiscoveryOptions returns all options of gpu-feature-discovery.
@@ -89,11 +88,11 @@ type setting struct {
 	text  string
 	where string // for people: key path, flag or environment variable
 	line  int
-	// fallback says that no source says anything: text is the default.
+	// fallback reports whether text is the default, because no source has a value.
 	fallback bool
 }
 
-// resolve returns what counts of an option: flag over environment over file over default.
+// resolve returns the effective value of an option: flag over environment over file over default.
 func (o *option) resolve(doc *document, env func(string) (string, bool), flags *pflag.FlagSet) setting {
 	if o.isRead(flags) {
 		if s, given := o.fromFlags(flags); given {
@@ -128,11 +127,11 @@ func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
 	if names == nil {
 		return setting{}, false
 	}
-	text := flags.Lookup(o.flag).Value.String() // its names share the value
+	text := flags.Lookup(o.flag).Value.String() // all names share the value
 	return setting{text: text, where: names[0]}, o.says(text)
 }
 
-// given returns the names under which the flag is given.
+// given returns the names under which the flag is set.
 func (o *option) given(flags *pflag.FlagSet) []string {
 	var names []string
 	for _, name := range append([]string{o.flag}, o.aliases...) {
@@ -175,7 +174,7 @@ func (o *option) fromFile(doc *document) (setting, bool) {
 
 func (o *option) says(text string) bool { return text != "" || o.empty || o.kind == kindBool }
 
-// textAt returns what the file says at a path of the schema, as a flag would say it.
+// textAt returns the value at a path of the schema, in the form of a flag.
 func textAt(c *v1.Config, path string) (text string, given bool) {
 	at := reflect.ValueOf(c).Elem()
 	for _, key := range strings.Split(path, ".") {
@@ -211,8 +210,8 @@ func textAt(c *v1.Config, path string) (text string, given bool) {
 
 // Annotations of flags, for help texts.
 const (
-	Further  = "further"  // is shown after the common ones
-	NoEffect = "noEffect" // is a flag of the daemon that the command does not read
+	Further  = "further"  // shown after the common flags
+	NoEffect = "noEffect" // a flag of the daemon that the command does not read
 )
 
 var (
@@ -220,13 +219,14 @@ var (
 	noEffect = map[string][]string{NoEffect: {}}
 )
 
-// fewFlags is how many flags a help text need not divide into common and further ones.
+// fewFlags is the largest number of flags in a help text without a division into common and further
+// flags.
 const fewFlags = 8
 
 // AddFlags declares the flags of the daemon that a command reads, by their names without dashes;
-// all if none are named. The others are declared as hidden ones, so that the command can be given
-// all flags of the daemon; neither they nor their environment variables have an effect. Old names
-// of flags are hidden, too.
+// without names, all flags. The other flags are declared hidden, so that the command accepts all
+// flags of the daemon; neither they nor their environment variables have an effect. Former names of
+// flags are also hidden.
 func AddFlags(flags *pflag.FlagSet, read ...string) {
 	for _, name := range read {
 		if !slices.ContainsFunc(options, func(o option) bool { return o.flag == name }) {
@@ -260,7 +260,7 @@ func addFlags(flags *pflag.FlagSet, options []option, read []string) {
 	}
 }
 
-// flagValue keeps a flag as it was written; resolve makes sense of it.
+// flagValue keeps the text of a flag; resolve interprets it.
 type flagValue struct {
 	text  string
 	kind  optionKind
@@ -281,7 +281,7 @@ func (v *flagValue) Type() string {
 	return map[optionKind]string{kindText: "string", kindBool: "bool", kindList: "strings"}[v.kind]
 }
 
-// splitList takes a comma-separated list apart and leaves out what is empty or repeated.
+// splitList splits a comma-separated list and drops empty and repeated items.
 func splitList(text string) []string {
 	var items []string
 	seen := map[string]bool{"": true}

@@ -18,10 +18,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// options are all settings that a flag or an environment variable can give.
+// options are all settings with a flag or an environment variable.
 var options = slices.Concat(daemonOptions, clusterOptions, migOptions, draOptions)
 
-// daemonOptions are those of NVIDIA's device plugin, then ours.
+// daemonOptions are the options of NVIDIA's device plugin, then our own.
 var daemonOptions = []option{
 	{
 		flag: "mig-strategy", common: true, env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
@@ -56,33 +56,39 @@ var daemonOptions = []option{
 		flag: "device-list-strategy", common: true,
 		env: []string{"DEVICE_LIST_STRATEGY"}, key: "flags.plugin.deviceListStrategy", fallback: "envvar",
 		kind:  kindList,
-		empty: true, usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, cdi-annotations and cdi-cri",
+		empty: true, usage: "how devices are passed to the container runtime: one or more of envvar, volume-mounts, " +
+			"cdi-annotations and cdi-cri",
 		set: setStrategies,
 	},
 	{
-		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, key: "flags.plugin.deviceIDStrategy", fallback: "uuid",
-		empty: true, usage: "how devices are named to the container runtime: uuid or index",
+		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, key: "flags.plugin.deviceIDStrategy",
+		fallback: "uuid",
+		empty:    true, usage: "how devices are named for the container runtime: uuid or index",
 		set: choice(func(c *Config) *containeredits.IDStrategy { return &c.Edits.IDs }, containeredits.ByUUID,
 			containeredits.ByIndex),
 	},
 	{
-		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, key: "flags.gdrcopyEnabled", fallback: "false", kind: kindBool,
-		usage: "give containers GDRCopy: true, false, or auto, on nodes with /dev/gdrdrv",
+		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, key: "flags.gdrcopyEnabled", fallback: "false",
+		kind:  kindBool,
+		usage: "give containers GDRCopy: true, false, or auto (on nodes with /dev/gdrdrv)",
 		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.GDRCopy }),
 	},
 	{
 		flag: "gds-enabled", env: []string{"GDS_ENABLED"}, key: "flags.gdsEnabled", fallback: "false", kind: kindBool,
-		usage: "give containers GPUDirect Storage: true, false, or auto, on nodes with /dev/nvidia-fs0",
+		usage: "give containers GPUDirect Storage: true, false, or auto (on nodes with /dev/nvidia-fs0)",
 		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.GDS }),
 	},
 	{
 		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, key: "flags.mofedEnabled", fallback: "false", kind: kindBool,
-		usage: "give containers the RDMA devices of MOFED: true, false, or auto, on nodes with /dev/nvidia-fs0 and /dev/infiniband/rdma_cm",
-		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.MOFED }),
+		usage: "give containers the RDMA devices of MOFED: true, false, or auto (on nodes with /dev/nvidia-fs0 and " +
+			"/dev/infiniband/rdma_cm)",
+		set: companion(func(c *Config) *containeredits.Companion { return &c.Edits.MOFED }),
 	},
 	{
-		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix", fallback: "cdi.k8s.io/",
-		empty: true, usage: "prefix of CDI annotations", set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
+		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, key: "flags.plugin.cdiAnnotationPrefix",
+		fallback: "cdi.k8s.io/",
+		empty:    true, usage: "prefix of CDI annotations",
+		set: text(func(c *Config) *string { return &c.Edits.AnnotationPrefix }),
 	},
 	{
 		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH",
@@ -95,11 +101,12 @@ var daemonOptions = []option{
 		flag: "driver-root-ctr-path", common: true,
 		aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		key: "flags.plugin.containerDriverRoot", fallback: "/driver-root",
-		empty: true, usage: "path of the driver root in this container", set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
+		empty: true, usage: "path of the driver root in this container",
+		set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
 	},
 	{
 		flag: "library-search-path", env: []string{"LIBRARY_SEARCH_PATH"}, kind: kindList,
-		usage: "folders below the driver root in which the driver's libraries are looked for before the usual ones",
+		usage: "folders below the driver root to search first for the driver's libraries",
 		set:   setSearchPath,
 	},
 	{
@@ -108,19 +115,21 @@ var daemonOptions = []option{
 		set: rooted(func(c *Config) *string { return &c.Edits.MPSRoot }),
 	},
 	{
-		flag: "mps-root-ctr-path", env: []string{"MPS_ROOT_CTR_PATH"}, fallback: "/mps", usage: "path of the MPS root in this container",
-		set: absolute(func(c *Config) *string { return &c.MPSRoot }),
+		flag: "mps-root-ctr-path", env: []string{"MPS_ROOT_CTR_PATH"}, fallback: "/mps",
+		usage: "path of the MPS root in this container",
+		set:   absolute(func(c *Config) *string { return &c.MPSRoot }),
 	},
 	{
 		flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"},
 		key: "flags.plugin.sharedDevicesAllocationPolicy", fallback: "distributed",
-		empty: true, usage: "how shared devices are preferred: distributed, packed or distinct",
+		empty: true, usage: "which shared devices a container preferably gets: distributed, packed or distinct",
 		set: choice(func(c *Config) *resource.Policy { return &c.Resource.Policy },
 			resource.PolicyDistributed, resource.PolicyPacked, resource.PolicyDistinct),
 	},
 	{
-		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, key: "flags.deviceDiscoveryStrategy", fallback: "auto",
-		empty: true, usage: "how GPUs are found: auto or nvml; both use NVML", set: setDiscovery,
+		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, key: "flags.deviceDiscoveryStrategy",
+		fallback: "auto",
+		empty:    true, usage: "how GPUs are found: auto or nvml; both use NVML", set: setDiscovery,
 	},
 	{
 		flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, key: "imex.channelIDs", kind: kindList,
@@ -128,16 +137,18 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "imex-required", env: []string{"IMEX_REQUIRED"}, key: "imex.required", fallback: "false", kind: kindBool,
-		usage: "make devices Unhealthy while the node has no IMEX channel", set: truth(func(c *Config) *bool { return &c.IMEXRequired }),
+		usage: "make devices Unhealthy while the node has no IMEX channel",
+		set:   truth(func(c *Config) *bool { return &c.IMEXRequired }),
 	},
 	{
 		flag: "kubelet-root", env: []string{"KUBELET_ROOT"}, key: "flags.kubeletRoot", fallback: "/var/lib/kubelet",
-		usage: "root directory of kubelet (its --root-dir): plugins_registry, plugins and pod-resources are in it, device-plugins is not",
-		set:   setKubeletRoot,
+		usage: "root directory of the kubelet (its --root-dir) with plugins_registry, plugins and pod-resources, but " +
+			"without device-plugins",
+		set: setKubeletRoot,
 	},
 	{
 		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: DefaultKubeletSocket, empty: true,
-		usage: "registration socket of kubelet; empty: do not register",
+		usage: "registration socket of the kubelet; empty: do not register",
 		set:   socket(rooted(func(c *Config) *string { return &c.KubeletSocket })),
 	},
 	{
@@ -151,13 +162,15 @@ var daemonOptions = []option{
 		set:     func(*Config, string) error { return nil },
 	},
 	{
-		flag: "cdi-disable-hooks", env: []string{"CDI_DISABLE_HOOKS"}, kind: kindList, usage: "hooks to omit from CDI specs, or all",
-		set: func(c *Config, text string) error { c.CDI.DisabledHooks = splitList(text); return nil },
+		flag: "cdi-disable-hooks", env: []string{"CDI_DISABLE_HOOKS"}, kind: kindList,
+		usage: "hooks to omit from CDI specs, or all",
+		set:   func(c *Config, text string) error { c.CDI.DisabledHooks = splitList(text); return nil },
 	},
 	{
 		flag: "pod-resources-socket", env: []string{"POD_RESOURCES_SOCKET"}, empty: true,
-		usage: "PodResources socket of kubelet; default: pod-resources/kubelet.sock in --kubelet-root; empty: do not use it",
-		set:   socket(absolute(func(c *Config) *string { return &c.PodResourcesSocket })),
+		usage: "PodResources socket of the kubelet; default: pod-resources/kubelet.sock in --kubelet-root; empty: do " +
+			"not use it",
+		set: socket(absolute(func(c *Config) *string { return &c.PodResourcesSocket })),
 	},
 	{
 		flag: "control-socket", env: []string{"CONTROL_SOCKET"}, fallback: DefaultControlSocket, empty: true,
@@ -166,8 +179,9 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "compatibility", env: []string{"COMPATIBILITY"}, key: "flags.compatibility",
-		usage: "nvidia: ignore the keys resources, sharing.*.resources[].rename and sharing.*.resources[].devices of the file, as NVIDIA's " +
-			"device plugin does; none: use them; default: use them with a warning, and under the name of one of NVIDIA's programs ignore them",
+		usage: "nvidia: ignore the keys resources, sharing.*.resources[].rename and sharing.*.resources[].devices of the " +
+			"file, as NVIDIA's device plugin does; none: use them; default: use them with a warning, or ignore them if the " +
+			"program runs under the name of one of NVIDIA's",
 		set: choice(func(c *Config) *Compatibility { return &c.Compatibility }, CompatibilityNone, CompatibilityNVIDIA),
 	},
 	{
@@ -185,25 +199,27 @@ var daemonOptions = []option{
 		set: absolute(func(c *Config) *string { return &c.CDIDir }),
 	},
 	{
-		flag: "simulate", common: true, env: []string{"SIMULATE"}, usage: "simulate a node: name of a profile, or path of a profile file",
-		set: text(func(c *Config) *string { return &c.Simulate }),
+		flag: "simulate", common: true, env: []string{"SIMULATE"},
+		usage: "simulate a node: name of a profile, or path of a profile file",
+		set:   text(func(c *Config) *string { return &c.Simulate }),
 	},
 	{
-		flag: "record", env: []string{"RECORD"}, usage: "directory for a recording of what the driver answers; empty: none",
+		flag: "record", env: []string{"RECORD"}, usage: "directory for a recording of the driver's answers; empty: none",
 		empty: true, set: text(func(c *Config) *string { return &c.Record }),
 	},
 	{
 		flag: "record-redact", env: []string{"RECORD_REDACT"}, fallback: "false", kind: kindBool,
-		usage: "replace UUIDs and PCI addresses in the recording", set: truth(func(c *Config) *bool { return &c.RecordRedact }),
+		usage: "replace UUIDs and PCI addresses in the recording",
+		set:   truth(func(c *Config) *bool { return &c.RecordRedact }),
 	},
 	{
 		flag: "metrics-address", common: true, env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress", empty: true,
-		usage: "address on which metrics and probes are served by HTTP, host:port, such as :9400 or 127.0.0.1:9400; empty: none",
+		usage: "HTTP address of metrics and probes, host:port, such as :9400 or 127.0.0.1:9400; empty: none",
 		set:   setAddress(func(c *Config) *string { return &c.MetricsAddress }),
 	},
 	{
 		flag: "gpu-metrics", env: []string{"GPU_METRICS"}, key: "flags.gpuMetrics", fallback: "true", kind: kindBool,
-		usage: "serve metrics of the GPUs under the names of dcgm-exporter, too; false where dcgm-exporter runs",
+		usage: "also serve metrics of the GPUs under the names of dcgm-exporter; set false if dcgm-exporter runs",
 		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.Enabled }),
 	},
 	{
@@ -212,9 +228,10 @@ var daemonOptions = []option{
 		set:   setInterval(func(c *Config) *time.Duration { return &c.GPUMetrics.Interval }, time.Second, 2*time.Minute),
 	},
 	{
-		flag: "gpu-metrics-pcie-throughput", env: []string{"GPU_METRICS_PCIE_THROUGHPUT"}, key: "flags.gpuMetricsPCIeThroughput",
+		flag: "gpu-metrics-pcie-throughput", env: []string{"GPU_METRICS_PCIE_THROUGHPUT"},
+		key:      "flags.gpuMetricsPCIeThroughput",
 		fallback: "false", kind: kindBool,
-		usage: "also measure the PCIe throughput: the driver takes 40 ms for each GPU",
+		usage: "also measure the PCIe throughput, which takes 40 ms for each GPU",
 		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.PCIeThroughput }),
 	},
 	{
@@ -224,14 +241,16 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "node-name", common: true, env: []string{"NODE_NAME"},
-		usage: "name of the node; default: the host name, in metrics only; what needs the API server needs it",
+		usage: "name of the node; required for features that need the API server; default: the host name, in metrics only",
 		set:   text(func(c *Config) *string { return &c.NodeName }),
 	},
 	{
-		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices", fallback: "true",
-		kind:  kindBool,
-		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices by CDI, so that the value of the image has no effect",
-		set:   truth(func(c *Config) *bool { return &c.Edits.Void }),
+		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices",
+		fallback: "true",
+		kind:     kindBool,
+		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices by CDI, so that the value of the image has " +
+			"no effect",
+		set: truth(func(c *Config) *bool { return &c.Edits.Void }),
 	},
 	{
 		flag: "kernel-log", env: []string{"KERNEL_LOG"}, key: "health.kernelLog", fallback: "false", kind: kindBool,
@@ -240,39 +259,41 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "health-interval", env: []string{"HEALTH_INTERVAL"}, key: "health.interval", fallback: "4s",
-		usage: "time between two readings of a GPU that looks well, 1s to 1m",
+		usage: "time between two health checks of a healthy GPU, 1s to 1m",
 		set:   setInterval(func(c *Config) *time.Duration { return &c.Health.Interval }, time.Second, time.Minute),
 	},
 	{
 		flag: "driver-at-least", env: []string{"DRIVER_AT_LEAST"}, key: "driver.atLeast",
-		usage: "oldest driver with which devices are offered, such as 580 or 580.95.05",
+		usage: "offer GPUs only with this driver version or newer, such as 580 or 580.95.05",
 		set:   driverVersion(func(c *Config) *string { return &c.Accepted.AtLeast }),
 	},
 	{
 		flag: "driver-below", env: []string{"DRIVER_BELOW"}, key: "driver.below",
-		usage: "oldest driver that is too new for that",
+		usage: "offer GPUs only with drivers older than this version",
 		set:   driverVersion(func(c *Config) *string { return &c.Accepted.Below }),
 	},
 	{
 		flag: "reboot-file", env: []string{"REBOOT_FILE"}, key: "health.rebootFile",
-		usage: "file by which a restart of the node is asked for while a GPU needs one; empty: none",
+		usage: "file that requests a restart of the node while a GPU needs one; empty: none",
 		set:   absolute(func(c *Config) *string { return &c.RebootFile }),
 	},
 	{
 		flag: "validate", env: []string{"VALIDATE"}, key: "health.validate", fallback: "false", kind: kindBool,
-		usage: "offer devices only after CUDA is proven to work on them",
+		usage: "offer devices only after a test of CUDA on them",
 		set:   truth(func(c *Config) *bool { return &c.Validate }),
 	},
 	{
 		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
 		kind: kindList,
-		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no other compute processes; " +
-			"reset-clocks and reset-ecc: clean, and application clocks or volatile ECC error counts are reset on whole GPUs that are not shared",
+		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no " +
+			"other compute processes; " +
+			"reset-clocks and reset-ecc: clean, and reset application clocks or volatile ECC error counts on unshared " +
+			"whole GPUs",
 		set: setChecks,
 	},
 }
 
-// choice sets an option to one of the values of an enumeration.
+// choice returns a setter for one of the values of an enumeration.
 func choice[T fmt.Stringer](field func(*Config) *T, values ...T) func(*Config, string) error {
 	return func(c *Config, text string) error {
 		var names []string
@@ -287,7 +308,7 @@ func choice[T fmt.Stringer](field func(*Config) *T, values ...T) func(*Config, s
 	}
 }
 
-// truth sets an option that is true or false.
+// truth returns a setter for true or false.
 func truth(field func(*Config) *bool) func(*Config, string) error {
 	return func(c *Config, text string) error {
 		value, err := strconv.ParseBool(text)
@@ -299,7 +320,7 @@ func truth(field func(*Config) *bool) func(*Config, string) error {
 	}
 }
 
-// companion sets an option that is a truth value or auto.
+// companion returns a setter for true, false or auto.
 func companion(field func(*Config) *containeredits.Companion) func(*Config, string) error {
 	return func(c *Config, text string) error {
 		if text == containeredits.Auto.String() {
@@ -317,7 +338,7 @@ func companion(field func(*Config) *containeredits.Companion) func(*Config, stri
 	}
 }
 
-// text sets an option that is any text.
+// text returns a setter for any text.
 func text(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, text string) error {
 		*field(c) = text
@@ -325,7 +346,7 @@ func text(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// absolute sets an option that is an absolute path, or empty where it has no default.
+// absolute returns a setter for an absolute path, or empty if there is no default.
 func absolute(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, path string) error {
 		if path != "" && !filepath.IsAbs(path) {
@@ -336,7 +357,7 @@ func absolute(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// rooted sets an option that is a path. NVIDIA's device plugin takes relative ones, and runs in /.
+// rooted returns a setter for a path. NVIDIA's device plugin accepts relative paths, and runs in /.
 func rooted(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, path string) error {
 		*field(c) = path
@@ -348,7 +369,7 @@ func rooted(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// setKubeletRoot sets the root directory of kubelet, and the socket that is in it.
+// setKubeletRoot sets the root directory of the kubelet, and the socket in it.
 func setKubeletRoot(c *Config, path string) error {
 	if err := absolute(func(c *Config) *string { return &c.KubeletRoot })(c, path); err != nil {
 		return err
@@ -357,8 +378,8 @@ func setKubeletRoot(c *Config, path string) error {
 		filepath.Join(path, "pod-resources", "kubelet.sock"))
 }
 
-// socket returns what sets an option that is the path of a Unix socket, or empty for none, given
-// what sets a path.
+// socket returns a setter for the path of a Unix socket, or empty for none, from a setter for
+// paths.
 func socket(set func(*Config, string) error) func(*Config, string) error {
 	return func(c *Config, path string) error {
 		if excess := len(path) - statefile.MaxSocketPath; excess > 0 {
@@ -369,7 +390,7 @@ func socket(set func(*Config, string) error) func(*Config, string) error {
 	}
 }
 
-// setInterval sets an option that is a time within limits.
+// setInterval returns a setter for a duration within limits.
 func setInterval(field func(*Config) *time.Duration, least, most time.Duration) func(*Config, string) error {
 	return func(c *Config, text string) error {
 		value, err := time.ParseDuration(text)
@@ -384,8 +405,8 @@ func setInterval(field func(*Config) *time.Duration, least, most time.Duration) 
 	}
 }
 
-// setHostnameLabel sets the label with the node's name. Releases of dcgm-exporter have one or the
-// other.
+// setHostnameLabel sets the label with the node's name. The name of the label differs between
+// releases of dcgm-exporter.
 func setHostnameLabel(c *Config, text string) error {
 	switch text {
 	case "Hostname", "hostname":
@@ -398,7 +419,7 @@ func setHostnameLabel(c *Config, text string) error {
 	return nil
 }
 
-// setAddress sets an option that is a TCP address, or empty for none.
+// setAddress returns a setter for a TCP address, or empty for none.
 func setAddress(field func(*Config) *string) func(*Config, string) error {
 	return func(c *Config, address string) error {
 		*field(c) = address
@@ -467,8 +488,8 @@ func setIMEX(c *Config, text string) error {
 	return nil
 }
 
-// setChecks sets the checks before a container starts. Those with a reset can be given together; of
-// the others the strictest counts.
+// setChecks sets the checks before a container starts. Checks with a reset can be combined; of the
+// others the strictest counts.
 func setChecks(c *Config, text string) error {
 	for _, name := range splitList(text) {
 		check := PreStartClean

@@ -42,7 +42,8 @@ func TestACommandReadsOnlyItsFlags(t *testing.T) {
 			text, given := variables[name]
 			return text, given
 		}}
-		file := "{sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}, mig: {enabled: true, layout: mine}, dra: {mode: split}}"
+		file := "{sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}, mig: {enabled: true, layout: mine}, " +
+			"dra: {mode: split}}"
 		c, warnings, err := s.Resolve("", []byte(file))
 		if err != nil || len(warnings) > 0 {
 			t.Fatal(err, warnings)

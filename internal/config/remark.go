@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// A Remark is something about a configuration that its author should know: a problem, because of
-// which it is not used, or a warning.
+// A Remark tells the author of a configuration about a problem, because of which the configuration
+// is not used, or about a warning.
 type Remark struct {
-	// Where is the key's path in the file, the flag or the environment variable that it is about.
+	// Where is the key's path in the file, the flag or the environment variable.
 	Where string
-	// Line is the line of the file, from 1; 0 for what does not stand in the file.
+	// Line is the line of the file, from 1; 0 for a Remark outside the file.
 	Line int
 	// Text says what is wrong, and what would be right.
 	Text string
@@ -26,14 +26,14 @@ func (r Remark) String() string {
 }
 
 const (
-	// maxRemarks is how many problems, and how many warnings, of one configuration are listed; the
-	// others are counted.
+	// maxRemarks is the number of problems, and of warnings, that are listed for one configuration;
+	// further ones are counted.
 	maxRemarks = 50
-	// maxText is how many bytes of what a Remark says, or of where, are shown.
+	// maxText is the length of a Remark's text, and of its place, in bytes.
 	maxText = 1000
 )
 
-// remarks are the first maxRemarks that were found, and how many more there were.
+// remarks are the first maxRemarks, and the number of further ones.
 type remarks struct {
 	kept []Remark
 	more int
@@ -50,8 +50,8 @@ func (r *remarks) add(remark Remark) {
 
 func (r *remarks) count() int { return len(r.kept) + r.more }
 
-// list returns the remarks by line; those that stand in no file come first, and how many are not
-// listed comes last.
+// list returns the remarks by line. Remarks outside the file come first, and the number of unlisted
+// ones comes last.
 func (r *remarks) list() []Remark {
 	slices.SortFunc(r.kept, func(a, b Remark) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Text, b.Text))
@@ -62,7 +62,7 @@ func (r *remarks) list() []Remark {
 	return append(r.kept, Remark{Where: "file", Text: fmt.Sprintf("has %d more of these; they are not listed", r.more)})
 }
 
-// cut shortens a text that is too long to be shown.
+// cut shortens a long text.
 func cut(text string) string {
 	if len(text) <= maxText {
 		return text
@@ -74,7 +74,8 @@ func cut(text string) string {
 type Invalid struct {
 	// File is the path of the configuration file; empty if there is none.
 	File string
-	// Problems are at least one and at most 51, by line; the last one may say how many more there are.
+	// Problems are at least one and at most 51, by line; the last may be the number of further
+	// problems.
 	Problems []Remark
 }
 

@@ -13,8 +13,9 @@ import (
 // nil if it may. It must not if
 //
 //   - no GPU of the node would be offered, and the running configuration offers some, or
-//   - no GPU of a resource that the running configuration offers would be offered, because the configuration asks for what cannot be
-//     served, such as more replicas than the kubelet accepts.
+//   - no GPU of a resource that the running configuration offers would be offered, because
+//     the configuration contains what cannot be served, such as more replicas than the kubelet
+//     accepts.
 //
 // A GPU that pods get by claims is offered. The health of GPUs and holds on devices do not count.
 func (c Config) Replaces(running Config, s inventory.Snapshot) error {
@@ -25,7 +26,9 @@ func (c Config) Replaces(running Config, s inventory.Snapshot) error {
 	}
 	for _, r := range before.Resources {
 		members := r.Members()
-		if slices.ContainsFunc(members, func(d resource.Device) bool { return gpus[d.GPU] || d.Sharing == resource.Percentage }) {
+		if slices.ContainsFunc(members, func(d resource.Device) bool {
+			return gpus[d.GPU] || d.Sharing == resource.Percentage
+		}) {
 			continue
 		}
 		refused := slices.DeleteFunc(slices.Clone(after.LeftOut), func(l resource.LeftOut) bool {
@@ -39,8 +42,8 @@ func (c Config) Replaces(running Config, s inventory.Snapshot) error {
 	return nil
 }
 
-// offers returns the plan of the device plugin for a node, and which GPUs pods can get by it or by
-// claims, by UUID.
+// offers returns the plan of the device plugin for a node, and the GPUs that pods can get by the
+// plan or by claims, by UUID.
 func (c Config) offers(s inventory.Snapshot) (plan resource.Plan, gpus map[string]bool) {
 	gpus = map[string]bool{}
 	options := c.Resource
@@ -61,15 +64,15 @@ func (c Config) offers(s inventory.Snapshot) (plan resource.Plan, gpus map[strin
 	return plan, gpus
 }
 
-// divides reports whether the MIG devices that a node lacks are created by its MIG layout.
+// divides reports whether the node's MIG layout creates the MIG devices that the node lacks.
 func (c Config) divides(s inventory.Snapshot) bool {
 	return c.MIG.Enabled && slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool {
 		return g.MIG == inventory.MIGEnabled && len(g.MIGDevices) == 0
 	})
 }
 
-// withdrawal returns the error of a configuration that takes GPUs away, with the reasons for which
-// devices are left out.
+// withdrawal returns the error of a configuration that takes GPUs away, with the reasons of omitted
+// devices.
 func (c Config) withdrawal(what string, leftOut []resource.LeftOut) error {
 	var reasons []string
 	excluded := true

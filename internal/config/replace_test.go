@@ -45,7 +45,8 @@ func TestReplaces(t *testing.T) {
 		mps      = "flags: {mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 49}]}}\n"
 		none     = "selectors: [{models: ['*'], exclude: true}]\n"
 		two      = "selectors: [{indices: [0, 1], rename: nvidia.com/dev, replicas: 2}]\n"
-		units    = "selectors: [{models: ['*'], units: true}]\nunits: {prefix: volcano.sh/gpu-mem, size: 1Gi, enforce: none}\n"
+		units    = "selectors: [{models: ['*'], units: true}]\n" +
+			"units: {prefix: volcano.sh/gpu-mem, size: 1Gi, enforce: none}\n"
 	)
 	for name, tt := range map[string]struct {
 		running, next string
@@ -53,7 +54,8 @@ func TestReplaces(t *testing.T) {
 		want          string // a part of the error; empty for none
 	}{
 		"too many replicas": {shared, tooMany, gpus(8, nil),
-			"this node: the GPUs offered would fall from 8 to 0: its resource nvidia.com/gpu is not offered: the list of its 131072 devices would have"},
+			"this node: the GPUs offered would fall from 8 to 0: its resource nvidia.com/gpu is not offered: the list of its " +
+				"131072 devices would have"},
 		"too many for eight GPUs, not for one": {shared, tooMany, gpus(1, nil), ""},
 		"too many replicas, all GPUs bad":      {shared, tooMany, gpus(8, bad), "from 8 to 0"},
 		"before the first scan":                {shared, tooMany, inventory.Snapshot{}, ""},
@@ -81,10 +83,12 @@ func TestReplaces(t *testing.T) {
 			gpus(8, nil), ""},
 		"single, in MIG mode and empty": {defaults, "flags: {migStrategy: single}\n", gpus(2, divided(0)),
 			"the GPUs offered would fall from 2 to 0: MIG is enabled on it, but it has no MIG devices"},
-		"the same with a layout to come": {defaults, "flags: {migStrategy: single}\nmig: {enabled: true, layout: all-1g.10gb}\n", gpus(2, divided(0)), ""},
+		"the same with a layout to come": {defaults,
+			"flags: {migStrategy: single}\nmig: {enabled: true, layout: all-1g.10gb}\n", gpus(2, divided(0)), ""},
 		"from whole GPUs to MIG devices": {defaults, "flags: {migStrategy: mixed}\n", gpus(2, divided(2)), ""},
 		"MIG devices cannot be shared by MPS": {
-			"flags: {migStrategy: single}\n", "flags: {migStrategy: single, mpsRoot: /mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
+			"flags: {migStrategy: single}\n", "flags: {migStrategy: single, mpsRoot: /mps}\n" +
+				"sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n",
 			gpus(2, divided(2)), "it is a MIG device, and sharing by MPS is not supported for those",
 		},
 	} {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// maxPatterns bounds the patterns of all selectors together: each is compared with each.
+// maxPatterns limits the patterns of all selectors together, because each is compared with each.
 const maxPatterns = 2048
 
 func (d *document) selectors() []resource.Selector {
@@ -75,8 +75,8 @@ func parsePattern(text string) (resource.Pattern, error) {
 	return resource.Pattern(text), nil
 }
 
-// conflict says how a selector selects a device that an earlier one selects on every node that has
-// it; empty if it need not.
+// conflict describes how a selector selects a device that an earlier one selects on every node with
+// that device; empty if it need not.
 func conflict(s resource.Selector, all []resource.Selector, named mentions) string {
 	const form = "overlaps with %s: %s is also %s there"
 	one, other, found := named.add(s.Where, s.Devices)
@@ -101,11 +101,11 @@ func conflict(s resource.Selector, all []resource.Selector, named mentions) stri
 	return ""
 }
 
-// mentions are the devices that the file names, each with the first entry that does. They are kept
-// by Ref or PCI address, and those of MIG devices by the index of their GPU and a colon as well.
+// mentions are the devices in the file, each with its first entry. The keys are the Ref or PCI
+// address; for MIG devices by index also the index of their GPU with a colon.
 type mentions map[string]mention
 
-// A mention is an entry of the file, such as selectors[0], and a device as it names it.
+// A mention is an entry of the file, such as selectors[0], and the entry's name of a device.
 type mention struct{ where, device string }
 
 func (m mentions) note(key string, one mention) {
@@ -114,8 +114,9 @@ func (m mentions) note(key string, one mention) {
 	}
 }
 
-// add notes the devices of an entry. It returns the first that an earlier entry names, too: by the
-// same Ref, or one by the index of a GPU and the other by that of a MIG device on it.
+// add records the devices of an entry. It returns the first device that an earlier entry also
+// names: by the same Ref, or one by the index of a GPU and the other by the index of a MIG device
+// on it.
 func (m mentions) add(where string, refs []resource.Ref) (device string, earlier mention, found bool) {
 	for _, ref := range refs {
 		text := string(ref)

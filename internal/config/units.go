@@ -16,8 +16,8 @@ const (
 	unitsReserve = 1024
 )
 
-// units puts the block units into the Config. Without a selector with units it only has to be
-// right.
+// units puts the block units into the Config. Without a selector for units, the block only has to
+// be valid.
 func (d *document) units(c *Config) {
 	given := d.config.Units
 	if given == nil {
@@ -66,17 +66,17 @@ func (d *document) units(c *Config) {
 	case selected:
 		c.Resource.Units = u
 		if u.Driver && !c.Edits.OnlyCDI() {
-			d.refuse("units.enforce", "driver needs --device-list-strategy=cdi-cri or cdi-annotations, and no other: the hook that sets limits is "+
-				"called by CDI")
+			d.refuse("units.enforce", "driver needs --device-list-strategy=cdi-cri or cdi-annotations, and no "+
+				"other: the hook that sets limits is called by CDI")
 		}
 		if u.MPS && c.Edits.MPSRoot == "" && !c.Discovery.On && d.reads("mps-root") {
-			d.refuse("selectors", "units need --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps, or enforce: "+
-				"none in the block units")
+			d.refuse("selectors", "units need --mps-root, the directory on the host with the MPS state, such as "+
+				"/run/nvidia/mps, or enforce: none in the block units")
 		}
 	}
 }
 
-// enforce returns who holds containers to the limits of their units.
+// enforce returns which program enforces the limits of units.
 func (d *document) enforce(given *string) (mps, driver bool) {
 	switch {
 	case given == nil || *given == "mps":

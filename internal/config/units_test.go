@@ -15,7 +15,8 @@ func TestUnits(t *testing.T) {
 	t.Parallel()
 	const selected = "flags: {mpsRoot: /run/nvidia/mps}\nselectors: [{indices: ['0'], units: true}]\n"
 	usual := resource.Units{
-		Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: 1024, Measured: true, MPS: true,
+		Name: "volcano.sh/gpu-mem.128Mi", Percentage: "volcano.sh/gpu-core.percentage", ReserveMiB: 1024, Measured: true,
+		MPS: true,
 	}
 	other := resource.Units{Name: "x.io/mem.1Gi", Fit: resource.FitSum, Fill: resource.FillEmptiest}
 	without := usual
@@ -30,7 +31,8 @@ func TestUnits(t *testing.T) {
 		{name: "the defaults", file: selected, want: usual},
 		{name: "no percentages", file: selected + "units: {percentage: ''}", want: without},
 		{name: "all is different", file: "selectors: [{indices: ['0'], units: true}]\n" +
-			"units: {name: x.io/mem, size: 1Gi, fit: sum, fill: emptiest, enforce: none, reserveMiB: 0, percentage: x.io/p}", want: other},
+			"units: {name: x.io/mem, size: 1Gi, fit: sum, fill: emptiest, enforce: none, reserveMiB: 0, percentage: x.io/p}",
+			want: other},
 		{name: "without a selector", file: "units: {size: 1Gi}",
 			warning: "units: has no effect without a selector with units: true"},
 		{name: "no MPS root", file: "selectors: [{indices: ['0'], units: true}]", err: "units need --mps-root"},
@@ -43,7 +45,8 @@ func TestUnits(t *testing.T) {
 		{name: "fit", file: selected + "units: {fit: two}", err: `units.fit: "two" is not one of: one, sum`},
 		{name: "fill", file: selected + "units: {fill: x}", err: `units.fill: "x" is not one of: fullest, emptiest`},
 		{name: "enforce", file: selected + "units: {enforce: x}", err: `units.enforce: "x" is not one of: mps, driver, none`},
-		{name: "the driver", file: "flags: {plugin: {deviceListStrategy: cdi-cri}}\nselectors: [{indices: ['0'], units: true}]\nunits: {enforce: driver}",
+		{name: "the driver", file: "flags: {plugin: {deviceListStrategy: cdi-cri}}\n" +
+			"selectors: [{indices: ['0'], units: true}]\nunits: {enforce: driver}",
 			want: resource.Units{Name: usual.Name, ReserveMiB: 1024, Measured: true, Driver: true}},
 		{name: "the driver without CDI", file: selected + "units: {enforce: driver}",
 			err: "units.enforce: driver needs --device-list-strategy=cdi-cri"},

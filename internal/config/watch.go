@@ -19,20 +19,20 @@ import (
 )
 
 const (
-	// quiet is how long the file has to be left alone before it is read: an editor writes it piece by
-	// piece, and half a file may be valid. A ConfigMap's swap makes several events, too.
+	// quiet is how long the file must be unchanged before it is read: an editor writes in pieces,
+	// and half a file may be valid. A ConfigMap's swap also makes several events.
 	quiet = 100 * time.Millisecond
-	// patience is how long a file that is not left alone is not read.
+	// patience is the longest wait for quiet.
 	patience = 500 * time.Millisecond
-	// lookEvery is how often the file is looked at all the same: it may be a link into a directory
-	// that is not watched.
+	// lookEvery is the interval of reads without events: the file may be a link into an unwatched
+	// directory.
 	lookEvery = 10 * time.Second
-	// lookOften is how often when the directory cannot be watched.
+	// lookOften is the interval if the directory cannot be watched.
 	lookOften = time.Second
 )
 
-// A Watcher reads the configuration file again whenever it changes, and publishes what is valid.
-// Make it with NewWatcher.
+// A Watcher reads the configuration file again after every change, and publishes valid
+// configurations. NewWatcher returns it.
 type Watcher struct {
 	sources Sources
 	clock   clock.WithTicker
@@ -41,12 +41,12 @@ type Watcher struct {
 	reload  chan struct{} // holds one request
 	changes atomic.Uint64
 	pulse   supervise.Pulse
-	node    func() inventory.Snapshot // what a new configuration is judged on; nil where it is not
-	chosen  error                     // why the file is not the one that was asked for
-	loaded  atomic.Int64              // when the configuration in force was read last, in nanoseconds since 1970
+	node    func() inventory.Snapshot // the node on which a new configuration is checked; nil for no check
+	chosen  error                     // why the file is not the requested one
+	loaded  atomic.Int64              // time of the last read of the configuration in force, in nanoseconds since 1970
 }
 
-// NewWatcher returns a Watcher of the file of first, which Load made of the same sources. It
+// NewWatcher returns a Watcher of the file of first, which Load made from the same sources. It
 // publishes first at once, and starts with Run.
 func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	w := &Watcher{
@@ -57,19 +57,18 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	return w
 }
 
-// JudgeOn has the Watcher refuse a configuration that must not replace the running one on a node;
-// see Config.Replaces. It is called before Run.
+// JudgeOn makes the Watcher refuse a configuration that must not replace the running one on a node;
+// see Config.Replaces. It must be called before Run.
 func (w *Watcher) JudgeOn(node func() inventory.Snapshot) { w.node = node }
 
-// Configs returns the feed of valid configurations. A reader that already has the latest one needs
-// to do nothing.
+// Configs returns the feed of valid configurations. A reader with the latest one has nothing to do.
 func (w *Watcher) Configs() *feed.Feed[Config] { return w.configs }
 
-// Generation numbers the configurations that were in force, from 1.
+// Generation returns the number of the configuration in force, from 1.
 func (w *Watcher) Generation() uint64 { return 1 + w.changes.Load() }
 
-// Loaded returns when the configuration in force was read last. A changed file with the same
-// configuration counts, too.
+// Loaded returns the time of the last read of the configuration in force. A changed file with the
+// same configuration also counts.
 func (w *Watcher) Loaded() time.Time { return time.Unix(0, w.loaded.Load()) }
 
 // Reload makes the Watcher read the file now, changed or not. It never blocks.
@@ -80,13 +79,13 @@ func (w *Watcher) Reload() {
 	}
 }
 
-// Errors returns the feed of why the file as it is now is not in force; nil while it is.
+// Errors returns the feed of the reason why the present file is not in force; nil while it is.
 func (w *Watcher) Errors() *feed.Feed[error] { return w.errors }
 
-// Alive returns an error if the Watcher makes no round before ctx ends.
+// Alive returns an error if the Watcher completes no round before ctx ends.
 func (w *Watcher) Alive(ctx context.Context) error { return w.pulse.Check(ctx) }
 
-// Run watches until ctx ends, and returns nil then.
+// Run watches until ctx ends, and then returns nil.
 func (w *Watcher) Run(ctx context.Context) error {
 	chosen := Chosen{File: w.configs.Value().File}
 	var changed <-chan struct{}
@@ -120,7 +119,7 @@ func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct
 	ticker := w.clock.NewTicker(pace)
 	defer ticker.Stop()
 	var settle <-chan time.Time
-	var began time.Time // of the changes that have not been read
+	var began time.Time // of the unread changes
 	changed := func() {
 		if settle == nil {
 			began = w.clock.Now()
@@ -168,7 +167,7 @@ func (w *Watcher) wait(ctx context.Context, other <-chan struct{}) {
 	}
 }
 
-// watchDirectory returns what tells of changes in the directory of a file. The caller closes it.
+// watchDirectory returns a watcher of the directory of a file. The caller closes it.
 func watchDirectory(path string) (*fsnotify.Watcher, error) {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -181,15 +180,14 @@ func watchDirectory(path string) (*fsnotify.Watcher, error) {
 	return watcher, nil
 }
 
-// concerns reports whether an event can mean another file at path: it happened to the file itself,
-// or to the link by which kubelet swaps the content of a mounted ConfigMap.
+// concerns reports whether an event can mean a changed file at path: an event of the file itself,
+// or of the link by which the kubelet swaps the content of a mounted ConfigMap.
 func concerns(event fsnotify.Event, path string) bool {
 	return filepath.Clean(event.Name) == filepath.Clean(path) || filepath.Base(event.Name) == "..data"
 }
 
-// look reads the file and, if it is not as it was seen last, makes what it says the configuration.
-// It returns the file as it is now; nil when it cannot be read. After a Reload an error is logged
-// again although it was logged before.
+// look reads the file and, after a change, applies it. It returns the content of the file; nil if
+// the file cannot be read. After a Reload an error is logged again.
 func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool) []byte {
 	logger := klog.FromContext(ctx)
 	var data []byte
@@ -209,11 +207,11 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	same := reflect.DeepEqual(next, before)
 	if err == nil && !same && doc.empty && path == before.File && isFile(path) {
 		err = &Invalid{File: path, Problems: []Remark{{Where: "file", Text: emptied}}}
-		data = nil // what comes may be as empty, and meant
+		data = nil // the next file may be intentionally empty
 	}
 	if err == nil && !same && w.node != nil {
 		if err = next.Replaces(before, w.node()); err != nil {
-			data = nil // it is judged again in the next round: the node may have changed
+			data = nil // check again in the next round: the node may have changed
 		}
 	}
 	if err != nil {
@@ -238,17 +236,17 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 		logger.Info("Configuration warning", "path", path, "warning", warning.String())
 	}
 	logger.Info("Configuration changed", "path", path)
-	w.changes.Add(1) // before the feed wakes anybody who asks for the generation
+	w.changes.Add(1) // before the feed wakes readers of the generation
 	w.configs.Publish(next)
 	return data
 }
 
-// emptied is the problem of a file that lost its content while the daemon runs, as by an editor
-// that truncates it first, or by a full disk.
+// emptied is the problem of a file that lost its content while the daemon runs, for example by an
+// editor that truncates it first, or by a full disk.
 const emptied = "is empty; the last valid configuration stays in use. To use the defaults, write version: v1"
 
-// isFile reports whether path leads to a file, and not to the null device, which NVIDIA's
-// config-manager links to for nodes that are to have the defaults.
+// isFile reports whether path leads to a file other than the null device. NVIDIA's config-manager
+// links to the null device on nodes with the defaults.
 func isFile(path string) bool {
 	info, err := os.Stat(path)
 	return err != nil || info.Mode().IsRegular()

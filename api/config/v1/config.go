@@ -294,7 +294,7 @@ type Health struct {
 	// Reopen is careful, or always: then NVML is opened anew to find a lost GPU also where that makes
 	// a GPU without persistence mode forget its power limits, clocks and compute mode.
 	Reopen *string `json:"reopen,omitempty"`
-	// Interval is the time between two readings of a GPU that looks well, 1s to 1m; the default is 4s.
+	// Interval is the time between two health checks of a healthy GPU, 1s to 1m; the default is 4s.
 	Interval *Duration `json:"interval,omitempty"`
 	// KernelLog is true to read XIDs from the kernel log as well; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
