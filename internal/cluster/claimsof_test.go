@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 )
 
-// Only what may show that a GPU is free lists the claims of the cluster: as long as a claim that
-// was seen has it, that claim alone is read. The lists of many nodes are spread.
+// The claims of the cluster are listed only if this may show a free GPU: while a known claim has
+// the GPU, only this claim is read. The lists of many nodes are spread over time.
 func TestListOfClaims(t *testing.T) {
 	onStage(t, func(s *stage) {
 		give := func(name, device string) {
@@ -87,8 +87,8 @@ func TestListOfClaims(t *testing.T) {
 	})
 }
 
-// Where lists by all nodes would take longer than two minutes, the claims are counted and not
-// listed. 251 claims are two pages.
+// If lists by all nodes would take longer than two minutes, the claims are counted and not listed.
+// 251 claims are two pages.
 func TestTooManyClaims(t *testing.T) {
 	onStage(t, func(s *stage) {
 		for i := range 251 {

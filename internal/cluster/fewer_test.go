@@ -20,7 +20,7 @@ import (
 
 const fewerTaint = "gpu-device-plugin.github.io/fewer-devices"
 
-// A shrinking is a node whose lists get fewer devices: they have 32, and 8 after Proceed.
+// A shrinking is a node whose lists get fewer devices: 32, and 8 after Proceed.
 type shrinking struct {
 	*process
 
@@ -63,7 +63,7 @@ func (w *shrinking) proceeded() []uint64 {
 	return slices.Clone(w.went)
 }
 
-// shows has the Node's status show so many devices.
+// shows sets the number of devices in the Node's status.
 func (s *stage) shows(devices int) {
 	s.change(func(n *corev1.Node) {
 		n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": apiresource.MustParse(strconv.Itoa(devices))}
@@ -72,7 +72,7 @@ func (s *stage) shows(devices int) {
 
 func (s *stage) isFewer() bool { return slices.Contains(s.taints(), fewerTaint) }
 
-// bound has a pod on the node that kubelet has admitted, or not yet.
+// bound adds a pod to the node that the kubelet has or has not admitted.
 func (s *stage) bound(name string, admitted bool) {
 	s.Helper()
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
@@ -85,8 +85,8 @@ func (s *stage) bound(name string, admitted bool) {
 	}
 }
 
-// The node is tainted, the devices go when all pods of before are admitted, and the taint goes when
-// the Node's status shows the new number. Taints of others stay.
+// The Node is tainted, the devices go when all earlier pods are admitted, and the taint is removed
+// when the Node's status shows the new number. Other taints stay.
 func TestFewerDevices(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinking()
@@ -123,7 +123,7 @@ func TestFewerDevices(t *testing.T) {
 	})
 }
 
-// The taint is there for a minute at most, whatever does not happen.
+// The taint stays for a minute at most.
 func TestFewerDevicesTimeout(t *testing.T) {
 	for name, never := range map[string]func(*stage, *shrinking){
 		"a pod is not admitted":       func(s *stage, _ *shrinking) { s.bound("sent", false) },
@@ -154,8 +154,8 @@ func TestFewerDevicesTimeout(t *testing.T) {
 	}
 }
 
-// A taint that a killed process left goes at the next start, where no change waits; and when the
-// option is switched off, or the process ends.
+// A taint left by a killed process is removed at the next start if no change waits, when the option
+// is disabled, and at the end of the process.
 func TestTaintOfEarlierProcess(t *testing.T) {
 	for name, wait := range map[string]func(*stage, *shrinking){
 		"a start": func(*stage, *shrinking) {},
@@ -194,7 +194,7 @@ func TestTaintOfEarlierProcess(t *testing.T) {
 	}
 }
 
-// The answer to the request that taints the node is lost, and the process ends: the taint goes.
+// The response to the taint is lost, and the process ends: the taint is removed.
 func TestExitAfterLostResponse(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinking()
@@ -208,8 +208,8 @@ func TestExitAfterLostResponse(t *testing.T) {
 	})
 }
 
-// Whatever the API server does, the change goes on by itself after a time, which package plugin
-// sees to; the taint does not stay.
+// Whatever the API server does, the change continues after a timeout in package serve, and the
+// taint is removed.
 func TestFewerDevicesThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		w := s.shrinking()
@@ -231,9 +231,9 @@ func TestFewerDevicesThroughFaults(t *testing.T) {
 	})
 }
 
-// The lead goes to another process before the Node's status shows that the devices of the first are
-// gone: the node is tainted until it does, and for a minute at most. The other one may have a
-// change of its own that waits.
+// Another process becomes the leader before the Node's status shows the change of the first: the
+// Node stays tainted until it does, and for a minute at most. The new leader may have a change of
+// its own.
 func TestFewerDevicesWithChangeOfLeader(t *testing.T) {
 	for name, tt := range map[string]struct{ waits, shows bool }{
 		"the status shows it": {false, true}, "it never does": {false, false}, "another change waits": {true, true},
@@ -271,8 +271,7 @@ func TestFewerDevicesWithChangeOfLeader(t *testing.T) {
 	}
 }
 
-// A process that was stopped while it had the node tainted, and that another one leads since, does
-// not remove the taint of that one.
+// A stopped process does not remove the taint of its successor.
 func TestTaintOfPreviousLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinks()
@@ -288,7 +287,7 @@ func TestTaintOfPreviousLeader(t *testing.T) {
 	})
 }
 
-// Of two processes the one that leads taints the node.
+// Only the leader taints the Node.
 func TestTaintByLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.shrinking()

@@ -18,13 +18,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// writer starts a process that writes all that there is, with this count of GPUs and the first of
-// them in this state.
+// writer starts a process that writes everything, with this number of GPUs, the first one in this
+// state.
 func (s *stage) writer(leads bool, count, state string) *process {
 	s.Helper()
 	p := s.new(config.Config{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
 	p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsNode })
-	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided,
+		clock.RealClock{})
 	p.MIG = feed.New(mig.Status{Resume: true})
 	p.leads.Publish(leads)
 	p.label(map[string]string{countLabel: count})
@@ -32,8 +33,8 @@ func (s *stage) writer(leads bool, count, state string) *process {
 	return p.start()
 }
 
-// Of two processes only the one that leads writes; when the other one takes the lead, what it knows
-// is written, and nothing by the first. A term after another begins anew: nothing is said twice.
+// Only the leader of two processes writes. A new leader writes its own state. A second term starts
+// again, and reports nothing twice.
 func TestWritesByLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
@@ -75,15 +76,15 @@ func TestWritesByLeader(t *testing.T) {
 	})
 }
 
-// A process that was stopped, and does not know yet that another one leads, writes nothing of any
-// kind.
+// A stopped process that does not know about its successor writes nothing.
 func TestStoppedProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
 		s.deploy(map[string]string{"dcgm": paused})
 		p := s.new(config.Config{Namespace: namespace, Features: everything,
 			MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
-		p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+		p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided,
+			clock.RealClock{})
 		p.MIG = feed.New(mig.Status{Resume: true})
 		p.Lead = lead.New(lead.Options{Dir: s.TempDir()}) // it has none of the folder's
 		p.label(map[string]string{countLabel: "8"})
@@ -102,9 +103,8 @@ func TestStoppedProcess(t *testing.T) {
 	})
 }
 
-// A write that began before the lead changed, and reaches the API server after that, is refused:
-// the node is another version since. The same is so for a write before which any program changed
-// the node; it is made anew.
+// A late write of the previous leader is rejected, because the Node has a newer version. The same
+// applies to a write after a change by any program; it is repeated.
 func TestLateWrite(t *testing.T) {
 	for name, request := range map[string]apiserver.Request{
 		"condition": {Verb: "patch", Resource: "nodes/status"}, "labels": {Verb: "apply",
@@ -129,7 +129,8 @@ func TestLateWrite(t *testing.T) {
 				s.change(func(n *corev1.Node) { n.Annotations = map[string]string{"changed": "since"} })
 				s.pass(21 * time.Second)
 				is := map[string]bool{
-					"condition": strings.HasPrefix(s.condition(), "False"), "labels": s.node().Labels[countLabel] == "2", "taint": s.tainted(),
+					"condition": strings.HasPrefix(s.condition(), "False"), "labels": s.node().Labels[countLabel] == "2",
+					"taint": s.tainted(),
 				}
 				if is[name] {
 					s.Errorf("the late write was taken: %v", is)

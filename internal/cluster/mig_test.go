@@ -23,18 +23,19 @@ const (
 	notYet   = "pending the layout has not been read yet"
 )
 
-// divider starts a process that follows the label of the layout; the test plays the owner of the
-// layouts. The label has this value.
+// divider starts a process that follows the label of the layout; the test plays the mig.Controller.
+// The label has this value.
 func (s *stage) divider(label string) *process {
 	s.Helper()
 	s.layoutLabel(label)
 	p := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
-	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
+	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided,
+		clock.RealClock{})
 	p.MIG = feed.New(mig.Status{})
 	return p.start()
 }
 
-// layoutLabel sets the label of the node, or takes it away.
+// layoutLabel sets the label of the Node, or removes it.
 func (s *stage) layoutLabel(value string) {
 	s.Helper()
 	s.change(func(n *corev1.Node) {
@@ -47,7 +48,7 @@ func (s *stage) layoutLabel(value string) {
 	})
 }
 
-// makes waits until the owner is told a layout, and has it say how far it is.
+// makes waits until the Controller gets a layout, and reports its state.
 func (p *process) makes(layout string, state mig.ConfigState, reason string) {
 	p.s.Helper()
 	p.s.until("the owner is told "+layout, func() bool { return p.MIGChoice.Desired().Value().Layout == layout })
@@ -55,7 +56,7 @@ func (p *process) makes(layout string, state mig.ConfigState, reason string) {
 	p.MIG.Publish(mig.Status{Layout: w.Layout, OrderNumber: w.OrderNumber, State: state, Reason: reason})
 }
 
-// says is the state and the reason that the node has.
+// says returns the state and the reason on the Node.
 func (s *stage) says() string {
 	n := s.node()
 	return n.Labels["nvidia.com/mig.config.state"] + " " + n.Annotations["gpu-device-plugin.github.io/mig.config.reason"]
@@ -66,8 +67,8 @@ func (s *stage) untilSays(want string) {
 	s.until("the node says "+want, func() bool { return s.says() == want })
 }
 
-// The label is acted on at the start and whenever it changes; the node has the state and the
-// reason, in one line, and loses them with the label.
+// The process follows the label from its start. The Node has the state and the reason on one line,
+// and loses them with the label.
 func TestMIGLabel(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
@@ -97,8 +98,8 @@ func TestMIGLabel(t *testing.T) {
 	})
 }
 
-// What mig apply asked for counts until the label is set anew; the node says so, unless it is the
-// same for all GPUs.
+// The layout of mig apply is valid until the label is set again. The Node says so, unless both name
+// the same layout for all GPUs.
 func TestMIGLabelAfterApply(t *testing.T) {
 	for name, tt := range map[string]struct {
 		layout string
@@ -127,12 +128,12 @@ func TestMIGLabelAfterApply(t *testing.T) {
 	}
 }
 
-// Where layouts are not changed, the label names none, and the node loses the state.
+// If layouts are disabled, the label has no effect, and the Node loses the state.
 func TestMIGLabelWhileDisabled(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
 		s.untilSays(notYet)
-		// Events have the node be watched
+		// Events need the watch of the Node
 		p.configure(func(c *config.Config) { c.MIG.Enabled, c.Features.Events = false, true })
 		s.untilSays(" ")
 		s.change(func(n *corev1.Node) { n.Labels["nvidia.com/mig.config.state"] = "theirs" })
@@ -142,8 +143,8 @@ func TestMIGLabelWhileDisabled(t *testing.T) {
 	})
 }
 
-// A node is written when its state changes; reasons that follow each other wait two seconds, and
-// what is so already is not written.
+// The Node is written when its state changes. A new reason waits two seconds, and an unchanged one
+// is not written.
 func TestPaceOfMIGState(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.divider("all-balanced")
@@ -170,8 +171,7 @@ func TestPaceOfMIGState(t *testing.T) {
 	})
 }
 
-// Whatever the API server does meanwhile, the owner is told the label of the end, and the node has
-// the state of it.
+// Whatever the API server does, the Controller gets the last label, and the Node its state.
 func TestMIGLabelThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.divider("all-balanced")
@@ -183,7 +183,7 @@ func TestMIGLabelThroughFaults(t *testing.T) {
 	})
 }
 
-// Labels by which DaemonSets of clients of the driver select nodes, and their values.
+// Labels by which DaemonSets of driver clients select nodes, and their values.
 const (
 	deployLabels = "nvidia.com/gpu.deploy."
 	deployed     = "true"
@@ -206,7 +206,7 @@ func (s *stage) pauser() *process {
 	return s.pauses()
 }
 
-// pauses starts a further one.
+// pauses starts a further process.
 func (s *stage) pauses() *process {
 	p := s.new(config.Config{MIG: config.MIG{Enabled: true, PauseClients: true, Label: true}})
 	p.MIG = feed.New(mig.Status{})
@@ -215,7 +215,7 @@ func (s *stage) pauses() *process {
 	return p
 }
 
-// addPod adds a pod of the node.
+// addPod adds a pod to the node.
 func (s *stage) addPod(uid, kind string, selects map[string]string) {
 	s.Helper()
 	err := s.server.AddPod(&corev1.Pod{
@@ -231,7 +231,7 @@ func (s *stage) addPod(uid, kind string, selects map[string]string) {
 	}
 }
 
-// deploy sets deploy labels of the node.
+// deploy sets deploy labels of the Node.
 func (s *stage) deploy(values map[string]string) {
 	s.Helper()
 	s.change(func(n *corev1.Node) {
@@ -244,7 +244,7 @@ func (s *stage) deploy(values map[string]string) {
 	})
 }
 
-// untilDeployed waits until these two have these values. The others never change.
+// untilDeployed waits until the two labels have these values. The others never change.
 func (s *stage) untilDeployed(dcgm, exporter string) {
 	s.Helper()
 	want := map[string]string{"dcgm": dcgm, "dcgm-exporter": exporter, "nvsm": "false", "driver": deployed,
@@ -260,11 +260,11 @@ func (s *stage) untilDeployed(dcgm, exporter string) {
 	})
 }
 
-// resumes has the owner of the layouts say whether DaemonSets go on.
+// resumes sets whether the Controller allows DaemonSets to run.
 func (p *process) resumes(now bool) { p.MIG.Publish(mig.Status{Resume: now}) }
 
-// Those labels are paused by which DaemonSets of these pods select the node, and no others; never
-// one of what clients need.
+// Only labels by which the DaemonSets of these pods select the node are paused, and never a label
+// of a provider.
 func TestPause(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -299,8 +299,8 @@ func TestPause(t *testing.T) {
 	})
 }
 
-// A label that somebody changes meanwhile stays as that one wants it, and the rest goes on; also
-// while the watch does not tell of it.
+// A label changed by another program in the meantime keeps that value, and the others are resumed;
+// also while the watch is late.
 func TestForeignPauseLabels(t *testing.T) {
 	for name, stuck := range map[string]bool{"watched": false, "the watch is stuck": true} {
 		t.Run(name, func(t *testing.T) {
@@ -325,8 +325,8 @@ func TestForeignPauseLabels(t *testing.T) {
 	}
 }
 
-// What an earlier process has paused goes on when this one says so, and not before; a process that
-// ends has what it has paused go on.
+// A pause of an earlier process is resumed when this process allows it, and not before. A process
+// that ends resumes its pauses.
 func TestPauseOfEarlierProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -348,8 +348,8 @@ func TestPauseOfEarlierProcess(t *testing.T) {
 	})
 }
 
-// Without the option nothing is set back. It may be switched off while something is paused: then
-// the node is watched until that goes on.
+// Without the option nothing is resumed. If the option is disabled during a pause, the Node is
+// watched until the pause ends.
 func TestPauseDisabled(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -371,7 +371,7 @@ func TestPauseDisabled(t *testing.T) {
 	})
 }
 
-// Whatever the API server does meanwhile, DaemonSets go on.
+// Whatever the API server does, DaemonSets are resumed.
 func TestPauseThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.pauser()
@@ -383,8 +383,8 @@ func TestPauseThroughFaults(t *testing.T) {
 	})
 }
 
-// Nothing is paused while the node is not known or the API server refuses a request, and each
-// problem is told. A process that ends does not wait until that is over.
+// Nothing is paused while the Node is unknown or the API server rejects a request, and each problem
+// is reported. A process that ends does not wait for the API server.
 func TestFailingPause(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.pauser()
@@ -421,7 +421,7 @@ func TestFailingPause(t *testing.T) {
 	})
 }
 
-// The API server evicts pods by name, within their budget.
+// Pods are evicted by name, within their budget.
 func TestEviction(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.addPod("u", "ReplicaSet", nil)
@@ -443,5 +443,5 @@ func TestEviction(t *testing.T) {
 	})
 }
 
-// undivided says that the GPUs are known, and none is in MIG mode.
+// undivided says that no GPU is in MIG mode.
 func undivided() (divided, known bool) { return false, true }

@@ -18,8 +18,8 @@ import (
 
 const configLabel = "nvidia.com/device-plugin.config"
 
-// A chooser is a process whose configuration file a label chooses. It starts on a node with the
-// files a and b, and b is the default.
+// A chooser is a process whose configuration file is chosen by a label. It starts on a node with
+// the files a and b; b is the default.
 type chooser struct {
 	*process
 	dir, state string
@@ -42,7 +42,7 @@ func (c *chooser) add(name string) {
 	}
 }
 
-// begin starts the process. Every choice but that of the file invalid is a valid configuration.
+// begin starts the process. Every chosen file except invalid is a valid configuration.
 func (c *chooser) begin() *chooser {
 	c.start()
 	go func() {
@@ -57,7 +57,7 @@ func (c *chooser) begin() *chooser {
 	return c
 }
 
-// label sets the label of the node; an empty one is none.
+// label sets the label of the Node; empty removes it.
 func (c *chooser) label(value string) {
 	c.s.Helper()
 	c.s.change(func(n *corev1.Node) {
@@ -67,7 +67,7 @@ func (c *chooser) label(value string) {
 	})
 }
 
-// after waits, and expects a choice then.
+// after waits, and checks the choice.
 func (c *chooser) after(wait time.Duration, file, problem string) {
 	c.s.Helper()
 	c.s.pass(wait)
@@ -90,7 +90,7 @@ func (c *chooser) save(text string) {
 	}
 }
 
-// saved expects what the next process will start with.
+// saved checks the choice that the next process starts with.
 func (c *chooser) saved(want string) {
 	c.s.Helper()
 	text, err := os.ReadFile(filepath.Join(c.state, "node-config.json"))
@@ -99,8 +99,8 @@ func (c *chooser) saved(want string) {
 	}
 }
 
-// The first choice is the last one, if there still is such a file; otherwise what the API server
-// says, if it answers soon; otherwise that of a node without the label.
+// The first choice is the saved choice if the file still exists; otherwise the choice of the API
+// server if it responds in time; otherwise that of a node without the label.
 func TestFirstChoice(t *testing.T) {
 	last := func(name string) string { return fmt.Sprintf(`{"version":1,"file":%q}`, name) }
 	for name, tt := range map[string]struct {
@@ -161,9 +161,9 @@ func TestFirstChoice(t *testing.T) {
 	}
 }
 
-// Of several changes within two seconds after one that was followed, the last one counts. A name
-// that is unknown leaves what is in force, until there is such a file. An invalid file is chosen,
-// and is not what the next process starts with.
+// Of several changes within two seconds, the last one counts. With an unknown name the file in
+// force stays, until the named file exists. An invalid file is chosen, but not saved for the next
+// process.
 func TestConfigLabel(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -207,8 +207,8 @@ func TestConfigLabel(t *testing.T) {
 	})
 }
 
-// What the label said last holds while the API server is away or the node is deleted, also if that
-// happens while a change waits.
+// The last value of the label stays in force while the API server is unavailable or the Node is
+// deleted, also during a pending change.
 func TestConfigLabelOfDeletedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -235,7 +235,7 @@ func TestConfigLabelOfDeletedNode(t *testing.T) {
 	})
 }
 
-// A disk that is full keeps nothing from the label. The choice is saved when it can be.
+// A full disk does not prevent changes by the label. The choice is saved later.
 func TestConfigLabelWithFullDisk(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -255,7 +255,7 @@ func TestConfigLabelWithFullDisk(t *testing.T) {
 	})
 }
 
-// A directory of configurations that is gone is told, and leaves the file in force that is.
+// A missing directory of configurations is reported, and the file in force stays.
 func TestNoDirectoryOfConfigurations(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -274,7 +274,7 @@ func TestNoDirectoryOfConfigurations(t *testing.T) {
 	})
 }
 
-// A process without the name of its node follows no label: its configuration is refused.
+// A process without a node name follows no label: its configuration is rejected.
 func TestNoNodeName(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
@@ -286,7 +286,7 @@ func TestNoNodeName(t *testing.T) {
 	})
 }
 
-// Which file a node uses, by its label, the default and the fallbacks.
+// The file of a node by its label, the default and the fallbacks.
 func TestChoose(t *testing.T) {
 	all := []config.Fallback{config.FallbackNamed, config.FallbackSingle, config.FallbackEmpty}
 	var many []string

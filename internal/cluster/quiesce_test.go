@@ -17,8 +17,8 @@ import (
 
 const quiesceKey = "gpu-device-plugin.github.io/quiesce."
 
-// wish sets the annotations of the node by which the driver is released; with an empty time it
-// takes them away.
+// wish sets the annotations of the Node that request the release of the driver; an empty time
+// removes them.
 func (s *stage) wish(until, by string) {
 	s.Helper()
 	s.change(func(n *corev1.Node) {
@@ -33,18 +33,18 @@ func (s *stage) wish(until, by string) {
 	})
 }
 
-// in returns the time so far ahead, as an annotation has it.
+// in returns the time after d in the format of the annotation.
 func in(d time.Duration) string { return time.Now().Add(d).UTC().Format(time.RFC3339) }
 
-// answered waits until the node has this state, and returns the answer.
+// answered waits until the Node has this state, and returns the answer.
 func (s *stage) answered(state string) string {
 	s.Helper()
 	s.until("the answer is "+state, func() bool { return s.node().Annotations[quiesceKey+"state"] == state })
 	return s.node().Annotations[quiesceKey+"answer"]
 }
 
-// releaser returns a process that obeys the annotation and does nothing yet. The test plays the
-// monitor: the driver is released from the beginning, or not.
+// releaser returns a process that follows the annotation and does nothing yet. The test plays the
+// monitor; quiet says whether the driver is released at first.
 func (s *stage) releaser(quiet bool) *process {
 	p := s.new(config.Config{Features: config.Features{Quiesce: true}})
 	p.status.Quiet = quiet
@@ -53,8 +53,8 @@ func (s *stage) releaser(quiet bool) *process {
 	return p
 }
 
-// releasing starts such a process. Fails returns why the driver cannot be released; nil for one
-// that always can.
+// releasing starts such a process. fails returns why the driver cannot be released; nil for a
+// driver that always can.
 func (s *stage) releasing(quiet bool, fails func() error) *process {
 	s.Helper()
 	p := s.releaser(quiet)
@@ -64,7 +64,7 @@ func (s *stage) releasing(quiet bool, fails func() error) *process {
 	return p.start()
 }
 
-// standby starts one that does not lead.
+// standby starts a process that does not lead.
 func (s *stage) standby(quiet bool) *process {
 	s.Helper()
 	p := s.releaser(quiet)
@@ -72,7 +72,7 @@ func (s *stage) standby(quiet bool) *process {
 	return p.start()
 }
 
-// release is what the commands quiesce and resume do.
+// release does what the commands quiesce and resume do.
 func (p *process) release(quiet bool) {
 	p.set(func(s *status.Status) {
 		switch s.Quiet = quiet; {
@@ -84,7 +84,7 @@ func (p *process) release(quiet bool) {
 	})
 }
 
-// follows has a process lead after another one.
+// follows makes a process the leader after another one.
 func (p *process) follows(before *process) {
 	before.leads.Publish(false)
 	p.s.pass(time.Second)
@@ -116,7 +116,7 @@ func (p *process) becomes(quiet bool) {
 	p.s.until("the driver is released or not", func() bool { return p.quiet() == quiet })
 }
 
-// A wish is obeyed and answered; it ends when it is taken away, and by itself at its time.
+// A request is carried out and answered. It ends when it is removed, and at its time.
 func TestReleaseRequest(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)
@@ -161,8 +161,8 @@ func TestReleaseRequest(t *testing.T) {
 	})
 }
 
-// What cannot be understood is refused with a sentence, and takes nothing away; what was understood
-// stays in force until its time.
+// An invalid request is refused with a reason. The last valid request stays in force until its
+// time.
 func TestInvalidReleaseRequest(t *testing.T) {
 	for name, tt := range map[string]struct{ until, want string }{
 		"garbage":  {"tomorrow \x01\n", "is not a time such as"},
@@ -202,8 +202,8 @@ func TestInvalidReleaseRequest(t *testing.T) {
 	})
 }
 
-// A driver that cannot be released is tried again, and the node says why. Resume on the node ends
-// the wish, and it stays ended.
+// A failing release is retried, and the Node has the reason. The command resume on the node ends
+// the request.
 func TestFailingRelease(t *testing.T) {
 	onStage(t, func(s *stage) {
 		fail := errors.New("nvmlShutdown does not return")
@@ -224,7 +224,7 @@ func TestFailingRelease(t *testing.T) {
 	})
 }
 
-// Somebody has released the driver on the node before, and goes on with what he does.
+// A user has released the driver on the node before, and continues.
 func TestReleaseRequestWhileReleased(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(true, nil)
@@ -237,8 +237,8 @@ func TestReleaseRequestWhileReleased(t *testing.T) {
 	})
 }
 
-// A process that comes after one that was killed goes on with its wish: at each moment, with and
-// without what the state directory says.
+// After a kill at any moment the next process continues with the request, with and without a state
+// directory.
 func TestReleaseThroughRestarts(t *testing.T) {
 	for name, quiet := range map[string]bool{"the release outlives it": true, "without a state directory": false} {
 		t.Run(name, func(t *testing.T) {
@@ -275,8 +275,8 @@ func TestReleaseThroughRestarts(t *testing.T) {
 	})
 }
 
-// A wish ends at its time whatever the API server does, and the node is told when that works again.
-// A new one waits for it.
+// A request ends at its time whatever the API server does. The Node is updated later, and a new
+// request waits.
 func TestReleaseThroughFaults(t *testing.T) {
 	throughFaults(t, func(s *stage, fault apiserver.NamedFault) {
 		p := s.releasing(false, nil)
@@ -295,8 +295,8 @@ func TestReleaseThroughFaults(t *testing.T) {
 	})
 }
 
-// Of two processes the one that leads obeys. The next one that leads goes on, and ends it. So does
-// the one before where it leads again.
+// Only the leader carries out a request. The next leader continues and ends it, and so does the
+// previous one if it leads again.
 func TestReleaseByLeader(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first, second := s.releasing(false, nil), s.standby(false)
@@ -319,9 +319,9 @@ func TestReleaseByLeader(t *testing.T) {
 	})
 }
 
-// A process that leads again uses the driver where another one has ended the wish: also if its own
-// release was under way when its term ended, and neither while another wish is carried out nor
-// where quiesce was said on the node since.
+// A process that leads again uses the driver if another process has ended the request, even if its
+// own release was in progress at the end of its term; but not during another request, and not after
+// the command quiesce.
 func TestReleaseByPreviousLeader(t *testing.T) {
 	ended := func(s *stage, first *process) *process {
 		second := s.standby(false)
@@ -372,9 +372,8 @@ func TestReleaseByPreviousLeader(t *testing.T) {
 	})
 }
 
-// A process that has not seen that another one has begun a wish takes over from there: its own
-// write is refused, and the node says whether the driver was in use before. This one found it
-// released when it started.
+// A process that missed the start of a request by another process continues from the state on the
+// Node: its own write is rejected. It found the driver released at its start.
 func TestReleaseStartedByAnotherProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first, second := s.releasing(false, nil), s.standby(true)
@@ -388,8 +387,7 @@ func TestReleaseStartedByAnotherProcess(t *testing.T) {
 	})
 }
 
-// A process without the option that comes while the driver is released for a wish uses it again,
-// also where it may not answer.
+// A process without the option uses the driver again, even if it may not write the answer.
 func TestReleaseAfterOptionRemoved(t *testing.T) {
 	for name, may := range map[string]bool{"with the right": true, "without the right": false} {
 		t.Run(name, func(t *testing.T) {
@@ -428,8 +426,8 @@ func TestReleaseDisabled(t *testing.T) {
 	})
 }
 
-// While the node cannot be told of a wish, the driver is not released for it: a later process would
-// not know that it is to use it again.
+// If the Node cannot be updated, the driver is not released, because a later process would not know
+// that it must use it again.
 func TestUnwritableReleaseAnswer(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)
@@ -446,8 +444,8 @@ func TestUnwritableReleaseAnswer(t *testing.T) {
 	})
 }
 
-// What was resumed on the node stays in use for the next process, too, whatever the name of who
-// wanted the release.
+// After the command resume, the next process also keeps using the driver, for a requester with any
+// name.
 func TestReleaseRequestWithLongName(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.releasing(false, nil)

@@ -21,12 +21,12 @@ import (
 
 const conditionType = "GPUHealthy"
 
-// everything has all be told of the GPUs.
+// everything enables all reports about GPUs.
 var everything = config.Features{
 	Events: true, Condition: true, Taint: true,
 }
 
-// reporter starts a process that tells this of its GPUs.
+// reporter starts a process with these GPUs.
 func (s *stage) reporter(f config.Features, gpus ...status.Device) *process {
 	s.Helper()
 	p := s.new(config.Config{Features: f})
@@ -34,7 +34,7 @@ func (s *stage) reporter(f config.Features, gpus ...status.Device) *process {
 	return p.start()
 }
 
-// gpu is a device: "Healthy", or "Lost lost reconnect" with the source and the cure.
+// gpu returns a device: "Healthy", or "Lost lost reconnect" with the source and the remedy.
 func gpu(index int, state string) status.Device {
 	words := strings.Fields(state)
 	d := status.Device{Index: fmt.Sprint(index), UUID: fmt.Sprintf("GPU-%d", index), State: words[0]}
@@ -50,7 +50,7 @@ const (
 	gone = "Lost lost reconnect"
 )
 
-// told is the condition; the zero value if there is none.
+// told returns the condition; the zero value if there is none.
 func (s *stage) told() corev1.NodeCondition {
 	for _, c := range s.node().Status.Conditions {
 		if c.Type == conditionType {
@@ -60,7 +60,7 @@ func (s *stage) told() corev1.NodeCondition {
 	return corev1.NodeCondition{}
 }
 
-// condition is the condition in one line, without times; empty if there is none.
+// condition returns the condition on one line, without times; empty if there is none.
 func (s *stage) condition() string {
 	c := s.told()
 	return strings.Trim(fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message), ": ")
@@ -80,7 +80,7 @@ func (s *stage) taints() (keys []string) {
 
 func (s *stage) tainted() bool { return slices.Contains(s.taints(), ourTaint) }
 
-// events counts the Events: reason and device → how often it is said to have happened.
+// events counts the Events by reason and device.
 func (s *stage) events() map[string]int {
 	all := map[string]int{}
 	for _, e := range s.server.Events() {
@@ -100,8 +100,8 @@ func (s *stage) untilEvents(want map[string]int) {
 	s.until(fmt.Sprint("Events ", want), func() bool { return cmp.Equal(want, s.events()) })
 }
 
-// One GPU that is lost and comes back: condition, Event and taint, there and back; taints and
-// conditions of others stay.
+// A GPU is lost and comes back: the condition, the Event and the taint follow. Other taints and
+// conditions stay.
 func TestReporter(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, good))
@@ -145,8 +145,8 @@ func TestWritesInSteadyState(t *testing.T) {
 	})
 }
 
-// Of a node without GPUs and without a driver nothing is told, but that it lost its taint when
-// nobody wants one.
+// A node without GPUs and without a driver reports nothing, and loses its taint if the taint is not
+// wanted.
 func TestNodeWithoutGPUs(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything)
@@ -159,7 +159,7 @@ func TestNodeWithoutGPUs(t *testing.T) {
 	})
 }
 
-// The taint stays as it is while it is not known whether a GPU is healthy, and goes when it is not
+// The taint stays unchanged while the health of the GPUs is unknown, and is removed if it is not
 // wanted.
 func TestTaintOfUnknownHealth(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -195,9 +195,9 @@ func TestTaintOfUnknownHealth(t *testing.T) {
 	}
 }
 
-// A process that starts again says nothing twice. What changed while there was none is said. The
-// first one may be killed while the API server is away. Without a condition, the Event's name says
-// what was said.
+// A restarted process reports nothing twice, and reports changes since the last process, even if
+// that was killed while the API server was unavailable. Without a condition, the name of the Event
+// prevents repetitions.
 func TestRestart(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first := s.reporter(everything, gpu(0, good), gpu(1, gone))
@@ -228,7 +228,8 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// Another program serves a resource of ours. It tells nothing of GPUs, so this one goes on.
+// Another plugin serves a resource of this program. It does not report GPUs, so this program
+// continues.
 func TestReportsBesideAnotherPlugin(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(everything, gpu(0, good))
@@ -243,7 +244,7 @@ func TestReportsBesideAnotherPlugin(t *testing.T) {
 	})
 }
 
-// A state directory that cannot be used keeps nobody from reporting.
+// An unusable state directory does not prevent reports.
 func TestReportsWithoutAStateDirectory(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything, StateDir: "/dev/null/state"})
@@ -253,8 +254,7 @@ func TestReportsWithoutAStateDirectory(t *testing.T) {
 	})
 }
 
-// Features are switched on and off while the process runs. The taint goes when it is no longer
-// wanted.
+// Features are enabled and disabled at run time. The taint is removed when it is no longer wanted.
 func TestFeaturesAtRunTime(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.reporter(config.Features{}, gpu(0, bad))
@@ -271,8 +271,8 @@ func TestFeaturesAtRunTime(t *testing.T) {
 	})
 }
 
-// The status is read soon after a change of what it tells of, and every few seconds; several
-// changes at once are one. One that cannot be read leaves what was told.
+// The status is read shortly after a change, once for several changes, and every few seconds. A
+// failed read keeps the last report.
 func TestStatusAfterChange(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Features: everything})
@@ -290,7 +290,8 @@ func TestStatusAfterChange(t *testing.T) {
 			}
 		}
 		for what, change := range map[string]func(){
-			"GPUs": func() { p.Snapshots.Publish(inventory.Snapshot{}) }, "devices": func() { p.Offered.Publish(resource.Plan{}) },
+			"GPUs":           func() { p.Snapshots.Publish(inventory.Snapshot{}) },
+			"devices":        func() { p.Offered.Publish(resource.Plan{}) },
 			"a refused file": func() { p.ConfigErrors.Publish(nil) }, "a layout": func() { p.MIG.Publish(mig.Status{}) },
 			"three changes": func() {
 				p.Snapshots.Publish(inventory.Snapshot{})
@@ -313,8 +314,8 @@ func TestStatusAfterChange(t *testing.T) {
 	})
 }
 
-// The first condition of a healthy node comes at once in a small cluster, and is spread in a large
-// one. That of a bad one does not wait.
+// The first condition of a healthy node is written at once in a small cluster, and delayed in a
+// large one. An unhealthy node does not wait.
 func TestFirstCondition(t *testing.T) {
 	onStage(t, func(s *stage) {
 		longest := func(nodes int, state string) (last time.Duration) {
@@ -343,9 +344,9 @@ func TestFirstCondition(t *testing.T) {
 	})
 }
 
-// A process that finds no driver, as one of another DaemonSet, takes the lead while the process
-// that led before is started again. It says nothing of the GPUs for a minute. Where no process led
-// before, it says at once what it finds.
+// A process without a driver, for example of another DaemonSet, becomes the leader while the
+// previous leader restarts. It reports nothing about GPUs for a minute. Without a previous leader
+// it reports at once.
 func TestLeaderWithoutDriver(t *testing.T) {
 	for standby, want := range map[bool]corev1.ConditionStatus{true: corev1.ConditionTrue,
 		false: corev1.ConditionUnknown} {
