@@ -80,7 +80,7 @@ func tellsOfGPUs(f config.Features) bool { return f.Events || f.Condition || f.T
 
 // followStatus publishes the daemon's status after each change, and every few seconds.
 func (r *reporter) followStatus(ctx context.Context) {
-	began, standby := time.Now(), r.daemon.Lead.Heard().Value() != nil
+	began, standby := time.Now(), r.daemon.Lead.Received().Value() != nil
 	for {
 		_, looked := r.daemon.Snapshots.Latest()
 		_, offered := r.daemon.Offered.Latest()

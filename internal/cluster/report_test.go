@@ -362,7 +362,7 @@ func findsNoDriver(t *testing.T, standby bool, want corev1.ConditionStatus) {
 		p.stop()
 		next := s.new(config.Config{Features: everything})
 		if standby {
-			next.Lead.Heard().Publish([]byte("{}"))
+			next.Lead.Received().Publish([]byte("{}"))
 		}
 		next.set(func(now *status.Status) { now.Stale = "no driver" })
 		next.start()

@@ -41,7 +41,7 @@ func (l *Liveness) Stuck(ctx context.Context) []string {
 	errs := make([]error, len(l.tasks))
 	var asked sync.WaitGroup
 	for i, task := range l.tasks {
-		working, changed := l.lead.Term()
+		working, changed := l.lead.Tenure()
 		if task.Lead && !working {
 			continue
 		}

@@ -83,7 +83,7 @@ func TestAliveInAHandOver(t *testing.T) {
 	isAlive("it leads")
 	next := lead.New(lead.Options{Dir: dir, Name: "b", Token: "b"})
 	next.Ask()
-	_, changed := leads.Term()
+	_, changed := leads.Tenure()
 	running.Go(func() { _ = next.Run(ctx) })
 	<-changed
 	if isAlive("it hands the lead over"); !leads.Leads().Value() {

@@ -118,12 +118,12 @@ const callPatience = 30 * time.Second
 // plugin serves without that.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
-		return []Task{d.told.Deciding(Task{Name: "owners of GPUs", Run: d.giveAll})}
+		return []Task{d.shared.Publisher(Task{Name: "owners of GPUs", Run: d.giveAll})}
 	}
 	return []Task{
 		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
 		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
-		d.told.Deciding(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
+		d.shared.Publisher(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
 		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
 	}
 }
@@ -147,14 +147,14 @@ func (d *daemon) giveAll(ctx context.Context) error {
 // GPUs, and returns what is closed when that may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
-	return s.Standbys > 0 || s.Former != "", changed
+	return s.Standbys > 0 || s.PreviousLeader != "", changed
 }
 
 // mayChangeHardware returns why hardware may not be changed now; nil if it may.
 func (d *daemon) mayChangeHardware() error {
-	if former := d.lead.Statuses().Value().Former; former != "" {
+	if previous := d.lead.Statuses().Value().PreviousLeader; previous != "" {
 		return fmt.Errorf("no GPU is changed before %s has ended, which led on this node before and may still change GPUs",
-			former)
+			previous)
 	}
 	return nil
 }

@@ -116,7 +116,7 @@ type daemon struct {
 	pci            *pciBus
 	recorder       recording.Recorder
 	lead           *lead.Lead
-	told           *Told
+	shared         *Shared
 	proofs         *cudacheck.Proofs
 	resets         *reset.Resets
 	progress       *status.Progress
@@ -206,7 +206,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		d.mig = d.newMIG()
 		d.dividing = d.mig.Holds()
 	}
-	d.told = NewTold(d.lead, d.owners, d.dividing, d.proofs.Records(), d.resets.Status(), d.mig != nil)
+	d.shared = NewShared(d.lead, d.owners, d.dividing, d.proofs.Records(), d.resets.Status(), d.mig != nil)
 	return d, nil
 }
 
@@ -374,14 +374,14 @@ func (d *daemon) outputs() []Task {
 	}
 	tasks = append(tasks, d.draTasks()...)
 	tasks = append(tasks, Task{Name: "verdicts on CUDA", Run: d.proofs.Follow},
-		d.told.Deciding(Task{Name: "proofs of CUDA", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
-		Task{Name: "heard of GPUs", Run: d.told.Follow}, d.told.Deciding(Task{Name: "told of GPUs", Run: d.told.Tell}),
+		d.shared.Publisher(Task{Name: "proofs of CUDA", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
+		Task{Name: "heard of GPUs", Run: d.shared.Follow}, d.shared.Publisher(Task{Name: "told of GPUs", Run: d.shared.Publish}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true},
 		Task{Name: "request of a restart", Run: d.askForReboot, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
-			d.told.Deciding(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
+			d.shared.Publisher(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
 	}
 	if d.config.ControlSocket != "" {
 		tasks = append(tasks, Task{Name: "control socket", Run: d.serveControl})

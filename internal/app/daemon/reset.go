@@ -81,7 +81,7 @@ func (d *daemon) newResets() *reset.Resets {
 		},
 		Former: func() (string, <-chan struct{}) {
 			s, changed := d.lead.Statuses().Latest()
-			return s.Former, changed
+			return s.PreviousLeader, changed
 		},
 		StateDir: d.config.StateDir, BootID: BootID(d.node),
 	})

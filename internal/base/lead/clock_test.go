@@ -46,10 +46,10 @@ func (c *setClock) C() <-chan time.Time { return c.ticks }
 // Stop implements clock.Ticker.
 func (*setClock) Stop() {}
 
-// TestAClockThatIsSet forward and back by an hour while a process waits for the lead, and while it
+// TestClockChange forward and back by an hour while a process waits for the lead, and while it
 // leads: neither is the lead taken before its time, nor later, nor is it lost. The test is the
 // process that leads first.
-func TestAClockThatIsSet(t *testing.T) {
+func TestClockChange(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -93,7 +93,7 @@ func TestAClockThatIsSet(t *testing.T) {
 		if _, err := standby.Write([]byte(answer)); err != nil {
 			t.Fatal(err)
 		}
-		poll.Until(t, "the standby has heard "+answer, func() bool { return string(l.Heard().Value()) == fmt.Sprint(n) })
+		poll.Until(t, "the standby has heard "+answer, func() bool { return string(l.Received().Value()) == fmt.Sprint(n) })
 	}
 	for n := range 5 {
 		asked(n)

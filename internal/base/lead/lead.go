@@ -1,15 +1,15 @@
-// Package lead says which process of this program decides on a node. During a roll-out two of them
-// run, and both serve kubelet. Only the process that leads writes: to the disk, to the API server
-// and to the hardware.
+// Package lead elects the process of this program that makes the decisions on a node. During a
+// roll-out two processes run, and both serve the kubelet. Only the leader writes to the disk, to
+// the API server and to the hardware.
 //
-// The processes of a node meet in one folder. The process that leads listens there on a socket. A
-// process that takes the lead puts a socket of its own in that place. A process that was stopped
-// compares the socket with its own before it writes again (Check), and so finds that it has lost
-// the lead. The other processes are standbys: they stay connected to the socket and read what the
-// leading process tells. A standby takes the lead when it is handed over, when the leading process
-// ends, or when that process does not answer for ten seconds.
+// The processes of a node meet in one folder, where the leader listens on a socket. A process
+// takes the lead by replacing the socket with a new one. Before each write the leader compares the
+// socket on the disk with its own (Check), so a process that was stopped for a while finds out
+// that it lost the lead. The other processes are standbys: they stay connected to the socket and
+// read the values published by the leader. A standby takes the lead when the leader hands it over,
+// exits, or does not answer for ten seconds.
 //
-// Package daemon builds it. ADR 55 has the reasons.
+// See ADR 55 for the reasons.
 package lead
 
 import (
@@ -28,83 +28,85 @@ import (
 )
 
 const (
-	// tick is how often a standby asks whether the process that leads is there. A process that has
-	// neither a standby nor a former lead to wait for does nothing.
+	// tick is the interval at which a standby pings the leader. A leader without a standby and without
+	// a previous leader to wait for does nothing.
 	tick = 2 * time.Second
-	// silence is how many ticks without an answer there are before a standby takes the lead. Ticks are
-	// counted, not time: a standby that was stopped itself has heard nothing either.
-	silence = 5
-	// finish is how long the tasks of a term may take to end when the lead is handed over. Kubelet
-	// gives a call of the DRA driver 45 s.
-	finish = 45 * time.Second
-	// leaving is that time when the process ends. Calls that last longer are forwarded to the next
-	// lead.
-	leaving = 10 * time.Second
-	// pause is the time between two looks at a folder in which another process is taking the lead or
-	// handing it over.
-	pause = 50 * time.Millisecond
-	// refusedPause is the time until a process that could not take the lead tries again.
-	refusedPause = time.Minute
+	// maxMissedTicks is the number of ticks without an answer after which a standby takes the lead.
+	// Ticks are counted instead of time: a standby that was stopped itself has received nothing
+	// either.
+	maxMissedTicks = 5
+	// handOverTimeout limits the wait for the tasks of a tenure when the lead is handed over. The
+	// kubelet gives a call of the DRA driver 45 s.
+	handOverTimeout = 45 * time.Second
+	// exitTimeout limits the same wait when the process exits. Longer calls are forwarded to the next
+	// leader.
+	exitTimeout = 10 * time.Second
+	// retryInterval is the time between two checks of a folder while another process takes the lead or
+	// hands it over.
+	retryInterval = 50 * time.Millisecond
+	// refusedInterval is the time until a process retries after it failed to take the lead.
+	refusedInterval = time.Minute
 )
 
-// ErrNotLead is the error of a write by a process that does not lead.
+// ErrNotLead is returned for a write by a process that does not lead.
 var ErrNotLead = errors.New("another process of this program leads on this node now")
 
-// Options are those of a Lead.
+// Options configure a Lead.
 type Options struct {
-	// Dir is the folder in which the processes of a node meet. It is made if it does not exist; its
-	// parent folder is not. Without one, this process leads always.
+	// Dir is the folder in which the processes of a node meet. It is created if it does not exist; its
+	// parent folder is not. If Dir is empty, this process always leads.
 	Dir string
-	// Name says to people which process this is. Token is greater than those of all processes that
-	// started before.
+	// Name identifies this process to people. Token is greater than the tokens of all processes that
+	// started earlier.
 	Name, Token string
-	// Busy reports whether something that this process has begun at the hardware has not ended; nil
-	// for never.
+	// Busy reports whether a hardware change started by this process is still under way; nil means
+	// never.
 	Busy func() bool
-	// Clock is the clock to wait by; nil means the real one.
+	// Clock is used for waiting; nil means the real clock.
 	Clock clock.WithTicker
 }
 
-// A Status says who leads.
+// A Status describes the current leader as seen by one process.
 type Status struct {
-	// Leads says that this process does.
+	// Leads is true if this process leads.
 	Leads bool
-	// Name is the name of the process that leads, Since since when; empty as long as that is not
-	// known.
+	// Name is the name of the leader, and Since the time at which it took the lead. Both are empty
+	// until they are known.
 	Name  string
 	Since time.Time
-	// Later says that the process that leads started later than this one, which does not ask it for
-	// the lead.
+	// Later is true if the leader started later than this process, which then does not ask for the
+	// lead.
 	Later bool
-	// Standbys is how many processes wait for the lead of this one.
+	// Standbys is the number of processes that wait for the lead of this process.
 	Standbys int
-	// Former is a process that led before this one and may still change hardware: its name, or "an
-	// earlier process"; empty if there is none. While there is one, the process that leads changes no
-	// hardware.
-	Former string
-	// Problem is why this process cannot take the lead, a sentence without a full stop; empty if it
-	// can.
+	// PreviousLeader is the name of a process that led before this one and may still change hardware,
+	// or "an earlier process"; empty if there is none. The leader changes no hardware while there is
+	// one.
+	PreviousLeader string
+	// Problem is the reason why this process cannot take the lead, a sentence without a full stop;
+	// empty if there is none.
 	Problem string
 }
 
-// A Lead takes the lead of a node for its process, or waits for it. Make it with New. Run is called
+// A Lead takes the lead of a node for its process, or waits for it. Create it with New and call Run
 // once.
 type Lead struct {
-	o        Options
-	path     string // of the socket
-	statuses feed.Feed[Status]
-	leads    feed.Feed[bool]
-	terms    feed.Feed[term]            // nil while no task of this process is to work
-	working  feed.Feed[[]*work]         // tasks, also those of an earlier term that have not ended
-	asked    feed.Feed[bool]            // whether this process may ask for the lead
-	heard    feed.Feed[json.RawMessage] // from the process that leads
-	told     feed.Feed[json.RawMessage] // to the standbys
+	o         Options
+	path      string // of the socket
+	statuses  feed.Feed[Status]
+	leads     feed.Feed[bool]
+	tenures   feed.Feed[tenure]          // nil while the tasks of this process may not run
+	running   feed.Feed[[]*taskRun]      // running tasks, including late ones of an earlier tenure
+	wantsLead feed.Feed[bool]            // true once Ask was called
+	received  feed.Feed[json.RawMessage] // from the leader
+	shared    feed.Feed[json.RawMessage] // for the standbys
 
-	refused <-chan time.Time // Run's own: when this process may ask again after it could not take the lead; nil for now
-	former  string           // Run's own: who led before this process, or holds the hardware still as that one said
+	retryAt <-chan time.Time // used by Run only: end of the wait after a failure to take the lead; nil without a wait
+	// used by Run only: the previous leader, or the process named by it as still changing hardware
+	previous string
 
-	mu     sync.Mutex // guards office, and changes of statuses, leads, terms and working
-	office *office    // nil while this process does not lead
+	mu         sync.Mutex  // guards leadership, and changes of statuses, leads, tenures and running
+	leadership *leadership // nil while this process does not lead
 }
 
 // New returns the Lead of a process.
@@ -116,63 +118,63 @@ func New(o Options) *Lead {
 	l := &Lead{o: o, path: filepath.Join(o.Dir, socketName)}
 	if o.Dir == "" {
 		l.set(func(s *Status) { *s = Status{Leads: true, Name: o.Name, Since: o.Clock.Now()} })
-		l.terms.Publish(make(term))
+		l.tenures.Publish(make(tenure))
 	}
 	return l
 }
 
-// IsTaken reports whether a process leads that meets the others in a folder. It changes nothing.
+// IsTaken reports whether a process leads in the folder dir. It changes nothing.
 func IsTaken(ctx context.Context, dir string) bool {
-	conn, there := dial(ctx, filepath.Join(dir, socketName))
+	conn, listening := dial(ctx, filepath.Join(dir, socketName))
 	if conn != nil {
-		_ = conn.Close() // it was only to be there
+		_ = conn.Close() // only the connection itself matters
 	}
-	return there
+	return listening
 }
 
-// Statuses returns the feed of who leads.
+// Statuses returns the feed of the current leader.
 func (l *Lead) Statuses() *feed.Feed[Status] { return &l.statuses }
 
-// Leads returns the feed of whether this process does. When it becomes false, all tasks of the term
-// have ended, unless the lead was lost.
+// Leads returns the feed of whether this process leads. When the value becomes false, all tasks of
+// the tenure have ended, unless the lead was lost.
 func (l *Lead) Leads() *feed.Feed[bool] { return &l.leads }
 
-// Ask makes this process ask for the lead from now on. Call it when this process could serve no
-// less than the process that leads. A process that started later is not asked.
+// Ask makes this process ask for the lead from now on. Call Ask when this process can serve at
+// least as much as the leader. A leader that started later is not asked.
 func (l *Lead) Ask() {
-	if !l.asked.Value() {
-		l.asked.Publish(true)
+	if !l.wantsLead.Value() {
+		l.wantsLead.Publish(true)
 	}
 }
 
-// Tell tells the standbys a value, in place of the one before.
-func (l *Lead) Tell(value json.RawMessage) { l.told.Publish(value) }
+// Publish sends a value to the standbys. It replaces the value published before.
+func (l *Lead) Publish(value json.RawMessage) { l.shared.Publish(value) }
 
-// Heard returns the feed of what the process that leads tells, as long as this one is a standby. It
-// is nil before the first value, and again when this process has led; it keeps the last one while
-// this process leads.
-func (l *Lead) Heard() *feed.Feed[json.RawMessage] { return &l.heard }
+// Received returns the feed of the values published by the leader while this process is a standby.
+// The value is nil before the first one arrives, and again after this process has led. It keeps the
+// last value while this process leads.
+func (l *Lead) Received() *feed.Feed[json.RawMessage] { return &l.received }
 
-// Check returns ErrNotLead if this process does not lead now. It looks at the disk. It is called
-// before each write that only the process that leads may make.
+// Check returns ErrNotLead if this process does not lead now. It reads the disk. Call it before
+// each write reserved to the leader.
 func (l *Lead) Check() error {
 	if l.o.Dir == "" {
 		return nil
 	}
 	l.mu.Lock()
-	o := l.office
+	o := l.leadership
 	l.mu.Unlock()
 	if o == nil {
 		return ErrNotLead
 	}
-	if identify(l.path) != o.socket.identity {
-		o.lose()
+	if identityOf(l.path) != o.socket.identity {
+		o.drop()
 		return ErrNotLead
 	}
 	return nil
 }
 
-// set changes the status, and publishes it.
+// set changes the status and publishes it.
 func (l *Lead) set(change func(*Status)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,46 +188,46 @@ func (l *Lead) set(change func(*Status)) {
 	}
 }
 
-// Run takes the lead, or waits for it, until ctx ends. Then it waits for the tasks of the term, for
-// 10 s at most, gives the lead up, and returns nil.
+// Run takes the lead, or waits for it, until ctx ends. It then waits for the tasks of the tenure,
+// for 10 s at most, gives up the lead, and returns nil.
 func (l *Lead) Run(ctx context.Context) error {
 	if l.o.Dir == "" {
 		<-ctx.Done()
 		return nil
 	}
 	for ctx.Err() == nil {
-		seen := identify(l.path)
-		var former *link
-		if seen != (identity{}) {
+		current := identityOf(l.path)
+		var previous *link
+		if current != (identity{}) {
 			var may bool
-			if may, former = l.standBy(ctx, seen); !may {
-				l.sleep(ctx, pause)
+			if may, previous = l.standBy(ctx, current); !may {
+				l.sleep(ctx, retryInterval)
 				continue
 			}
 		}
-		s, err := l.take(ctx, seen)
-		former.close() // the process that led looks then whether it still does
+		s, err := l.take(ctx, current)
+		previous.close() // makes the previous leader check whether it still leads
 		switch {
 		case err == nil:
 			l.lead(ctx, s)
 		case errors.Is(err, errTaken):
-			l.sleep(ctx, pause)
+			l.sleep(ctx, retryInterval)
 		default:
-			l.cannot(ctx, err)
+			l.reportProblem(ctx, err)
 			l.sleep(ctx, tick)
 		}
 	}
 	return nil
 }
 
-// cannot says why this process cannot take the lead, once for each reason. It does not ask for it
-// for a time.
-func (l *Lead) cannot(ctx context.Context, err error) {
+// reportProblem publishes the reason why this process cannot take the lead, logs each new reason
+// once, and delays the next request for the lead.
+func (l *Lead) reportProblem(ctx context.Context, err error) {
 	if l.statuses.Value().Problem != err.Error() {
 		klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())
 	}
 	l.set(func(s *Status) { s.Problem = err.Error() })
-	l.refused = l.o.Clock.After(refusedPause)
+	l.retryAt = l.o.Clock.After(refusedInterval)
 }
 
 func (l *Lead) sleep(ctx context.Context, d time.Duration) {

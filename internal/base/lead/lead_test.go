@@ -61,8 +61,8 @@ func folder(t *testing.T) string {
 	return filepath.Join(loopback.Folder(t), "node")
 }
 
-// TestAlone: without a folder a process leads always, before and after Run.
-func TestAlone(t *testing.T) {
+// TestLeadWithoutFolder: without a folder a process leads always, before and after Run.
+func TestLeadWithoutFolder(t *testing.T) {
 	t.Parallel()
 	l := lead.New(lead.Options{Name: "a"})
 	if s := l.Statuses().Value(); !s.Leads || s.Name != "a" || l.Check() != nil {
@@ -78,19 +78,19 @@ func TestAlone(t *testing.T) {
 	}
 }
 
-// TestTheFirstLeads: a process that starts alone leads at once; the next one knows it, hears what
-// it tells, and does not lead.
-func TestTheFirstLeads(t *testing.T) {
+// TestFirstProcessLeads: a process that starts alone leads at once; the next one knows it, hears
+// what it tells, and does not lead.
+func TestFirstProcessLeads(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := start(t, dir, "a", nil)
 	poll.Until(t, "a leads", a.leads)
-	a.Tell(json.RawMessage(`{"x":1}`))
+	a.Publish(json.RawMessage(`{"x":1}`))
 	b := start(t, dir, "b", nil)
 	poll.Until(t, "b knows a", func() bool { return b.Statuses().Value().Name == "a" })
-	poll.Until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `{"x":1}` })
-	a.Tell(json.RawMessage(`[]`))
-	poll.Until(t, "b hears a again", func() bool { return string(b.Heard().Value()) == `[]` })
+	poll.Until(t, "b hears a", func() bool { return string(b.Received().Value()) == `{"x":1}` })
+	a.Publish(json.RawMessage(`[]`))
+	poll.Until(t, "b hears a again", func() bool { return string(b.Received().Value()) == `[]` })
 	if s := b.Statuses().Value(); s.Leads || s.Since.IsZero() || !errors.Is(b.Check(), lead.ErrNotLead) {
 		t.Errorf("state of b %+v, check %v", s, b.Check())
 	}
@@ -133,8 +133,10 @@ func TestHandOver(t *testing.T) {
 	if got := <-terms; got != "end" || a.Check() == nil || b.Check() != nil {
 		t.Errorf("task: %s; checks: a %v, b %v", got, a.Check(), b.Check())
 	}
-	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" && b.Statuses().Value().Standbys == 1 })
-	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+	poll.Until(t, "a waits for b", func() bool {
+		return a.Statuses().Value().Name == "b" && b.Statuses().Value().Standbys == 1
+	})
+	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().PreviousLeader == "" })
 	b.stop()
 	poll.Until(t, "a leads again", a.leads)
 	if got := <-terms; got != "begin" {
@@ -142,24 +144,26 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// TestWhatIsToldIsOfTheTerm: a process that has led does not go by what it heard before, and tells
-// nothing that it told in an earlier term.
-func TestWhatIsToldIsOfTheTerm(t *testing.T) {
+// TestPublishedValuesOfEachTenure: a process that has led does not go by what it heard before, and
+// tells nothing that it told in an earlier term.
+func TestPublishedValuesOfEachTenure(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := start(t, dir, "a", nil)
 	poll.Until(t, "a leads", a.leads)
-	a.Tell(json.RawMessage(`"of a"`))
+	a.Publish(json.RawMessage(`"of a"`))
 	b := start(t, dir, "b", nil)
-	poll.Until(t, "b hears a", func() bool { return string(b.Heard().Value()) == `"of a"` })
+	poll.Until(t, "b hears a", func() bool { return string(b.Received().Value()) == `"of a"` })
 	b.Ask()
 	poll.Until(t, "b leads", b.leads)
 	c := start(t, dir, "c", nil)
 	poll.Until(t, "c knows b", func() bool { return c.Statuses().Value().Name == "b" })
 	c.Ask()
 	poll.Until(t, "c leads", c.leads)
-	poll.Until(t, "a and b wait for c", func() bool { return a.Statuses().Value().Name == "c" && b.Statuses().Value().Name == "c" })
-	if heard := b.Heard().Value(); heard != nil {
+	poll.Until(t, "a and b wait for c", func() bool {
+		return a.Statuses().Value().Name == "c" && b.Statuses().Value().Name == "c"
+	})
+	if heard := b.Received().Value(); heard != nil {
 		t.Errorf("b has led since it heard %s", heard)
 	}
 	c.stop()
@@ -169,11 +173,11 @@ func TestWhatIsToldIsOfTheTerm(t *testing.T) {
 	poll.Until(t, "a leads again", a.leads)
 	d := start(t, dir, "d", nil)
 	poll.Until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })
-	heard, said := d.Heard().Latest()
+	heard, said := d.Received().Latest()
 	if heard == nil {
 		select {
 		case <-said:
-			heard = d.Heard().Value()
+			heard = d.Received().Value()
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -182,8 +186,8 @@ func TestWhatIsToldIsOfTheTerm(t *testing.T) {
 	}
 }
 
-// TestATaskThatDoesNotEnd delays a hand-over for 45 s at most.
-func TestATaskThatDoesNotEnd(t *testing.T) {
+// TestHandOverWithStuckTask delays a hand-over for 45 s at most.
+func TestHandOverWithStuckTask(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := start(t, dir, "a", nil)
@@ -194,14 +198,14 @@ func TestATaskThatDoesNotEnd(t *testing.T) {
 	b := start(t, dir, "b", nil)
 	b.Ask()
 	poll.Until(t, "b leads", b.leads)
-	if former := b.Statuses().Value().Former; former != "a" {
+	if former := b.Statuses().Value().PreviousLeader; former != "a" {
 		t.Errorf("former %q", former)
 	}
 }
 
-// TestHardwareThatIsBeingChanged is held by the former lead until that has ended, also after a
+// TestHandOverDuringHardwareChange is held by the former lead until that has ended, also after a
 // hand-over.
-func TestHardwareThatIsBeingChanged(t *testing.T) {
+func TestHandOverDuringHardwareChange(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	var mu sync.Mutex
@@ -212,15 +216,15 @@ func TestHardwareThatIsBeingChanged(t *testing.T) {
 	b.Ask()
 	poll.Until(t, "b leads", b.leads)
 	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
-	poll.Until(t, "b may not change hardware", func() bool { return b.Statuses().Value().Former == "a" })
+	poll.Until(t, "b may not change hardware", func() bool { return b.Statuses().Value().PreviousLeader == "a" })
 	mu.Lock()
 	busy = false
 	mu.Unlock()
-	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().Former == "" })
+	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().PreviousLeader == "" })
 }
 
-// TestWithoutTheLock nobody leads: nothing would tell others that this process may change hardware.
-func TestWithoutTheLock(t *testing.T) {
+// TestLeadNeedsLock nobody leads: nothing would tell others that this process may change hardware.
+func TestLeadNeedsLock(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	if err := os.MkdirAll(filepath.Join(dir, "lead.lock"), 0o700); err != nil { // what is no file cannot be locked
@@ -237,9 +241,9 @@ func TestWithoutTheLock(t *testing.T) {
 	poll.Until(t, "a leads", a.leads)
 }
 
-// TestATaskThatIsLate does not begin again when its process leads again, and that process is not
+// TestLateTask does not begin again when its process leads again, and that process is not
 // alive then.
-func TestATaskThatIsLate(t *testing.T) {
+func TestLateTask(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := start(t, dir, "a", nil)
@@ -265,7 +269,10 @@ func TestATaskThatIsLate(t *testing.T) {
 	}
 	b.stop()
 	poll.Until(t, "a leads again", a.leads)
-	poll.Until(t, "a is not alive", func() bool { err := alive(); return err != nil && strings.Contains(err.Error(), `"claims"`) })
+	poll.Until(t, "a is not alive", func() bool {
+		err := alive()
+		return err != nil && strings.Contains(err.Error(), `"claims"`)
+	})
 	close(stuck)
 	<-begins
 	if err := alive(); err != nil {
@@ -273,9 +280,9 @@ func TestATaskThatIsLate(t *testing.T) {
 	}
 }
 
-// TestAProcessThatEnds waits for the tasks of its term, for 10 s at most, and only then has a
+// TestProcessExit waits for the tasks of its term, for 10 s at most, and only then has a
 // standby the lead. It is not asked before.
-func TestAProcessThatEnds(t *testing.T) {
+func TestProcessExit(t *testing.T) {
 	t.Parallel()
 	for what, stuck := range map[string]bool{"tasks end": false, "a task does not end": true} {
 		t.Run(what, func(t *testing.T) {
@@ -303,7 +310,7 @@ func TestAProcessThatEnds(t *testing.T) {
 			}
 			<-stopped
 			poll.Until(t, "b leads", b.leads)
-			if former := b.Statuses().Value().Former; stuck && former == "" {
+			if former := b.Statuses().Value().PreviousLeader; stuck && former == "" {
 				t.Error("b may change hardware")
 			}
 			if stuck {
@@ -313,8 +320,8 @@ func TestAProcessThatEnds(t *testing.T) {
 	}
 }
 
-// TestATaskThatFails ends While, and nothing else.
-func TestATaskThatFails(t *testing.T) {
+// TestTaskFailure ends While, and nothing else.
+func TestTaskFailure(t *testing.T) {
 	t.Parallel()
 	a := start(t, folder(t), "a", nil)
 	failed := errors.New("failed")
@@ -326,9 +333,9 @@ func TestATaskThatFails(t *testing.T) {
 	}
 }
 
-// TestASocketThatIsRemoved: the process notices before it writes, and leads anew if nobody else has
+// TestRemovedSocket: the process notices before it writes, and leads anew if nobody else has
 // taken the lead.
-func TestASocketThatIsRemoved(t *testing.T) {
+func TestRemovedSocket(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := start(t, dir, "a", nil)
@@ -342,9 +349,9 @@ func TestASocketThatIsRemoved(t *testing.T) {
 	poll.Until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
 }
 
-// TestAStandbyThatTookTheLead closes its connection, by which the process that led notices that,
+// TestLeadTakenByStandby closes its connection, by which the process that led notices that,
 // also if it writes nothing.
-func TestAStandbyThatTookTheLead(t *testing.T) {
+func TestLeadTakenByStandby(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := start(t, dir, "a", nil)
@@ -373,9 +380,9 @@ func TestAStandbyThatTookTheLead(t *testing.T) {
 	}
 }
 
-// TestAFolderThatCannotBeWritten: nobody leads, and the state says why; a process that leads goes
+// TestUnwritableFolder: nobody leads, and the state says why; a process that leads goes
 // on while a later one cannot take over.
-func TestAFolderThatCannotBeWritten(t *testing.T) {
+func TestUnwritableFolder(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in its place; root may write everywhere

@@ -55,7 +55,7 @@ func runOther(dir, name string) {
 	tasks.Go(func() {
 		for ctx.Err() == nil {
 			s, changed := l.Statuses().Latest()
-			fmt.Printf("%s leads, %s holds\n", s.Name, s.Former) //nolint:forbidigo // what the test reads
+			fmt.Printf("%s leads, %s holds\n", s.Name, s.PreviousLeader) //nolint:forbidigo // what the test reads
 			select {
 			case <-changed:
 			case <-ctx.Done():
@@ -141,8 +141,8 @@ func written(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// TestAProcessThatIsKilled: a standby takes the lead.
-func TestAProcessThatIsKilled(t *testing.T) {
+// TestKilledProcess: a standby takes the lead.
+func TestKilledProcess(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := startOther(t, dir, "a")
@@ -158,10 +158,10 @@ func TestAProcessThatIsKilled(t *testing.T) {
 	poll.Until(t, "a knows", a.knows("b", ""))
 }
 
-// TestAProcessThatIsStopped loses the lead after some time. It is known to be there, which holds
+// TestStoppedProcess loses the lead after some time. It is known to be there, which holds
 // the hardware; when it goes on, it writes nothing, but what it was about to write when it was
 // stopped.
-func TestAProcessThatIsStopped(t *testing.T) {
+func TestStoppedProcess(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	c := startOther(t, dir, "c")
@@ -184,9 +184,9 @@ func TestAProcessThatIsStopped(t *testing.T) {
 	}
 }
 
-// TestAProcessThatNeverEnds, as one with a thread in the driver: it keeps its files open. All that
+// TestProcessThatNeverExits, as one with a thread in the driver: it keeps its files open. All that
 // comes after it holds the hardware.
-func TestAProcessThatNeverEnds(t *testing.T) {
+func TestProcessThatNeverExits(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := startOther(t, dir, "a")

@@ -17,27 +17,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Files in the folder. newName is the name of a socket before it replaces the socket at socketName.
+// Files in the folder. newName is the name of a socket until it replaces the socket at socketName.
 const (
 	socketName = "lead.sock"
 	newName    = "lead.new"
 	shareName  = "lead.lock"
 )
 
-// lockTimeout limits the wait for another process that takes the lead: it may have been stopped in
-// the middle. The lock keeps two standbys from taking the lead one after the other. Without it the
-// last one leads: the identity decides.
+// lockTimeout limits the wait for another process that takes the lead and may have been stopped
+// meanwhile. The lock keeps two standbys from taking the lead one after the other. Without the
+// lock, the last process leads: the identity of the socket decides.
 const lockTimeout = time.Second
 
-// errTaken is the error of a process that came too late.
+// errTaken is returned if another process took the lead first.
 var errTaken = errors.New("another process took the lead")
 
-// An identity tells a socket from all others. The zero value is that of none. While its process
-// listens, no other file gets it.
+// An identity distinguishes a socket from all others. The zero value means no socket. No other file
+// gets the same identity while the process listens.
 type identity struct{ device, inode uint64 }
 
-// identify returns the identity of the file at path.
-func identify(path string) identity {
+// identityOf returns the identity of the file at path.
+func identityOf(path string) identity {
 	var stat unix.Stat_t
 	if unix.Lstat(path, &stat) != nil {
 		return identity{}
@@ -45,47 +45,48 @@ func identify(path string) identity {
 	return identity{stat.Dev, stat.Ino} //nolint:unconvert // other types on other platforms
 }
 
-// A socket is one with which this process leads. A process keeps its share of the lock as long as
-// it may change hardware. Who cannot have one does not lead: nobody would know.
+// A socket is the listener with which this process leads. The process keeps its share of the lock
+// as long as it may change hardware. A process without a share does not lead, as other processes
+// would not know of it.
 type socket struct {
 	*net.UnixListener
 	identity identity
 	share    *statefile.Lock
 }
 
-// drop closes a socket with which this process does not lead.
-func (s *socket) drop() error {
+// discard closes a socket with which this process does not lead.
+func (s *socket) discard() error {
 	s.share.Close()
 	return s.Close()
 }
 
-// take makes a socket, and replaces the socket that was seen by it. It fails with errTaken if
-// another socket is there.
-func (l *Lead) take(ctx context.Context, seen identity) (*socket, error) {
+// take creates a socket that replaces the current one. It returns errTaken if another socket has
+// replaced it already.
+func (l *Lead) take(ctx context.Context, current identity) (*socket, error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if identify(l.path) != seen {
+	if identityOf(l.path) != current {
 		return nil, errTaken
 	}
 	s, err := l.bind(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err = os.Rename(filepath.Join(l.o.Dir, newName), l.path); err == nil && identify(l.path) != s.identity {
+	if err = os.Rename(filepath.Join(l.o.Dir, newName), l.path); err == nil && identityOf(l.path) != s.identity {
 		err = errTaken
 	}
 	if err != nil {
-		_ = s.drop()
+		_ = s.discard()
 		return nil, err
 	}
 	return s, nil
 }
 
-// try returns why this process could not take the lead; nil if it could.
-func (l *Lead) try(ctx context.Context) error {
+// checkCanTake returns an error if this process could not take the lead.
+func (l *Lead) checkCanTake(ctx context.Context) error {
 	unlock, err := l.lock(ctx)
 	if err != nil {
 		return err
@@ -95,13 +96,13 @@ func (l *Lead) try(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(s.drop(), os.Remove(filepath.Join(l.o.Dir, newName)))
+	return errors.Join(s.discard(), os.Remove(filepath.Join(l.o.Dir, newName)))
 }
 
-// bind makes a socket at newName, and takes a share of the lock.
+// bind creates a socket at newName, and takes a share of the lock.
 func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	path := filepath.Join(l.o.Dir, newName)
-	if err := statefile.Remove(path); err != nil { // of a process that was killed
+	if err := statefile.Remove(path); err != nil { // left by a killed process
 		return nil, err
 	}
 	held, err := statefile.TakeShare(filepath.Join(l.o.Dir, shareName))
@@ -114,13 +115,13 @@ func (l *Lead) bind(ctx context.Context) (*socket, error) {
 		return nil, err
 	}
 	listener.SetUnlinkOnClose(false)
-	return &socket{listener, identify(path), held}, nil
+	return &socket{listener, identityOf(path), held}, nil
 }
 
-// lock makes the folder, if its parent folder exists, and takes the lock of the folder.
+// lock creates the folder, if its parent folder exists, and locks it.
 func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.Mkdir(l.o.Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return nil, fmt.Errorf("make the folder of the lead: %w", err)
+		return nil, fmt.Errorf("create the folder of the lead: %w", err)
 	}
 	unlock = func() {}
 	err = statefile.AwaitLock(ctx, l.o.Clock, lockTimeout, time.Millisecond, func() (err error) {
@@ -133,18 +134,18 @@ func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 	return unlock, err
 }
 
-// A message is what the process that leads and a standby tell each other, as JSON.
+// A message is exchanged between the leader and a standby, as JSON.
 type message struct {
-	// Name, Token and Since are those of the process that leads.
+	// Name, Token and Since describe the leader.
 	Name  string    `json:"name,omitempty"`
 	Token string    `json:"token,omitempty"`
 	Since time.Time `json:"since,omitzero"`
-	// Told is what it tells.
-	Told json.RawMessage `json:"told,omitempty"`
-	// Ping of a standby is answered by a message without anything.
+	// Shared is the value published by the leader.
+	Shared json.RawMessage `json:"told,omitempty"`
+	// Ping of a standby is answered by an empty message.
 	Ping bool `json:"ping,omitempty"`
-	// Ask of a standby is answered by Yours once the tasks of the term have ended. Former is who holds
-	// the hardware still.
+	// Ask of a standby is answered by Yours once the tasks of the tenure have ended. Former is the
+	// process that may still change hardware.
 	Ask    bool   `json:"ask,omitempty"`
 	Yours  bool   `json:"yours,omitempty"`
 	Former string `json:"former,omitempty"`
@@ -154,7 +155,7 @@ type message struct {
 type link struct {
 	conn  net.Conn
 	in    chan message    // closed when the connection has ended
-	ended <-chan struct{} // closed before that
+	ended <-chan struct{} // closed before in
 	end   func()
 	mu    sync.Mutex // one writer at a time
 }
@@ -182,20 +183,20 @@ func newLink(ctx context.Context, conn net.Conn) *link {
 	return k
 }
 
-// send sends a message. An error ends the connection, and the reader sees that. It waits while the
-// other process reads nothing.
+// send sends a message and blocks while the other process reads nothing. An error ends the
+// connection, which the reader notices.
 func (k *link) send(m message) {
 	text, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // the value that is told is no JSON
+		panic(err) // the published value is not JSON
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	_, _ = k.conn.Write(text)
 }
 
-// tell sends a message beside all else: the other process may be stopped.
-func (k *link) tell(m message) {
+// sendAside sends a message without blocking the caller, as the other process may be stopped.
+func (k *link) sendAside(m message) {
 	if k != nil {
 		go k.send(m)
 	}
@@ -207,8 +208,9 @@ func (k *link) close() {
 	}
 }
 
-// dial connects to the process that leads. It reports false if no process listens.
-func dial(ctx context.Context, path string) (conn net.Conn, there bool) {
+// dial connects to the leader. It returns false if no process listens; conn is nil if the
+// connection failed for another reason.
+func dial(ctx context.Context, path string) (conn net.Conn, listening bool) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist)

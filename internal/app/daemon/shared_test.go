@@ -20,9 +20,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// A teller is what a process tells of GPUs, and hears.
-type teller struct {
-	*daemon.Told
+// A publisher is a process with its shared state.
+type publisher struct {
+	*daemon.Shared
 	lead     *lead.Lead
 	owners   *feed.Feed[dra.Owners]
 	dividing *feed.Feed[map[string]resource.GPUHold]
@@ -30,23 +30,23 @@ type teller struct {
 	resets   *feed.Feed[reset.Status]
 }
 
-// newTeller returns that of a process that does not change layouts.
-func newTeller(dir, token string) *teller {
-	p := &teller{
+// newPublisher returns a process that does not change layouts.
+func newPublisher(dir, token string) *publisher {
+	p := &publisher{
 		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
 		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(cudacheck.Records(nil)),
 		resets: feed.New(reset.Status{}),
 	}
-	p.Told = daemon.NewTold(p.lead, p.owners, p.dividing, p.proofs, p.resets, false)
+	p.Shared = daemon.NewShared(p.lead, p.owners, p.dividing, p.proofs, p.resets, false)
 	return p
 }
 
-// run runs it, and tasks that decide.
-func (p *teller) run(t *testing.T, deciding ...func(context.Context) error) {
+// run runs the process with additional tasks that publish.
+func (p *publisher) run(t *testing.T, deciding ...func(context.Context) error) {
 	t.Helper()
 	tasks := []daemon.Task{{Name: "lead", Run: p.lead.Run}, {Name: "heard", Run: p.Follow}}
-	for _, run := range append(deciding, p.Tell) {
-		tasks = append(tasks, p.Deciding(daemon.Task{Name: "decides", Run: run}))
+	for _, run := range append(deciding, p.Publish) {
+		tasks = append(tasks, p.Publisher(daemon.Task{Name: "decides", Run: run}))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -61,12 +61,12 @@ func (p *teller) run(t *testing.T, deciding ...func(context.Context) error) {
 
 func yes(is bool) bool { return is }
 
-// TestResetsAreTold: a standby gives no GPU to pods that is being reset, and all of them
+// TestSharedResets: a standby gives no GPU to pods that is being reset, and all of them
 // afterwards.
-func TestResetsAreTold(t *testing.T) {
+func TestSharedResets(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
-	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
+	leading, standby := newPublisher(dir, "a"), newPublisher(dir, "b")
 	leading.run(t)
 	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
 	standby.run(t)
@@ -85,7 +85,7 @@ func TestResetsAreTold(t *testing.T) {
 func TestOwnersAreTold(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
-	leading, standby := newTeller(dir, "a"), newTeller(dir, "b")
+	leading, standby := newPublisher(dir, "a"), newPublisher(dir, "b")
 	leading.run(t)
 	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
 	standby.run(t)
@@ -114,7 +114,7 @@ func TestOwnersAreTold(t *testing.T) {
 func TestALateDecision(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
-	p := newTeller(dir, "a")
+	p := newPublisher(dir, "a")
 	begun, late := make(chan struct{}, 2), make(chan struct{})
 	p.run(t, func(ctx context.Context) error {
 		begun <- struct{}{}
@@ -128,12 +128,13 @@ func TestALateDecision(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "lead.sock")); err != nil {
 		t.Fatal(err)
 	}
-	next := newTeller(dir, "b")
+	next := newPublisher(dir, "b")
 	next.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByDRA})
 	next.run(t)
 	poll.Latest(t, "the next one leads", next.lead.Leads(), yes)
 	_ = p.lead.Check()
-	poll.Latest(t, "the first one hears the next", p.lead.Heard(), func(text json.RawMessage) bool { return text != nil })
+	poll.Latest(t, "the first one hears the next", p.lead.Received(),
+		func(text json.RawMessage) bool { return text != nil })
 	_, changed := p.owners.Latest()
 	select {
 	case <-changed:

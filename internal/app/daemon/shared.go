@@ -1,0 +1,168 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"reflect"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+)
+
+// Shared is the state of the GPUs that the leader publishes to its standbys, which serve the
+// kubelet as well. Create it with NewShared.
+type Shared struct {
+	lead           *lead.Lead
+	owners         *feed.Feed[dra.Owners]
+	dividing       *feed.Feed[map[string]resource.GPUHold]
+	proofs         *feed.Feed[cudacheck.Records]
+	resets         *feed.Feed[reset.Status]
+	changesLayouts bool
+
+	publishers *feed.Feed[int] // number of running tasks that publish these feeds
+	mu         sync.Mutex      // held while a received state is published, and for changes of publishers
+}
+
+// NewShared returns the state shared by the processes of a node. The owner of each GPU is published
+// to owners, the results of CUDA checks to proofs, and holds on GPUs whose MIG layout changes to
+// dividing, which is nil if no process changes layouts. Standbys receive resets as holds.
+// changesLayouts is true if this process changes layouts.
+func NewShared(
+	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold],
+	proofs *feed.Feed[cudacheck.Records],
+	resets *feed.Feed[reset.Status], changesLayouts bool,
+) *Shared {
+	return &Shared{lead: l, owners: owners, dividing: dividing, proofs: proofs, resets: resets,
+		changesLayouts: changesLayouts,
+		publishers:     feed.New(0)}
+}
+
+// holdsWithResets returns the holds together with those on GPUs that are being reset. If there are
+// no other holds, every GPU gets an entry, so that the standby may allocate the others.
+func holdsWithResets(s reset.Status, dividing map[string]resource.GPUHold,
+	owners dra.Owners) map[string]resource.GPUHold {
+	if !s.Withholds() {
+		return dividing
+	}
+	holds := maps.Clone(dividing)
+	if holds == nil {
+		holds = map[string]resource.GPUHold{}
+		for uuid := range owners {
+			holds[uuid] = resource.GPUHold{}
+		}
+	}
+	for _, uuid := range s.GPUs {
+		holds[uuid] = resource.GPUHold{Reason: "it is being reset"}
+	}
+	return holds
+}
+
+// sharedState is the JSON form of Shared.
+type sharedState struct {
+	Owners   dra.Owners                  `json:"owners"`
+	Dividing map[string]resource.GPUHold `json:"dividing"`
+	Proofs   cudacheck.Records           `json:"proofs,omitempty"`
+}
+
+// Publish sends the state of this process to the standbys while it leads. Owners received from an
+// earlier leader stay valid until this process has decided itself.
+func (t *Shared) Publish(ctx context.Context) error {
+	if !t.changesLayouts {
+		t.dividing.Publish(nil)
+	}
+	for {
+		dividing, divided := t.dividing.Latest()
+		owners, decided := t.owners.Latest()
+		proofs, proven := t.proofs.Latest()
+		resets, begun := t.resets.Latest()
+		if owners != nil {
+			text, err := json.Marshal(sharedState{owners, holdsWithResets(resets, dividing, owners), proofs})
+			if err != nil {
+				return err
+			}
+			t.lead.Publish(text)
+		}
+		if feed.WaitAny(ctx, decided, divided, proven, begun); ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// Follow applies the state received from the leader while this process is a standby.
+func (t *Shared) Follow(ctx context.Context) error {
+	for {
+		_, elected := t.lead.Statuses().Latest()
+		_, ended := t.publishers.Latest()
+		text, said := t.lead.Received().Latest()
+		if text != nil {
+			var now sharedState
+			if err := json.Unmarshal(text, &now); err != nil { // sent by a later version; the current state is kept
+				klog.FromContext(ctx).Error(err, "Cannot read the state sent by the leading process")
+			} else {
+				t.accept(now)
+			}
+		}
+		if feed.WaitAny(ctx, elected, ended, said); ctx.Err() != nil {
+			return nil
+		}
+	}
+}
+
+// accept publishes a received state, unless this process leads, or a publisher of an earlier tenure
+// is still running.
+func (t *Shared) accept(now sharedState) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.lead.Statuses().Value().Leads || t.publishers.Value() > 0 {
+		return
+	}
+	if !reflect.DeepEqual(t.dividing.Value(), now.Dividing) {
+		t.dividing.Publish(now.Dividing)
+	}
+	if now.Proofs != nil && !reflect.DeepEqual(t.proofs.Value(), now.Proofs) {
+		t.proofs.Publish(now.Proofs)
+	}
+	if before := t.owners.Value(); now.Owners != nil && (before == nil || !maps.Equal(before, now.Owners)) {
+		t.owners.Publish(now.Owners)
+	}
+}
+
+// Publisher returns a task that runs under the lead and publishes its own decisions. A received
+// state is published until the task begins and after it has ended, even if the lead is lost before.
+func (t *Shared) Publisher(task Task) Task {
+	run := task.Run
+	task.Lead, task.Run = true, func(ctx context.Context) error {
+		t.countPublishers(1)
+		defer t.countPublishers(-1)
+		return run(ctx)
+	}
+	return task
+}
+
+// countPublishers adds n to the number of running publishers.
+func (t *Shared) countPublishers(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.publishers.Publish(t.publishers.Value() + n)
+}
+
+// mayDivide returns an error if MIG layouts must not change now. A standby serves the kubelet with
+// the devices that exist.
+func (d *daemon) mayDivide() error {
+	if err := d.lead.Check(); err != nil {
+		return err
+	}
+	if d.lead.Statuses().Value().Standbys > 0 {
+		return errors.New("another process of this program runs on the node, as in a roll-out")
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package lead
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+)
+
+// A tenure is a period in which tasks run under the lead of this process. It is closed when the
+// tasks must end.
+type tenure chan struct{}
+
+// A taskRun is the run of one task in a tenure.
+type taskRun struct {
+	name   string
+	tenure tenure
+}
+
+// join records that a task runs in a tenure until leave is called. It returns false if the tenure
+// has ended.
+func (l *Lead) join(t tenure, name string) (leave func(), joined bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if t == nil || t != l.tenures.Value() {
+		return nil, false
+	}
+	w := &taskRun{name, t}
+	l.running.Publish(append(slices.Clone(l.running.Value()), w))
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		others := slices.DeleteFunc(slices.Clone(l.running.Value()), func(other *taskRun) bool { return other == w })
+		l.running.Publish(others)
+	}, true
+}
+
+// endTenure ends a tenure and returns a channel that is closed when all of its tasks have ended.
+func (l *Lead) endTenure(t tenure) <-chan struct{} {
+	l.mu.Lock()
+	l.tenures.Publish(nil)
+	l.mu.Unlock()
+	close(t)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		works := func(w *taskRun) bool { return w.tenure == t }
+		for all, changed := l.running.Latest(); slices.ContainsFunc(all, works); all, changed = l.running.Latest() {
+			<-changed
+		}
+	}()
+	return done
+}
+
+// While runs a task in each tenure of this process until ctx ends or the task fails. A task that
+// returns nil is done for that tenure. A task that does not end is not started again: see Alive.
+func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
+	for {
+		t, changed := l.tenures.Latest()
+		if leave, joined := l.join(t, name); joined {
+			running, stop := context.WithCancel(ctx)
+			go func() {
+				feed.WaitAny(running, t)
+				stop()
+			}()
+			err := task(running)
+			ended := running.Err() != nil
+			stop()
+			leave()
+			if err != nil && !ended {
+				return err
+			}
+		}
+		if !feed.WaitAny(ctx, changed) {
+			return nil
+		}
+	}
+}
+
+// Tenure reports whether tasks may run under the lead of this process, and returns a channel that
+// is closed when this changes. It becomes false before the value of Leads does.
+func (l *Lead) Tenure() (working bool, changed <-chan struct{}) {
+	t, changed := l.tenures.Latest()
+	return t != nil, changed
+}
+
+// Alive waits, while this process leads, for tasks of an earlier tenure that have not ended. If ctx
+// ends first, the error names one of them.
+func (l *Lead) Alive(ctx context.Context) error {
+	for {
+		t, changed := l.tenures.Latest()
+		working, ended := l.running.Latest()
+		i := slices.IndexFunc(working, func(w *taskRun) bool { return t != nil && w.tenure != t })
+		if i < 0 {
+			return nil
+		}
+		if !feed.WaitAny(ctx, changed, ended) {
+			return fmt.Errorf("task %q of an earlier tenure has not ended, so it is not started again", working[i].name)
+		}
+	}
+}
