@@ -5,34 +5,33 @@ import (
 	"time"
 )
 
-// A Claim has the parts of an allocated ResourceClaim that belong to this driver.
+// A Claim has this driver's parts of an allocated ResourceClaim.
 type Claim struct {
 	UID, Namespace, Name string
 	// Results are the devices, in the order of the allocation.
 	Results []Result
-	// Pods are the UIDs of the pods that may use the claim.
+	// Pods are the UIDs of the pods that the claim is reserved for.
 	Pods []string
-	// PodClaim is the name that the pod has for a claim that was made from a template; empty for any
-	// other claim.
+	// PodClaim is the pod's name of a claim from a template; empty for any other claim.
 	PodClaim string
-	// Configs are the opaque configuration for this driver, that of classes before that of the claim.
+	// Configs are the opaque configurations for this driver: first from classes, then from the
+	// claim.
 	Configs []OpaqueConfig
 }
 
-// A Result is a device that was given to a request of a claim.
+// A Result is a device that was allocated to a request of a claim.
 type Result struct {
 	// Request is the name of the request, or "<request>/<subrequest>" for an alternative of
 	// firstAvailable.
 	Request string
 	// Pool and Device name the device.
 	Pool, Device string
-	// ShareID tells shares of one device from one another; it is empty for a device that the claim has
-	// alone.
+	// ShareID identifies a share of a device; empty for a device that the claim has alone.
 	ShareID string
-	// ConsumedCapacity is what the claim has of a device that is shared, by the name of the capacity,
-	// as Kubernetes writes quantities.
+	// ConsumedCapacity is the claim's part of a shared device, by the name of the capacity, as
+	// Kubernetes writes quantities.
 	ConsumedCapacity map[string]string
-	// AdminAccess gives the device for monitoring, also while another claim has it.
+	// AdminAccess gives access to the device for monitoring, also while another claim has it.
 	AdminAccess bool
 	Tolerations []Toleration
 }
@@ -43,61 +42,61 @@ const (
 	FromClaim = "FromClaim"
 )
 
-// An OpaqueConfig is a configuration of the kind that ParseConfig reads.
+// An OpaqueConfig is a configuration for ParseConfig.
 type OpaqueConfig struct {
 	// Source is FromClass or FromClaim.
 	Source string
-	// Requests are the requests that it is for: names of requests, or "<request>/<subrequest>".
-	// Without any it is for all.
+	// Requests are the requests of the configuration: names of requests, or
+	// "<request>/<subrequest>". Empty for all requests.
 	Requests []string
-	// Parameters are the text of the object, in JSON.
+	// Parameters are the JSON text of the object.
 	Parameters []byte
 }
 
-// A Toleration is a kind of taint that a request tolerates, as Kubernetes has it: an empty Operator
-// is Equal, an empty Key with Exists is every key, and an empty Effect is every effect.
+// A Toleration is a kind of taint that a request tolerates, with Kubernetes' rules: an empty
+// Operator is Equal, an empty Key with Exists is every key, and an empty Effect is every effect.
 type Toleration struct {
 	Key, Operator, Value, Effect string
 }
 
-// A Prepared is a device of a claim that containers can be started with.
+// A Prepared is a device of a claim that is ready for containers.
 type Prepared struct {
-	// Requests are the requests of the claim that the device is for; a device of an alternative is for
-	// the request that has it.
+	// Requests are the requests of the claim for the device. For an alternative it is the request
+	// with the alternative.
 	Requests []string
-	// Pool, Device and ShareID are those of the Result.
+	// Pool, Device and ShareID are copied from the Result.
 	Pool, Device, ShareID string
 	// CDIDeviceIDs are the names for the container runtime, such as "k8s.gpu.nvidia.com/claim=<name>".
 	CDIDeviceIDs []string
 }
 
-// A ClaimState is a claim that is prepared, so that containers can use its devices.
+// A ClaimState is a prepared claim, whose devices containers can use.
 type ClaimState struct {
 	UID, Namespace, Name string
-	// Since is when it was first prepared.
+	// Since is the time of the first preparation.
 	Since   time.Time
 	Devices []DeviceState
 }
 
 // A DeviceState is a device of a claim.
 type DeviceState struct {
-	// Device is its name in the pool. ShareID is that of the share, if it is one.
+	// Device is the name in the pool. ShareID identifies the share; empty for a whole device.
 	Device, ShareID string
-	// GPU is the UUID of the GPU, and MIG that of the MIG device, if it is one.
+	// GPU is the UUID of the GPU, and MIG the UUID of the MIG device; empty for a whole GPU.
 	GPU, MIG string
-	// Memory is the part of the memory that the claim has, in bytes; 0 for all of it. Limited says
-	// that every process is kept to it.
+	// Memory is the claim's part of the memory, in bytes; 0 for all of it. Limited reports whether
+	// every process is limited to it.
 	Memory  int64
 	Limited bool
 	// Problem is why containers of the claim cannot use the device; empty if they can.
 	Problem string
 }
 
-// ErrEnded is the error of a call that waited in this process while it handed the lead of the node
-// over. Kubelet has to ask the process that leads next.
+// ErrEnded is the error of a call that waited in this process during a change of the leader. The
+// kubelet has to repeat the call to the new leader.
 var ErrEnded = errors.New("another process of this program answers calls for claims now")
 
-// ErrOtherName is why a process cannot lead: claims have, or may get, GPUs under another name of
-// the driver. Kubelet can end their pods only by the driver of that name, so a new process keeps
-// it.
+// ErrOtherName is why a process cannot lead: claims have, or may get, GPUs under another driver
+// name. The kubelet can end their pods only through the driver of that name, so a new process must
+// keep the name.
 var ErrOtherName = errors.New("the driver has another name on this node")

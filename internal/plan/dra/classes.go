@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// A DeviceClass is one by which pods that ask for a resource get devices of claims.
+// A DeviceClass lets pods that request a resource get devices of claims.
 type DeviceClass struct {
 	Name                 string `json:"name"`
 	ExtendedResourceName string `json:"extendedResourceName"`
-	// Selector is an expression of CEL.
+	// Selector is a CEL expression.
 	Selector string `json:"selector"`
-	// Config is the opaque configuration for its devices.
+	// Config is the opaque configuration for the devices.
 	Config []ClassConfig `json:"config,omitempty"`
 }
 
@@ -23,7 +23,7 @@ type ClassConfig struct {
 	Opaque ClassParameters `json:"opaque"`
 }
 
-// ClassParameters are for the driver of that name.
+// ClassParameters are parameters for the driver with that name.
 type ClassParameters struct {
 	Driver     string         `json:"driver"`
 	Parameters map[string]any `json:"parameters"`
@@ -39,9 +39,10 @@ func ClassNames(driver string) (gpu, mig string) {
 type NamedResource struct {
 	Name    string
 	Devices []NamedDevice
-	// Profiles are those of the MIG devices that can be made for claims under this name.
+	// Profiles are the profiles of MIG devices that can be created for claims under this name.
 	Profiles []string
-	// Shared says that several containers can have one of its devices, and MPS that they do so by MPS.
+	// Shared reports whether several containers can have one device, and MPS whether they share by
+	// MPS.
 	Shared, MPS bool
 }
 
@@ -51,26 +52,25 @@ type NamedDevice struct {
 	Profile   string // of a MIG device
 }
 
-// A Stranded resource is one of which claims cannot have all devices.
+// A Stranded resource has devices that claims cannot get.
 type Stranded struct {
 	Resource string
-	// Missing is how many of its devices no claim can have, and All is how many it has.
+	// Missing is the number of devices that no claim can get, and All the number of all devices.
 	Missing, All int
 	// Reason is a sentence without a full stop.
 	Reason string
 }
 
-// Classes returns a class for each resource of which a pool has devices, and the resources of which
-// devices are missing. The class selects the devices of its resource and none of another one: by
-// whether they are shared and by the MIG profile, and if that does not tell them apart, by the
-// model or, at last, by the UUID.
+// Classes returns a class for each resource with devices in a pool, and the resources with missing
+// devices. A class selects all devices of its resource and no others: by sharing and MIG profile,
+// then if necessary by model, and last by UUID.
 func Classes(pool Pool, of []NamedResource) (all []DeviceClass, stranded []Stranded) {
 	driver := cmp.Or(pool.Driver, Driver)
 	var devices []Device
 	for _, slice := range pool.Slices {
 		devices = append(devices, slice.Devices...)
 	}
-	all = []DeviceClass{} // a list in YAML, also of none
+	all = []DeviceClass{} // written as a list in YAML even if empty
 	names := map[string]bool{}
 	for _, r := range of {
 		var mine, others []Device
@@ -114,8 +114,8 @@ func (r NamedResource) has(d Device) bool {
 	return uuid != "" && slices.ContainsFunc(r.Devices, func(n NamedDevice) bool { return n.UUID == uuid })
 }
 
-// missing returns how many devices of the resource no claim can have as the resource has them, and
-// why.
+// missing returns how many devices of the resource no claim can get in the form of the resource,
+// and why.
 func (r NamedResource) missing(mine, pool []Device) (n int, reason string) {
 	for _, named := range r.Devices {
 		at := slices.IndexFunc(mine, func(d Device) bool { return d.uuid() == named.UUID })
@@ -127,7 +127,7 @@ func (r NamedResource) missing(mine, pool []Device) (n int, reason string) {
 		case at >= 0:
 			reason = "they are not shared, and claims share all devices of a node or none"
 		case slices.ContainsFunc(pool, func(d Device) bool { return d.Partition != nil && d.makes(named) }):
-			continue // a claim has it now, and the next one can have it made
+			continue // a claim has it now; the next claim can have it created
 		case named.Profile == "" && slices.ContainsFunc(pool, func(d Device) bool { return d.parent() == named.UUID }):
 			reason = "the GPUs are in MIG mode, and claims get their MIG devices: set the MIG strategy to mixed or single"
 		default:
@@ -143,15 +143,14 @@ func (d Device) uuid() string   { return d.Attributes["uuid"].Value }
 func (d Device) parent() string { return d.Attributes["parentUUID"].Value }
 func (d Device) model() string  { return d.Attributes["productName"].Value }
 
-// makes reports whether a device that is made for claims is another one of the kind of a MIG
-// device.
+// makes reports whether a device for claims can be created that equals a MIG device.
 func (d Device) makes(of NamedDevice) bool {
 	return of.Profile != "" && d.parent() == of.GPU && d.Partition.Profile == of.Profile
 }
 
 var notInClass = regexp.MustCompile(`[^a-z0-9.-]+`)
 
-// className returns the name of the class for a resource: that of GPUs for nvidia.com/gpu.
+// className returns the name of the class for a resource: the class of GPUs for nvidia.com/gpu.
 func className(driver, resource string) string {
 	if resource == "nvidia.com/gpu" {
 		gpu, _ := ClassNames(driver)
@@ -168,10 +167,10 @@ type classSelector struct {
 	shared   bool
 	models   []string // with one of these models; nil for any
 	uuids    []string // with one of these UUIDs; nil for any
-	made     bool     // beside uuids: MIG devices that are made for claims, which have no UUID yet
+	made     bool     // beside uuids: MIG devices created for claims, without a UUID yet
 }
 
-// selectorOf returns the shortest selector that selects some devices and none of others.
+// selectorOf returns the shortest selector for devices that excludes others.
 func selectorOf(devices, others []Device) classSelector {
 	s := classSelector{shared: devices[0].shared()}
 	for _, d := range devices {
@@ -218,8 +217,8 @@ func (s classSelector) matches(d Device) bool {
 		(s.uuids == nil && !s.made || s.made && uuid == "" || slices.Contains(s.uuids, uuid))
 }
 
-// expression returns the selector in CEL. To read an attribute that a device lacks is an error, for
-// which nothing is allocated: so those that may be missing are asked for first.
+// expression returns the selector in CEL. Reading an absent attribute is an error, which prevents
+// an allocation: the expression first tests for attributes that may be absent.
 func (s classSelector) expression(driver string) string {
 	attributes := fmt.Sprintf("device.attributes['%s']", driver)
 	has := func(name string) string { return fmt.Sprintf("'%s' in %s", name, attributes) }
@@ -251,8 +250,7 @@ func (s classSelector) expression(driver string) string {
 	return strings.Join(parts, " && ")
 }
 
-// attributeIn returns the expression that is true for devices whose attribute has one of the
-// values.
+// attributeIn returns the expression for devices whose attribute has one of the values.
 func attributeIn(attribute string, values []string) string {
 	literals := make([]string, len(values))
 	for i, v := range values {
@@ -264,5 +262,5 @@ func attributeIn(attribute string, values []string) string {
 	return fmt.Sprintf("%s in [%s]", attribute, strings.Join(literals, ", "))
 }
 
-// inLiteral escapes what cannot stand in a string of CEL as it is.
+// inLiteral escapes characters for a CEL string.
 var inLiteral = strings.NewReplacer(`\`, `\\`, `'`, `\'`, "\n", `\n`, "\r", `\r`)

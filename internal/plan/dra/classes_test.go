@@ -129,7 +129,8 @@ func TestClasses(t *testing.T) {
 			stranded: []string{"nvidia.com/gpu: 2 of 2"},
 		},
 		"none is shared": {
-			pool: []dra.Device{gpu("b", "A")}, of: []dra.NamedResource{byMPS}, stranded: []string{"nvidia.com/gpu.shared: 1 of 1"},
+			pool: []dra.Device{gpu("b", "A")}, of: []dra.NamedResource{byMPS},
+			stranded: []string{"nvidia.com/gpu.shared: 1 of 1"},
 		},
 		"a GPU in MIG mode, by strategy none": {
 			pool: []dra.Device{gpu("a", "A"), mig("m", "1g")}, of: []dra.NamedResource{resource("nvidia.com/gpu", "a", "g")},

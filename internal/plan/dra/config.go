@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// ConfigVersion is the apiVersion of the configuration that claims and classes have for this
-// driver.
+// ConfigVersion is the apiVersion of the configuration in claims and classes for this driver.
 const ConfigVersion = "resource.nvidia.com/v1beta1"
 
-// The kinds of configuration. NVIDIA's driver has others, for devices that this one does not have.
+// The kinds of configuration. NVIDIA's driver has further kinds, for devices that this driver
+// lacks.
 const (
 	GPUConfig = "GpuConfig"       // for GPUs
 	MIGConfig = "MigDeviceConfig" // for MIG devices
@@ -29,20 +29,19 @@ const (
 	MPS         SharingStrategy = "MPS"
 )
 
-// intervals are the lengths of a time slice, by the numbers that nvidia-smi compute-policy has for
-// them.
+// intervals are the lengths of a time slice, by the numbers of nvidia-smi compute-policy.
 var intervals = []string{"Default", "Short", "Medium", "Long"}
 
 // A DeviceConfig is the configuration of devices of a claim, with all defaults.
 type DeviceConfig struct {
 	// Kind is GPUConfig or MIGConfig.
 	Kind string
-	// Strategy is TimeSlicing if none is given.
+	// Strategy is TimeSlicing by default.
 	Strategy SharingStrategy
-	// Interval is the length of a time slice, from 0 (the driver's default) to 3 (long). It is for
-	// GPUs with TimeSlicing only.
+	// Interval is the length of a time slice, from 0 (the driver's default) to 3 (long). It applies
+	// only to GPUs with TimeSlicing.
 	Interval int
-	// MPS is for the strategy MPS only.
+	// MPS applies only to the strategy MPS.
 	MPS MPSLimits
 	// IMEX gives the containers IMEX channel 0.
 	IMEX bool
@@ -54,14 +53,14 @@ type MPSLimits struct {
 	Percentage int
 	// Memory is the limit of pinned memory in bytes, for each device of the claim; 0 for none.
 	Memory int64
-	// MemoryOf are the limits of single devices, which count before Memory, by UUID or by the index
-	// among the devices of the claim.
+	// MemoryOf are the limits of single devices, by UUID or by the index among the devices of the
+	// claim. They override Memory.
 	MemoryOf map[string]int64
-	// MultiUser has processes of several users share a device.
+	// MultiUser lets processes of several users share a device.
 	MultiUser bool
 }
 
-// String says in one line what the configuration does.
+// String describes the configuration in one line.
 func (c DeviceConfig) String() string {
 	if c.IMEX {
 		c.IMEX = false
@@ -89,10 +88,10 @@ func (c DeviceConfig) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// ParseConfig reads the opaque parameters of a claim or a class: JSON with the types of NVIDIA's
-// driver. Like there, a field that is not known or is given twice is refused, and names are
-// case-sensitive. The problems are all that is wrong, each with the path of the field. Of many
-// problems the first are told. The configuration is for use only if there are none.
+// ParseConfig parses the opaque parameters of a claim or a class: JSON with the types of NVIDIA's
+// driver. Like NVIDIA's driver, it refuses unknown and repeated fields, and names are
+// case-sensitive. The problems are all mistakes, up to a limit, each with the path of the field.
+// The configuration is usable only without problems.
 func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 	p := &configParser{}
 	c := p.config(parameters)
@@ -105,9 +104,9 @@ func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 
 const (
 	// maxParameters is the size of the largest parameters that are read, in bytes. The API server
-	// takes 10 KiB.
+	// accepts 10 KiB.
 	maxParameters = 64 << 10
-	// maxProblems is how many problems are told.
+	// maxProblems is the largest number of reported problems.
 	maxProblems = 10
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// What the API server refuses.
+// Limits of the API server.
 const (
 	maxValue      = 64 // bytes of a string or a version
 	maxProperties = 32 // attributes and capacities of a device
@@ -23,19 +23,19 @@ const (
 	typeMIG = "mig"
 )
 
-// memorySlice is what the capacity of a memory slice begins with; its number follows.
+// memorySlice begins the name of a memory slice's capacity; its number follows.
 const memorySlice = "memorySlice"
 
-// wholeGPU returns the device of a GPU that is not in MIG mode.
+// wholeGPU returns the device of a GPU outside MIG mode.
 func wholeGPU(g inventory.GPU, driver inventory.Driver, number int, links links) Device {
 	d := newDevice(fmt.Sprintf("gpu-%d", number), typeGPU, g.UUID, g, driver, g.Fitness())
 	links.describe(g, d)
 	return d
 }
 
-// migName returns the name of a MIG device on the GPU of a number, or why it has none. NVIDIA's
-// driver knows only compute instances that fill their GPU instance; the name of any other has the
-// ID of the compute instance, too.
+// migName returns the name of a MIG device on the GPU with a number, or why it has none. NVIDIA's
+// driver knows only compute instances that fill their GPU instance; other names also contain the ID
+// of the compute instance.
 func migName(number int, m inventory.MIGDevice) (name, reason string) {
 	if m.Placement.Size <= 0 {
 		return "", "where it lies on the GPU could not be read; only a privileged process may ask the driver for it"
@@ -53,12 +53,12 @@ func migName(number int, m inventory.MIGDevice) (name, reason string) {
 
 var (
 	notInName = regexp.MustCompile(`[^a-z0-9-]`)
-	// deviceName is that of a DNS label, but for its length. A count in the pattern would take 50 kB.
+	// deviceName matches a DNS label of any length. A count in the pattern would take 50 kB.
 	deviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 )
 
-// engines are the parts of a GPU that MIG devices have for themselves, under the names that
-// NVIDIA's driver gives to their capacities and counters.
+// engines are the parts of a GPU that MIG devices have for themselves, with the names of NVIDIA's
+// driver for their capacities and counters.
 var engines = []struct {
 	capacity, counter string
 	of                func(inventory.MIGAttributes) int
@@ -71,7 +71,7 @@ var engines = []struct {
 	{"ofaEngines", "ofa-engines", func(a inventory.MIGAttributes) int { return a.OFAs }},
 }
 
-// migDevice returns the device of a MIG device.
+// migDevice returns the device for a MIG device.
 func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inventory.Driver) Device {
 	d := newDevice(name, typeMIG, m.UUID, g, driver, inventory.Worst(g.Fitness(), m.Health))
 	d.text("parentUUID", g.UUID)
@@ -81,7 +81,7 @@ func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inven
 		d.Capacity[e.capacity] = Capacity(e.of(m.Attributes))
 	}
 	if len(d.Attributes)+len(d.Capacity)+m.Placement.Size > maxProperties {
-		return d // the slices of memory are the least: no selector needs them
+		return d // slices of memory are the least important: no selector needs them
 	}
 	for i := range m.Placement.Size {
 		d.Capacity[fmt.Sprintf("%s%d", memorySlice, m.Placement.Start+i)] = 1
@@ -89,7 +89,7 @@ func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inven
 	return d
 }
 
-// newDevice returns a device with what GPUs and the MIG devices on them have in common.
+// newDevice returns a device with the attributes that GPUs and MIG devices have in common.
 func newDevice(name, kind, uuid string, g inventory.GPU, driver inventory.Driver, health inventory.Health) Device {
 	d := Device{Name: name, Attributes: map[string]Attribute{}, Capacity: map[string]Capacity{}, Taints: taints(health)}
 	d.text("type", kind)
@@ -115,15 +115,15 @@ func newDevice(name, kind, uuid string, g inventory.GPU, driver inventory.Driver
 	return d
 }
 
-// text sets an attribute. A value that is not known, or that the API server would refuse with the
-// slice, is no attribute.
+// text sets an attribute. It omits an unknown value, and one for which the API server would refuse
+// the slice.
 func (d Device) text(name, value string) {
 	if value != "" && len(value) <= maxValue && utf8.ValidString(value) {
 		d.Attributes[name] = Attribute{String, value}
 	}
 }
 
-// version is text for a version.
+// version sets an attribute of type version, like text.
 func (d Device) version(name, value string) {
 	if value = semantic(value); value != "" && len(value) <= maxValue {
 		d.Attributes[name] = Attribute{Version, value}
@@ -132,8 +132,8 @@ func (d Device) version(name, value string) {
 
 var oneToThree = regexp.MustCompile(`^\d+(\.\d+){0,2}$`)
 
-// semantic returns the semantic version of one to three numbers: three without leading zeros. It is
-// empty for any other text.
+// semantic returns the semantic version for one to three numbers: three numbers without leading
+// zeros. It is empty for any other text.
 func semantic(version string) string {
 	if !oneToThree.MatchString(version) {
 		return ""

@@ -8,17 +8,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// The keys of taints. The first three are those of NVIDIA's driver.
+// The keys of taints. The first three exist in NVIDIA's driver.
 const (
 	TaintXID         = Driver + "/xid"         // its value is the XID
 	TaintLost        = Driver + "/gpu-lost"    // the GPU cannot be reached
-	TaintUnmonitored = Driver + "/unmonitored" // the driver does not answer, and has not for longer than its grace
-	TaintUnhealthy   = Driver + "/unhealthy"   // anything else; its value is the cure
-	TaintLeaving     = Driver + "/leaving"     // the device plugin gets the GPU as soon as no claim has it
+	TaintUnmonitored = Driver + "/unmonitored" // the driver does not respond, for longer than its grace
+	TaintUnhealthy   = Driver + "/unhealthy"   // any other fault; its value is the remedy
+	TaintLeaving     = Driver + "/leaving"     // the GPU moves to the device plugin as soon as no claim has it
 )
 
-// taints returns what keeps new work from a device of some health: nothing as long as kubelet would
-// be told that it is Healthy. A device that was cured has no taint any more.
+// taints returns the taints for a health: none while the kubelet would see the device as Healthy. A
+// repaired device has no taint any more.
 func taints(h inventory.Health) []Taint {
 	if h.Allocatable() {
 		return nil

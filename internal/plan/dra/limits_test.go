@@ -77,13 +77,15 @@ func TestLimits(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 65)
 	whole := inventory.GPU{
-		UUID: "GPU-a", Model: long, Brand: "\xff\xfe", Architecture: long, AddressingMode: long, BDF: long, PCIeRoot: long, Clique: long,
+		UUID: "GPU-a", Model: long, Brand: "\xff\xfe", Architecture: long, AddressingMode: long, BDF: long, PCIeRoot: long,
+		Clique: long,
 		ComputeCapability: inventory.ComputeCapability{Major: 9,
 			Minor: 0}, MemoryBytes: 1 << 63, NUMANode: inventory.NoNUMANode,
 	}
 	divided := inventory.GPU{UUID: "GPU-b", Index: 1, Minor: 1, MIG: inventory.MIGEnabled, Model: "M", Brand: "B",
 		Architecture: "hopper", AddressingMode: "HMM",
-		BDF: "0000:1b:00.0", PCIeRoot: "pci0000:1a", ComputeCapability: inventory.ComputeCapability{Major: 12}, MemoryBytes: 1 << 30}
+		BDF: "0000:1b:00.0", PCIeRoot: "pci0000:1a", ComputeCapability: inventory.ComputeCapability{Major: 12},
+		MemoryBytes: 1 << 30}
 	for i := range 64 { // as many as the adapter reads
 		divided.MIGDevices = append(divided.MIGDevices, inventory.MIGDevice{
 			UUID: fmt.Sprintf("MIG-%d", i), Index: i, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Start: i,
@@ -121,7 +123,8 @@ func TestLimits(t *testing.T) {
 		"GPU 3: cannot be identified",
 		"MIG device 1:8 (MIG-8): a GPU can have 8 devices at most",
 		"MIG device 2:1 (MIG-twice): another MIG device is called gpu-2-mig-1g5gb-19-0, too",
-		"MIG device 2:2 (MIG-unplaced): where it lies on the GPU could not be read; only a privileged process may ask the driver for it",
+		"MIG device 2:2 (MIG-unplaced): where it lies on the GPU could not be read; only a privileged process may ask the " +
+			"driver for it",
 		"cannot be the name of a device",
 	} {
 		if !strings.Contains(left, want) {

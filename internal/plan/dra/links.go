@@ -7,14 +7,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
 
-// Domain is the domain of the attributes that NVIDIA's driver does not have.
+// Domain is the domain of attributes beyond NVIDIA's driver.
 const Domain = "gpu-device-plugin.github.io"
 
-// links is how the GPUs of a node that are given as a whole are connected.
+// links are the connections between the GPUs of a node that are allocated whole.
 type links struct {
 	graph  *topology.Graph
-	places map[int]int               // by position: the place in the order of groups
-	first  map[string]map[int]string // by attribute and position: the device that the group is called after
+	places map[int]int               // by position: place in the order of groups
+	first  map[string]map[int]string // by attribute and position: the device that names the group
 }
 
 func newLinks(gpus []inventory.GPU, numbers Numbers, divisions Divisions) links {
@@ -54,8 +54,8 @@ func newLinks(gpus []inventory.GPU, numbers Numbers, divisions Divisions) links 
 	return l
 }
 
-// place returns where a GPU comes in the order in which well connected GPUs are neighbours. Divided
-// GPUs come last.
+// place returns the position of a GPU in an order in which well connected GPUs are neighbours.
+// Partitioned GPUs come last.
 func (l links) place(g inventory.GPU) int {
 	if p, ok := l.graph.Position(g.UUID); ok {
 		return l.places[p]

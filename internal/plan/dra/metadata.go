@@ -9,36 +9,36 @@ import (
 	"strconv"
 )
 
-// The metadata of devices tell the containers of a claim what they were given: a file for each
-// request of the claim, in the form and at the place that Kubernetes says (KEP-5304).
+// The metadata describe a claim's devices to its containers: a file for each request of the claim,
+// in the form and at the place of KEP-5304.
 
-// metadataFolder is where containers find the files.
+// metadataFolder is the folder of the files in containers.
 const metadataFolder = "/var/run/kubernetes.io/dra-device-attributes"
 
-// metadataVersions are those of the API metadata.resource.k8s.io, the newest first, with the same
-// fields. Readers of Kubernetes 1.36 know the last one alone.
+// metadataVersions are the versions of the API metadata.resource.k8s.io, newest first, with the
+// same fields. Kubernetes 1.36 reads only the last one.
 var metadataVersions = []string{"v1beta1", "v1alpha1"}
 
-// DeviceMetadata is what the containers of a claim are told of a device.
+// DeviceMetadata is the description of a device for the containers of a claim.
 type DeviceMetadata struct {
-	// Pool and Device are those of the Result.
+	// Pool and Device are copied from the Result.
 	Pool, Device string
-	// Attributes are those with which the device was published when the claim got it.
+	// Attributes are the published attributes at the time of the allocation.
 	Attributes map[string]Attribute
-	// UUID is that of the GPU or MIG device, and GPU that of the GPU.
+	// UUID is the UUID of the GPU or MIG device, and GPU the UUID of the GPU.
 	UUID, GPU string
 	// GI and CI are the IDs of the GPU instance and the compute instance of a MIG device.
 	GI, CI int
-	// Memory is the part of the memory of the device that the claim has, in bytes; 0 for all of it.
-	// Limited says that each process is kept to it.
+	// Memory is the claim's part of the memory of the device, in bytes; 0 for all of it. Limited
+	// reports whether each process is limited to it.
 	Memory  int64
 	Limited bool
-	// Threads is the percentage of the threads of the device that a process can use; 0 for all.
+	// Threads is the percentage of the device's threads that a process can use; 0 for all.
 	Threads int
 }
 
-// MetadataPath returns where a container finds the file for a request of a claim. PodClaim is the
-// name that the pod has for a claim that was made from a template; empty for any other claim.
+// MetadataPath returns the path of the file for a request of a claim in a container. PodClaim is
+// the pod's name of a claim from a template; empty for any other claim.
 func MetadataPath(driver, claim, podClaim, request string) string {
 	name := cmp.Or(driver, Driver) + "-metadata.json"
 	if podClaim != "" {
@@ -75,7 +75,7 @@ type metadataDevice struct {
 	Attributes map[string]Attribute `json:"attributes"`
 }
 
-// MetadataFile returns the content of the file for a request of a claim, which is
+// MetadataFile returns the content of the file for a request of a claim. The request is
 // "<request>/<subrequest>" for an alternative of firstAvailable.
 func MetadataFile(driver string, claim Claim, request string, devices []DeviceMetadata) ([]byte, error) {
 	var stream bytes.Buffer
@@ -98,7 +98,7 @@ func MetadataFile(driver string, claim Claim, request string, devices []DeviceMe
 	return stream.Bytes(), nil
 }
 
-// attributes returns those of the published device, and what is known of it since a claim has it.
+// attributes returns the published attributes, and those known since the allocation.
 func (d DeviceMetadata) attributes() map[string]Attribute {
 	all := maps.Clone(d.Attributes)
 	if all == nil {

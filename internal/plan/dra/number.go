@@ -9,12 +9,12 @@ import (
 // Numbers are the N of "gpu-N" by the UUIDs of GPUs.
 type Numbers map[string]int
 
-// maxNumber is the highest number that a GPU gets. No driver has more minors.
+// maxNumber is the highest number of a GPU. No driver has more minors.
 const maxNumber = 255
 
-// With returns the numbers with those of GPUs that had none. A GPU gets its minor, or, where
-// another GPU of the node has that number or it is none, the lowest number that no GPU has. A GPU
-// that is gone keeps its number until a new GPU has that minor.
+// With returns the numbers, extended by GPUs without a number. A GPU gets its minor, or the lowest
+// free number if its minor is taken or invalid. A missing GPU keeps its number until a new GPU has
+// that minor.
 func (n Numbers) With(gpus []inventory.GPU) Numbers {
 	numbers := maps.Clone(n)
 	if numbers == nil {

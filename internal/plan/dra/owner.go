@@ -2,23 +2,24 @@ package dra
 
 import "github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 
-// An Ownership says by which way a GPU is given to pods.
+// An Ownership is the way by which pods get a GPU.
 type Ownership string
 
-// The ways. Of a GPU that has none of them nothing is known yet: it is in no list of the device
-// plugin and in no slice.
+// The ways. A GPU without any of them is still unknown: it is in no list of the device plugin and
+// in no slice.
 const (
 	// OwnedByPlugin: in the plan of the device plugin, and in no slice.
 	OwnedByPlugin Ownership = "plugin"
-	// LeavesPlugin: in no plan and in no slice. A pod may still hold it, or kubelet may still list it.
+	// LeavesPlugin: in no plan and in no slice. A pod may still hold the GPU, or the kubelet may
+	// still list it.
 	LeavesPlugin Ownership = "leaving-plugin"
 	// OwnedByDRA: in a slice, and in no plan.
 	OwnedByDRA Ownership = "dra"
 	// LeavesDRA: in a slice with the taint TaintLeaving, and in no plan, until no record and no
-	// allocated claim has it.
+	// allocated claim has the GPU.
 	LeavesDRA Ownership = "leaving-dra"
-	// OwnedByNobody: in no plan and in no slice. It may still be in a slice at the API server, or in a
-	// claim that was allocated by one.
+	// OwnedByNobody: in no plan and in no slice. The GPU may still be in a slice at the API server,
+	// or in a claim that was allocated from one.
 	OwnedByNobody Ownership = "nobody"
 )
 
@@ -28,7 +29,7 @@ func (o Ownership) InSlice() bool { return o == OwnedByDRA || o == LeavesDRA }
 // Owners are the owners of GPUs, by the UUID of the GPU.
 type Owners map[string]Ownership
 
-// AllPlugin reports whether every GPU is the device plugin's.
+// AllPlugin reports whether the device plugin owns every GPU.
 func (o Owners) AllPlugin() bool {
 	for _, owner := range o {
 		if owner != OwnedByPlugin {
@@ -38,7 +39,7 @@ func (o Owners) AllPlugin() bool {
 	return true
 }
 
-// All returns the owners when every GPU is in a slice.
+// All returns the owners for GPUs that are all in slices.
 func All(gpus []inventory.GPU) Owners {
 	owners := Owners{}
 	for _, g := range gpus {
@@ -66,41 +67,40 @@ func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
 	return reasons
 }
 
-// OwnerFacts are the facts by which the owner of a GPU is decided. Without evidence a fact is
-// false.
+// OwnerFacts are the facts that decide the owner of a GPU. Without evidence a fact is false.
 type OwnerFacts struct {
-	// Wanted says that pods are to get the GPU in slices.
+	// Wanted reports whether pods should get the GPU in slices.
 	Wanted bool
 	// Before is the last decision; empty for none.
 	Before Ownership
-	// Free says that since Before was decided it was seen that no pod has the GPU, or a part of it, by
-	// a device plugin, and that none gets it.
+	// Free reports whether, since Before was decided, evidence showed that no pod has the GPU or a
+	// part of it by a device plugin, and that none gets it.
 	Free bool
-	// Published says that the GPU may be in a slice at the API server.
+	// Published reports whether the GPU may be in a slice at the API server.
 	Published bool
-	// Claimed says that a claim that is prepared has the GPU.
+	// Claimed reports whether a prepared claim has the GPU.
 	Claimed bool
-	// Unclaimed says that since Before was decided, and since the GPU is in no slice if it is in none,
-	// no claim at the API server had it.
+	// Unclaimed reports whether no claim at the API server had the GPU since Before was decided,
+	// and since the GPU left the slices if it is in none.
 	Unclaimed bool
 }
 
-// A finding is the facts, as far as the next owner depends on them.
+// A finding is a combination of facts that decides the next owner.
 type finding int
 
 const (
 	wantedUnknown    finding = iota // wanted in slices; a pod may hold it
-	wantedPublished                 // the same, and it may be in a slice at the API server
+	wantedPublished                 // the same, and the GPU may be in a slice
 	wantedFree                      // wanted in slices, and no pod holds it
-	prepared                        // wanted back; a claim that is prepared has it
-	published                       // wanted back; it may be in a slice, and a claim may have it
-	publishedNoClaim                // wanted back; it may be in a slice, and no claim has it
-	unpublished                     // wanted back; it is in no slice, and a claim may have it
-	noClaim                         // wanted back; it is in no slice, and no claim has it
+	prepared                        // wanted back; a prepared claim has it
+	published                       // wanted back; may be in a slice, and a claim may have it
+	publishedNoClaim                // wanted back; may be in a slice, and no claim has it
+	unpublished                     // wanted back; in no slice, and a claim may have it
+	noClaim                         // wanted back; in no slice, and no claim has it
 	findings                        // their number
 )
 
-// finding returns which finding the facts are.
+// finding returns the finding for the facts.
 func (f OwnerFacts) finding() finding {
 	switch {
 	case f.Wanted && f.Free:
@@ -121,10 +121,9 @@ func (f OwnerFacts) finding() finding {
 	return unpublished
 }
 
-// transitions are which owner follows on each owner by each finding. A GPU that no slice may have
-// and no claim has goes to the device plugin at once; each other change of the owner waits for
-// evidence that the former one has given the GPU up. docs/dev/architecture.md has a picture of
-// them.
+// transitions has the next owner for each owner and finding. A GPU that can be in no slice and no
+// claim moves to the device plugin at once; every other change of the owner waits for evidence that
+// the previous owner has released the GPU. docs/dev/architecture.md has a diagram.
 var transitions = map[Ownership][findings]Ownership{
 	//             wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim, unpublished, noClaim
 	"": {LeavesPlugin, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, OwnedByPlugin, OwnedByPlugin},

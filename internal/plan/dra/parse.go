@@ -14,13 +14,13 @@ import (
 	"unicode"
 )
 
-// A configParser reads configuration and notes what is wrong with it.
+// A configParser parses configuration and records its mistakes.
 type configParser struct{ problems []string }
 
-// maxShown is how much of a name or a value of a user is in a problem, in bytes.
+// maxShown is the longest part of a user's name or value in a problem, in bytes.
 const maxShown = 100
 
-// problem notes what is wrong with a field, in one line that can be printed.
+// problem records a mistake in a field, in one printable line.
 func (p *configParser) problem(path, format string, args ...any) {
 	for i, a := range args {
 		if text := fmt.Sprint(a); len(text) > maxShown {
@@ -38,7 +38,7 @@ func (p *configParser) problem(path, format string, args ...any) {
 	p.problems = append(p.problems, text)
 }
 
-// parse reads JSON that is one object.
+// parse parses a JSON object.
 func (p *configParser) parse(text []byte) (object, bool) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.UseNumber()
@@ -58,7 +58,7 @@ func (p *configParser) parse(text []byte) (object, bool) {
 	return object{p, "", fields}, err == nil && ok
 }
 
-// value reads one value. encoding/json itself takes the last of several fields of one name.
+// value parses one value. encoding/json itself takes the last of several fields with one name.
 func (p *configParser) value(decoder *json.Decoder, path string) (any, error) {
 	token, err := decoder.Token()
 	if err != nil {
@@ -97,8 +97,8 @@ func (p *configParser) value(decoder *json.Decoder, path string) (any, error) {
 	return token, nil
 }
 
-// An object is a part of the configuration whose fields are read one by one. A field that is null
-// is not given.
+// An object is a part of the configuration whose fields are read one by one. A null field counts as
+// absent.
 type object struct {
 	parser *configParser
 	path   string // with a dot at its end
@@ -136,7 +136,8 @@ func (o object) object(name string) (object, bool) {
 	return object{o.parser, o.path + name + ".", fields}, given
 }
 
-// zero reads a list that has the number 0 alone, or nothing, and reports whether it has the number.
+// zero reads a list that is empty or contains only the number 0, and reports whether it contains
+// the number.
 func (o object) zero(name string) bool {
 	list, _ := take[[]any](o, name, "a list")
 	if len(list) > 1 || len(list) == 1 && list[0] != json.Number("0") {
@@ -146,7 +147,7 @@ func (o object) zero(name string) bool {
 	return len(list) == 1
 }
 
-// memory reads a quantity of at least 1 MiB, in bytes; 0 if none is given.
+// memory reads a quantity of at least 1 MiB, in bytes; 0 if absent.
 func (o object) memory(name string) int64 {
 	field := o.fields[name]
 	delete(o.fields, name)
@@ -163,7 +164,7 @@ func (o object) memory(name string) int64 {
 	return bytes
 }
 
-// close notes the fields that nobody read.
+// close records the fields that were not read.
 func (o object) close() {
 	for name := range o.fields {
 		o.parser.problem(o.path+name, "is not known")
@@ -176,8 +177,8 @@ var (
 	binary       = map[string]uint{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 )
 
-// quantity returns the value of a quantity as Kubernetes writes it, rounded up to whole bytes;
-// false for any other text, and for a negative quantity.
+// quantity returns the value of a Kubernetes quantity, rounded up to whole bytes; false for any
+// other text, and for a negative quantity.
 func quantity(text string) (int64, bool) {
 	form := quantityForm.FindStringSubmatch(text)
 	if form == nil {

@@ -11,24 +11,24 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Divisions say how GPUs in MIG mode are divided, and those whose mode claims switch, by the UUID
-// of the GPU.
+// Divisions are the divisions of GPUs in MIG mode, and of GPUs whose mode claims switch, by the
+// UUID of the GPU.
 type Divisions map[string]Divided
 
-// divides reports whether MIG devices are made of a GPU for claims.
+// divides reports whether MIG devices of a GPU are created for claims.
 func (d Divisions) divides(g inventory.GPU) bool {
 	division, known := d[g.UUID]
 	return known && division.Fixed == "" && (g.MIG == inventory.MIGEnabled || division.Switched)
 }
 
-// whole reports whether a GPU is given as a whole, which may be one way of several.
+// whole reports whether claims can get the GPU whole, possibly beside other forms.
 func (d Divisions) whole(g inventory.GPU) bool {
 	return g.MIG != inventory.MIGEnabled || d[g.UUID].Switched && d.divides(g)
 }
 
-// Steady returns a Snapshot without what MIG mode changes of GPUs whose mode claims switch: their
-// links and their memory are as in the Snapshot that Steady returned last. So no slice is written
-// because the mode changes.
+// Steady returns a Snapshot without the effects of MIG mode on GPUs whose mode claims switch: their
+// links and memory stay as in the Snapshot that Steady returned last. A change of the mode thus
+// writes no slice.
 func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapshot {
 	switched := func(uuid string) bool {
 		g, _ := s.GPU(uuid)
@@ -55,34 +55,33 @@ func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapsho
 	return s
 }
 
-// A Divided says how claims have divided a GPU in MIG mode, and what they can still have.
+// A Divided describes how claims have divided a GPU in MIG mode, and what they can still get.
 type Divided struct {
 	// Profiles are the MIG profiles of the GPU.
 	Profiles []inventory.MIGProfile
-	// Switched says that MIG mode is switched on for claims with MIG devices of the GPU, and off for
-	// those with the whole of it. Then both are published, whichever mode is in force.
+	// Switched reports whether MIG mode is switched on for claims with MIG devices of the GPU, and
+	// off for claims with the whole GPU. Both are then published, in either mode.
 	Switched bool
-	// Own are the places of the GPU instances that were made for claims.
+	// Own are the places of the GPU instances that were created for claims.
 	Own []inventory.MIGPlacement
-	// Fixed is why nothing is made of the GPU for claims, a sentence without a full stop; empty if
-	// something is. A fixed GPU, or its MIG devices that were not made for claims, are published as
-	// they are.
+	// Fixed is why nothing on the GPU is created for claims, a sentence without a full stop; empty
+	// otherwise. A fixed GPU, or its MIG devices that were not created for claims, are published
+	// unchanged.
 	Fixed string
 }
 
-// A Partition is a GPU instance with one compute instance, which fills it, that is made for a
-// claim.
+// A Partition is a GPU instance, filled by one compute instance, that is created for a claim.
 type Partition struct {
 	// Profile is the name of the MIG profile, such as "1g.10gb".
 	Profile string
-	// Slices is how many compute slices it has.
+	// Slices is the number of compute slices.
 	Slices    int
 	Placement inventory.MIGPlacement
-	// Switched says that MIG mode is switched on for it.
+	// Switched reports whether MIG mode is switched on for the partition.
 	Switched bool
 }
 
-// A CounterSet has the counters that the devices of a GPU share. The scheduler gives out devices
+// A CounterSet has the counters that the devices of a GPU share. The scheduler allocates devices
 // while each counter is large enough.
 type CounterSet struct {
 	Name     string              `json:"name"`
@@ -95,17 +94,17 @@ type CounterUse struct {
 	Counters   map[string]Capacity `json:"counters"`
 }
 
-// What the API server allows with counters: two GPUs share a slice of devices, and eight a slice of
+// Limits of the API server with counters: two GPUs share a slice of devices, and eight a slice of
 // counters.
 const (
 	gpusOfPartitions = 2
 	gpusOfCounters   = 8
 	maxPartitions    = MaxSlice / gpusOfPartitions
 	maxCounters      = 32
-	maxMemorySlices  = 16 // more than any GPU has; the other counters have room beside them
+	maxMemorySlices  = 16 // more than any GPU has, and leaves room for the other counters
 )
 
-// usable returns the profiles that can be published: what cannot be is left out.
+// usable returns the profiles that can be published.
 func (d Divided) usable() []inventory.MIGProfile {
 	return slices.DeleteFunc(slices.Clone(d.Profiles), func(p inventory.MIGProfile) bool {
 		impossible := func(start int) bool { return start < 0 || start+p.Size > maxMemorySlices }
@@ -118,9 +117,8 @@ func oneExtension(p inventory.MIGProfile) bool  { return strings.HasSuffix(p.Nam
 func allExtensions(p inventory.MIGProfile) bool { return strings.HasSuffix(p.Name, "+me.all") }
 func noMedia(p inventory.MIGProfile) bool       { return strings.HasSuffix(p.Name, "-me") }
 
-// amounts returns the counters that say how much of a GPU an instance of a profile has, and not
-// where it lies. The names are those of NVIDIA's driver: quota is kept by them. An amount of 0 is
-// no counter.
+// amounts returns the counters for the amounts of an instance of a profile, without its place. The
+// names are those of NVIDIA's driver, because quotas use them. An amount of 0 has no counter.
 func amounts(p inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
 	if p.MemoryBytes > 0 {
@@ -134,8 +132,8 @@ func amounts(p inventory.MIGProfile) map[string]Capacity {
 	return counters
 }
 
-// uses returns what an instance of a profile takes of the counters of its GPU, of which the
-// profiles are all.
+// uses returns the part of the GPU's counters that an instance of a profile takes. The profiles are
+// all profiles of the GPU.
 func uses(p inventory.MIGProfile, start int, profiles []inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
 	for i := range p.Size {
@@ -156,7 +154,7 @@ func uses(p inventory.MIGProfile, start int, profiles []inventory.MIGProfile) ma
 	return counters
 }
 
-// apart returns how many instances of a profile have room beside each other by their places alone.
+// apart returns how many instances of a profile fit beside each other by their places alone.
 func apart(p inventory.MIGProfile) int {
 	n, free := 0, 0
 	for _, start := range slices.Sorted(slices.Values(p.Starts)) {
@@ -167,9 +165,8 @@ func apart(p inventory.MIGProfile) int {
 	return n
 }
 
-// counterSet returns the counters of a GPU. It has as much of everything as the profile with the
-// most of it, or as all instances of a profile together: so the amounts refuse nothing that has a
-// place.
+// counterSet returns the counters of a GPU. Each counter is as large as the largest need of one
+// profile, or of all instances of one profile together: amounts refuse nothing that has a place.
 func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	set := CounterSet{Name: name, Counters: map[string]Capacity{}}
 	for _, p := range profiles {
@@ -188,9 +185,9 @@ func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	return set
 }
 
-// partitions returns the devices that can be made of a GPU, its counters, and what is no device and
-// why. The scheduler takes the first device that fits: small ones come first, and of one profile
-// those that are in the way of the fewest others.
+// partitions returns the devices that can be created on a GPU, its counters, and omitted devices
+// with reasons. The scheduler takes the first device that fits: small devices come first, and
+// within a profile those that block the fewest others.
 func partitions(
 	g inventory.GPU, driver inventory.Driver, number int, division Divided,
 ) (found []Device, set CounterSet, leftOut []string) {
@@ -205,7 +202,7 @@ func partitions(
 			cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))
 	})
 	names, most := map[string]bool{}, maxPartitions
-	if division.Switched { // the GPU itself is one more
+	if division.Switched { // the GPU itself is one more device
 		most--
 	}
 	for _, p := range profiles {
@@ -238,7 +235,7 @@ func partitions(
 	return found, set, leftOut
 }
 
-// undivided returns the device of a whole GPU whose MIG mode claims switch: it takes all counters.
+// undivided returns the device of a whole GPU whose MIG mode claims switch. It takes all counters.
 func undivided(g inventory.GPU, driver inventory.Driver, number int, links links, set CounterSet) Device {
 	d := wholeGPU(g, driver, number, links)
 	if d.Switched = true; len(set.Counters) > 0 {
@@ -252,8 +249,8 @@ func undivided(g inventory.GPU, driver inventory.Driver, number int, links links
 	return d
 }
 
-// byConflicts returns the memory slices at which instances of a profile can begin: first those that
-// leave the most room to other instances.
+// byConflicts returns the memory slices at which instances of a profile can begin. Slices that
+// leave the most room for other instances come first.
 func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int {
 	cost := func(start int) (sum int) {
 		for _, other := range profiles {
@@ -270,8 +267,8 @@ func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int 
 	return starts
 }
 
-// instanceAt returns the MIG device that fills the GPU instance at a place, as the last look found
-// it; a healthy one if there is none.
+// instanceAt returns the MIG device that fills the GPU instance at a place, from the last scan; a
+// healthy one if there is none.
 func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice {
 	for _, m := range g.MIGDevices {
 		if m.Placement == at && m.Attributes.CISlices == m.Attributes.GISlices {
@@ -281,11 +278,11 @@ func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice 
 	return inventory.MIGDevice{Health: inventory.Health{State: inventory.Healthy}}
 }
 
-// own reports whether a MIG device was made for a claim.
+// own reports whether a MIG device was created for a claim.
 func (d Divided) own(m inventory.MIGDevice) bool { return slices.Contains(d.Own, m.Placement) }
 
-// Unpartitioned returns the pool without the MIG devices that need counters, and without counters.
-// So a whole GPU needs none.
+// Unpartitioned returns the pool without counters and without MIG devices that need counters. Whole
+// GPUs then need none.
 func (p Pool) Unpartitioned() Pool {
 	kept := []Slice{}
 	for _, slice := range p.Slices {
@@ -305,7 +302,7 @@ func (p Pool) Unpartitioned() Pool {
 	return p
 }
 
-// Counted reports whether the slice has counters, or a device that needs some.
+// Counted reports whether the slice has counters, or a device that needs counters.
 func (s Slice) Counted() bool {
 	return len(s.SharedCounters) > 0 || slices.ContainsFunc(s.Devices,
 		func(d Device) bool { return len(d.ConsumesCounters) > 0 })

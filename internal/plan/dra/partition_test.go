@@ -244,7 +244,8 @@ func TestDividedPool(t *testing.T) {
 	}
 	want := "1g10gb-19-6 1g10gb-19-4 1g10gb-19-5 1g10gb-19-0 1g10gb-19-1 1g10gb-19-2 1g10gb-19-3 " +
 		"1g10gb-me-20-6 1g10gb-me-20-4 1g10gb-me-20-5 1g10gb-me-20-0 1g10gb-me-20-1 1g10gb-me-20-2 1g10gb-me-20-3 " +
-		"1g20gb-15-6 1g20gb-15-4 1g20gb-15-0 1g20gb-15-2 2g20gb-14-4 2g20gb-14-0 2g20gb-14-2 3g40gb-9-4 3g40gb-9-0 4g40gb-5-0 7g80gb-0-0"
+		"1g20gb-15-6 1g20gb-15-4 1g20gb-15-0 1g20gb-15-2 2g20gb-14-4 2g20gb-14-0 2g20gb-14-2 3g40gb-9-4 3g40gb-9-0 " +
+		"4g40gb-5-0 7g80gb-0-0"
 	if diff := cmp.Diff(strings.Fields(want), got); diff != "" {
 		t.Errorf("devices of GPU 0 in their order (-want +got):\n%s", diff)
 	}

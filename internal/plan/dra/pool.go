@@ -11,18 +11,18 @@ import (
 // noDevices is why a GPU in MIG mode is not a device.
 const noDevices = "MIG is enabled on it, but it has no MIG devices; create MIG devices, or turn MIG mode off"
 
-// The API server refuses a slice with more devices of which one has a taint. A slice holds the GPUs
-// of eight numbers, each with eight devices at most: no GPU can be divided further.
+// The API server refuses more devices in a slice with a taint. A slice has the GPUs of eight
+// numbers, each with at most eight devices: no GPU can be divided further.
 const (
 	MaxSlice     = 64
 	gpusOfSlice  = 8
 	devicesOfGPU = MaxSlice / gpusOfSlice
 )
 
-// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers have all
-// of its GPUs. Without divisions, no MIG devices are made for claims. Counters come first: a device
-// is never published before what it needs. A stale Snapshot gives the devices of the last scan that
-// succeeded. A Snapshot of Generation 0 is not allowed.
+// New returns the devices of a node whose owners are OwnedByDRA or LeavesDRA. The numbers must have
+// all GPUs. Without divisions, no MIG devices are created for claims. Counters come first: a device
+// is never published before its counters. A stale Snapshot gives the devices of the last successful
+// scan. A Snapshot of Generation 0 is not allowed.
 func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divisions Divisions) Pool {
 	p := Pool{Name: node, LinksDue: s.LinksDue}
 	var whole, counted shelf[Device]
@@ -88,7 +88,7 @@ type shelf[T any] struct {
 	last  int
 }
 
-// add adds to the slice of a group. All of a group follow one another.
+// add adds to the slice of a group. Members of a group must be added one after the other.
 func (s *shelf[T]) add(group int, content ...T) {
 	if len(s.parts) == 0 || s.last != group {
 		s.parts, s.last = append(s.parts, nil), group
@@ -97,7 +97,7 @@ func (s *shelf[T]) add(group int, content ...T) {
 	*last = append(*last, content...)
 }
 
-// fixed returns the devices of a GPU that is given as it is, and what is not one and why.
+// fixed returns the devices of a GPU that is published unchanged, and omitted devices with reasons.
 func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device,
 	leftOut []string) {
 	if division.Fixed != "" {

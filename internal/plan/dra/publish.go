@@ -14,9 +14,8 @@ import (
 const maxName = 253
 
 // SliceName returns the name of the ResourceSlice with slice i of the pool. The scheduler tries the
-// slices of a pool in the order of their names. A number of two digits has an a before it, one of
-// three a b: so names sort as their numbers do, and those of one digit, which former versions have
-// written, stay as they are.
+// slices of a pool in the order of their names. A number of two digits follows an a, a number of
+// three digits follows a b, so that names sort like their numbers.
 func (p Pool) SliceName(i int) string {
 	number := strconv.Itoa(i)
 	if digits := len(number); digits > 1 {
@@ -32,9 +31,10 @@ func (p Pool) SliceName(i int) string {
 	return node + rest
 }
 
-// A PublishedSlice is what a ResourceSlice of the node and the driver has at the API server.
+// A PublishedSlice is a ResourceSlice of the node and the driver at the API server.
 type PublishedSlice struct {
-	// Pool is the pool's name, Generation the pool's, and Count how many slices the pool has in it.
+	// Pool is the pool's name, Generation its generation, and Count the number of its slices in
+	// that generation.
 	Pool       string
 	Generation int64
 	Count      int
@@ -43,22 +43,21 @@ type PublishedSlice struct {
 
 // A Write is one write to the API server.
 type Write struct {
-	// Name is that of the ResourceSlice.
+	// Name is the name of the ResourceSlice.
 	Name string
-	// Remove says that it is to be removed. Otherwise it is to be as Published says, and is new or
-	// not.
+	// Remove deletes the slice. Otherwise the slice gets the content Published; New creates it.
 	Remove, New bool
 	Published   PublishedSlice
 }
 
-// Next returns the next write that has the API server show the pool, and false if it shows it. The
-// argument there has all slices of the node and the driver, by name. Last is the generation of the
-// pool that was written last, 0 if none was; same reports whether a slice needs no write.
+// Next returns the next write that makes the API server show the pool, and false if it already
+// does. The argument there has all slices of the node and the driver, by name. Last is the
+// generation of the last written pool, 0 for none; same reports whether a slice needs no write.
 //
-// The scheduler uses a pool only if it has all slices of the newest generation. So one slice with
-// other devices is one write that leaves the generation as it is. If there are more, the first
-// write begins a new generation, and the scheduler uses nothing of the pool until the last one: it
-// never sees some of them changed.
+// The scheduler uses a pool only if it has all slices of the newest generation. A single changed
+// slice is therefore one write in the same generation. With several changed slices, the first write
+// begins a new generation, and the scheduler does not use the pool until the last write: it never
+// sees a part of the changes.
 func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Write,
 	bool) {
 	wanted := map[string]Slice{}
@@ -71,7 +70,7 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 		if _, ok := wanted[name]; !ok {
 			others = append(others, name)
 		}
-		if is.Pool != p.Name { // another pool with these GPUs would give them a second time
+		if is.Pool != p.Name { // another pool with these GPUs would offer them twice
 			return Write{Name: name, Remove: true}, true
 		}
 		newest = max(newest, is.Generation)
@@ -84,7 +83,7 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 		want, ok := wanted[name]
 		switch {
 		case is.Generation == newest && (!ok || is.Count != len(wanted)):
-			generation = newest + 1 // the pool has another number of slices now
+			generation = newest + 1 // the number of slices has changed
 		case is.Generation < newest:
 			incomplete = incomplete || ok
 		case !same(name, want, is.Slice):
@@ -105,7 +104,7 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 		return Write{Name: name, New: !has, Published: PublishedSlice{p.Name, generation, len(wanted), wanted[name]}}, true
 	}
 	if generation == newest && len(differing) > 0 {
-		return write(differing[0]) // before those that complete the pool
+		return write(differing[0]) // before the slices that complete the pool
 	}
 	for i := range p.Slices {
 		if is, ok := there[p.SliceName(i)]; !ok || is.Generation != generation {
@@ -118,7 +117,7 @@ func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name st
 	return Write{}, false
 }
 
-// GPUs returns the UUIDs of the GPUs whose devices are in a slice.
+// GPUs returns the UUIDs of the GPUs with devices in a slice.
 func (s Slice) GPUs() map[string]bool {
 	gpus := map[string]bool{}
 	for _, d := range s.Devices {
@@ -127,7 +126,7 @@ func (s Slice) GPUs() map[string]bool {
 	return gpus
 }
 
-// GPU returns the UUID of the GPU that a device is, or is a part of.
+// GPU returns the UUID of the device's GPU.
 func (d Device) GPU() string {
 	if parent := d.Attributes["parentUUID"].Value; parent != "" {
 		return parent
@@ -135,7 +134,7 @@ func (d Device) GPU() string {
 	return d.Attributes["uuid"].Value
 }
 
-// Untainted returns the pool without the devices that have taints.
+// Untainted returns the pool without tainted devices.
 func (p Pool) Untainted() Pool {
 	p.Slices = slices.Clone(p.Slices)
 	for i, slice := range p.Slices {
@@ -145,7 +144,7 @@ func (p Pool) Untainted() Pool {
 	return p
 }
 
-// Withheld returns the pool without devices: this driver gives none for now.
+// Withheld returns the pool without devices: this driver offers none for now.
 func (p Pool) Withheld() Pool {
 	if len(p.Slices) > 0 {
 		p.Slices = []Slice{{Devices: []Device{}}}
@@ -153,7 +152,8 @@ func (p Pool) Withheld() Pool {
 	return p
 }
 
-// Timed returns a slice whose taints without a time have that of the same taint in another slice.
+// Timed returns a slice in which taints without a time get the time of the same taint in another
+// slice.
 func (s Slice) Timed(other Slice) Slice {
 	before := map[string][]Taint{}
 	for _, d := range other.Devices {
@@ -163,7 +163,9 @@ func (s Slice) Timed(other Slice) Slice {
 	for i, d := range s.Devices {
 		s.Devices[i].Taints = slices.Clone(d.Taints)
 		for j, t := range d.Taints {
-			k := slices.IndexFunc(before[d.Name], func(o Taint) bool { return o.Key == t.Key && o.Value == t.Value && o.Effect == t.Effect })
+			k := slices.IndexFunc(before[d.Name], func(o Taint) bool {
+				return o.Key == t.Key && o.Value == t.Value && o.Effect == t.Effect
+			})
 			if t.TimeAdded == nil && k >= 0 {
 				s.Devices[i].Taints[j].TimeAdded = before[d.Name][k].TimeAdded
 			}
@@ -172,8 +174,8 @@ func (s Slice) Timed(other Slice) Slice {
 	return s
 }
 
-// Worse reports whether a device of a slice has a taint that it does not have in another one, or is
-// not in that one at all: it must not be given to new work any more.
+// Worse reports whether a device of the slice must not be given to new work any more: it has a
+// taint that it lacks in the other slice, or is missing there.
 func (s Slice) Worse(other Slice) bool {
 	is := map[string]Device{}
 	for _, d := range other.Devices {
@@ -187,8 +189,7 @@ func (s Slice) Worse(other Slice) bool {
 	})
 }
 
-// UnmarshalJSON reads what MarshalJSON writes. A value of another type, of which this driver has
-// none, is kept as its text.
+// UnmarshalJSON reads the output of MarshalJSON. A value of an unknown type stays text.
 func (a *Attribute) UnmarshalJSON(text []byte) error {
 	var fields map[AttributeType]json.RawMessage
 	if err := json.Unmarshal(text, &fields); err != nil {
@@ -203,7 +204,7 @@ func (a *Attribute) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// UnmarshalJSON reads a capacity in any form in which Kubernetes writes it.
+// UnmarshalJSON reads a capacity in any form of Kubernetes.
 func (c *Capacity) UnmarshalJSON(text []byte) error {
 	var field struct {
 		Value amount `json:"value"`

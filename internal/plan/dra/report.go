@@ -6,10 +6,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// maxMessage is the longest message about the health of a device that kubelet keeps, in bytes.
+// maxMessage is the longest message about the health of a device that the kubelet accepts, in
+// bytes.
 const maxMessage = 1024
 
-// A Verdict is what kubelet can be told of the health of a device.
+// A Verdict is a health of a device in the kubelet's API.
 type Verdict string
 
 // The verdicts.
@@ -19,18 +20,18 @@ const (
 	VerdictUnknown   Verdict = "Unknown"
 )
 
-// A DeviceHealth is the health of a device for kubelet, which shows it in the status of the pods
-// that have the device.
+// A DeviceHealth is the health of a device for the kubelet, which shows it in the status of pods
+// with the device.
 type DeviceHealth struct {
-	// Device is its name in the pool.
+	// Device is the name in the pool.
 	Device  string
 	Verdict Verdict
-	// Message is the reason, and what makes the device healthy again: at most 1024 bytes; empty for a
-	// device with nothing to say about.
+	// Message is the reason and the remedy: at most 1024 bytes; empty for a device without
+	// problems.
 	Message string
 }
 
-// HealthOf returns the health of all devices of a pool, in their order. Problems are why containers
+// HealthOf returns the health of all devices of a pool, in order. Problems are why containers
 // cannot use a healthy device, by its name.
 func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []DeviceHealth {
 	known := map[string]inventory.Health{} // by UUID
@@ -63,7 +64,7 @@ func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []Device
 	return reports
 }
 
-// verdict returns Healthy for a device that new work may be given to.
+// verdict returns Healthy for a device that can be given new work.
 func verdict(h inventory.Health) Verdict {
 	switch {
 	case h.Allocatable():
@@ -74,7 +75,7 @@ func verdict(h inventory.Health) Verdict {
 	return VerdictUnhealthy
 }
 
-// healthMessage returns the reason and the cure. gRPC sends no text that is not UTF-8.
+// healthMessage returns the reason and the remedy. gRPC sends only UTF-8.
 func healthMessage(h inventory.Health) string {
 	message := strings.ToValidUTF8(h.Why(), "\uFFFD")
 	if len(message) > maxMessage {

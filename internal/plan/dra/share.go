@@ -7,44 +7,43 @@ import (
 	"strings"
 )
 
-// A device that several claims can have at the same time is given in shares. By memory, each claim
-// takes a part of the capacity memory of a GPU; a claim that asks for no part takes all of it, and
-// has the GPU alone. So claims that know nothing of shares are given GPUs as ever. By count, and
-// without a limit, a claim that asks for nothing has a share. Such devices have an attribute, by
-// which a DeviceClass for whole GPUs leaves them out.
+// Devices for several claims at the same time are allocated in shares. By memory, each claim takes
+// a part of the capacity memory of a GPU; a claim without such a request takes all memory and has
+// the GPU alone. Claims that know nothing of shares thus get whole GPUs. By count, and without a
+// limit, a claim without a request gets a share. Such devices have an attribute, by which a
+// DeviceClass for whole GPUs excludes them.
 
-// A ShareBy says what is counted of a device that several claims can have. NVIDIA's driver has the
-// same three forms.
+// A ShareBy is what is counted of a shared device. NVIDIA's driver has the same three forms.
 type ShareBy string
 
 // The forms.
 const (
 	ByMemory  ShareBy = "memory"    // parts of the memory
-	ByCount   ShareBy = "count"     // so many claims
+	ByCount   ShareBy = "count"     // number of claims
 	Unlimited ShareBy = "unlimited" // nothing
 )
 
 const (
-	// MemoryCapacity is the name of the capacity that is divided among shares by memory.
+	// MemoryCapacity is the name of the capacity that shares by memory divide.
 	MemoryCapacity = "memory"
-	// SharesCapacity is the name of the capacity of which each claim takes one with shares by count.
+	// SharesCapacity is the name of the capacity of shares by count. Each claim takes one.
 	SharesCapacity = "shares"
-	// SharedAttribute is the name of an attribute: a claim that asks for nothing has a share of a
-	// device with it. Its value is a ShareBy.
+	// SharedAttribute is an attribute of devices of which a claim without a request gets a share.
+	// Its value is a ShareBy.
 	SharedAttribute = Domain + "/shared"
 )
 
-// shareStep is what shares are rounded up to, in bytes: control daemons of MPS limit memory in MiB.
+// shareStep is the unit to which shares are rounded up, in bytes: MPS control daemons limit memory
+// in MiB.
 const shareStep = 1 << 20
 
-// Shared returns the pool with all GPUs given in shares by memory, to at most so many claims each;
-// below 2 the pool stays as it is. MIG devices, and GPUs whose memory is not known, are given
-// whole.
+// Shared returns the pool with all GPUs in shares by memory, for at most so many claims each; below
+// 2 the pool is unchanged. MIG devices, and GPUs with unknown memory, are allocated whole.
 func (p Pool) Shared(most int) Pool { return p.SharedBy(ByMemory, most) }
 
-// SharedBy returns the pool with devices given in shares, to at most so many claims each; below 2
-// the pool stays as it is, but with Unlimited. By memory these are GPUs; by count and without a
-// limit MIG devices, too, but for those that are made for claims.
+// SharedBy returns the pool with devices in shares, for at most so many claims each. Below 2 the
+// pool is unchanged, except with Unlimited. By memory, GPUs are shared; by count and without a
+// limit also MIG devices, except those created for claims.
 func (p Pool) SharedBy(by ShareBy, most int) Pool {
 	return p.each(func(d Device) Device {
 		d.SmallestShare = 0
@@ -72,7 +71,7 @@ func (d Device) sharedBy(by ShareBy, most int) Device {
 	return d
 }
 
-// Unshared returns the pool with all devices given whole.
+// Unshared returns the pool with whole devices.
 func (p Pool) Unshared() Pool {
 	return p.each(func(d Device) Device {
 		if d.SmallestShare = 0; d.SharedBy == "" {
@@ -97,15 +96,14 @@ func (p Pool) each(change func(Device) Device) Pool {
 	return p
 }
 
-// Shared reports whether a device of the slice is given in shares.
+// Shared reports whether a device of the slice is in shares.
 func (s Slice) Shared() bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.SmallestShare != 0 || d.SharedBy != "" })
 }
 
-// Share returns how much of the memory of a device a claim has by a result, in bytes; 0 if it has
-// all of it, or if no part of it was asked for. It also returns 0 if the share is not known, and
-// for shares that this driver never gives: a part of a MIG device that is not given in shares, or
-// less memory than MPS can limit.
+// Share returns how much memory of a device a claim has by a result, in bytes; 0 for all memory,
+// and without a request for memory. It also returns 0 for unknown shares and for shares that this
+// driver never allocates: a part of an unshared MIG device, or less memory than MPS can limit.
 func (r Result) Share(of Device) int64 {
 	bytes, known := quantity(r.ConsumedCapacity[MemoryCapacity])
 	mayBe := of.SharedBy != "" || of.Attributes["type"].Value == typeGPU
@@ -115,8 +113,7 @@ func (r Result) Share(of Device) int64 {
 	return bytes
 }
 
-// Count returns how many of the shares of a device a claim has by a result; 0 if they are not
-// counted.
+// Count returns how many shares of a device a claim has by a result; 0 if shares are not counted.
 func (r Result) Count() int64 {
 	count, known := quantity(r.ConsumedCapacity[SharesCapacity])
 	if r.ShareID == "" || !known || count < 0 {
@@ -125,12 +122,12 @@ func (r Result) Count() int64 {
 	return count
 }
 
-// wholeSteps is the memory of a device in whole steps.
+// wholeSteps returns the memory of a device, rounded down to whole steps.
 func wholeSteps(d Device) Capacity { return d.Capacity[MemoryCapacity] / shareStep * shareStep }
 
-// A requestPolicy says how much of a capacity a claim can have.
+// A requestPolicy limits how much of a capacity a claim can get.
 type requestPolicy struct {
-	Default    amount     `json:"default"` // of a claim that asks for none
+	Default    amount     `json:"default"` // for a claim without a request
 	ValidRange validRange `json:"validRange"`
 }
 
@@ -139,9 +136,9 @@ type validRange struct {
 	Step amount `json:"step,omitempty"`
 }
 
-// policies returns those of the capacities of a device that is given in shares. By count, and
-// without a limit, a claim takes nothing of what it does not ask for: without a policy it would
-// take all.
+// policies returns the policies for the capacities of a shared device. By count, and without a
+// limit, a claim takes nothing of a capacity without requesting it: without a policy it would take
+// all.
 func (d Device) policies() map[string]requestPolicy {
 	all := map[string]requestPolicy{}
 	if d.SharedBy == "" {
@@ -163,7 +160,7 @@ func (d Device) policies() map[string]requestPolicy {
 
 type plainDevice Device
 
-// MarshalJSON returns the device as resource.k8s.io/v1 has it.
+// MarshalJSON returns the device in the form of resource.k8s.io/v1.
 func (d Device) MarshalJSON() ([]byte, error) {
 	if d.SmallestShare == 0 && d.SharedBy == "" {
 		return json.Marshal(plainDevice(d))
@@ -187,8 +184,8 @@ func (d Device) MarshalJSON() ([]byte, error) {
 	}{plainDevice(d), true, all})
 }
 
-// UnmarshalJSON reads a device. One that is given in shares by other rules than those of this
-// driver has the SmallestShare -1.
+// UnmarshalJSON reads a device. A device in shares by other rules than this driver's has the
+// SmallestShare -1.
 func (d *Device) UnmarshalJSON(text []byte) error {
 	var more struct {
 		AllowMultipleAllocations bool

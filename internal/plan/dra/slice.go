@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// Driver is the name of the driver where no other one is set: that of NVIDIA's. In options and
-// values, an empty name means this one.
+// Driver is the default name of the driver, as in NVIDIA's driver. In options and values, an empty
+// name means this name.
 const Driver = "gpu.nvidia.com"
 
-// A Pool is the devices of a node.
+// A Pool has the devices of a node.
 type Pool struct {
 	// Name is the name of the pool and of the node.
 	Name string
-	// Driver is the name of the driver that publishes it.
+	// Driver is the name of the publishing driver.
 	Driver string
-	// Slices are the devices in the order in which the scheduler tries them. There is always one at
-	// least: a node without devices has an empty slice, which says so.
+	// Slices are the devices in the order in which the scheduler tries them. There is always at
+	// least one: a node without devices has an empty slice.
 	Slices []Slice
-	// LeftOut says which GPUs and MIG devices are not in the slices, and why: sentences without a full
-	// stop.
+	// LeftOut are the GPUs and MIG devices outside the slices, with reasons: sentences without a
+	// full stop.
 	LeftOut []string
-	// LinksDue says that attributes about links may be missing that will be known soon.
+	// LinksDue reports whether attributes about links may still be missing that will be known soon.
 	LinksDue bool
 }
 
@@ -37,7 +37,7 @@ func (p Pool) Equal(other Pool) bool {
 		slices.EqualFunc(p.Slices, other.Slices, Slice.Equal)
 }
 
-// A List is ResourceSlices as kubectl takes them.
+// A List has ResourceSlices in the form of kubectl.
 type List struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -57,7 +57,7 @@ type Metadata struct {
 	Name string `json:"name"`
 }
 
-// ResourceSliceSpec says of a Slice where its devices are.
+// ResourceSliceSpec adds the place of the devices to a Slice.
 type ResourceSliceSpec struct {
 	Driver   string       `json:"driver"`
 	NodeName string       `json:"nodeName"`
@@ -65,15 +65,15 @@ type ResourceSliceSpec struct {
 	Slice
 }
 
-// ResourcePool says which pool a Slice belongs to. The scheduler uses a pool only when it has all
-// of its slices of one generation.
+// ResourcePool is the pool of a Slice. The scheduler uses a pool only when it has all slices of one
+// generation.
 type ResourcePool struct {
 	Name               string `json:"name"`
 	Generation         int64  `json:"generation"`
 	ResourceSliceCount int    `json:"resourceSliceCount"`
 }
 
-// List returns the ResourceSlices of a pool that is published for the first time.
+// List returns the ResourceSlices for the first publication of a pool.
 func (p Pool) List() List {
 	l := List{APIVersion: "v1", Kind: "List"}
 	for i, slice := range p.Slices {
@@ -89,11 +89,11 @@ func (p Pool) List() List {
 // A Slice is the content of a ResourceSlice: at most MaxSlice devices, or the counters of GPUs.
 type Slice struct {
 	SharedCounters []CounterSet `json:"sharedCounters,omitempty"`
-	// Devices are nil in a slice with counters, and not nil in any other.
+	// Devices are nil only in a slice with counters.
 	Devices []Device `json:"devices,omitzero"`
 }
 
-// Equal reports whether two slices have the same content, so that nothing needs to be written.
+// Equal reports whether two slices have the same content, so that no write is needed.
 func (s Slice) Equal(other Slice) bool {
 	return slices.EqualFunc(s.Devices, other.Devices, Device.Equal) &&
 		slices.EqualFunc(s.SharedCounters, other.SharedCounters, func(a, b CounterSet) bool {
@@ -103,31 +103,31 @@ func (s Slice) Equal(other Slice) bool {
 
 // A Device is a GPU or a MIG device as the scheduler sees it.
 type Device struct {
-	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>". It is
+	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>",
 	// unique in the pool.
 	Name string `json:"name"`
-	// Attributes are by name; a name without domain is in that of the driver's name.
+	// Attributes are by name; a name without a domain belongs to the domain of the driver's name.
 	Attributes map[string]Attribute `json:"attributes"`
 	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
-	// ConsumesCounters is what a device that is made for a claim takes of the counters of its GPU.
+	// ConsumesCounters is the part of its GPU's counters that a device for claims takes.
 	ConsumesCounters []CounterUse `json:"consumesCounters,omitempty"`
-	// Taints keep new claims away that do not tolerate them; none for a device that may be given to
-	// new work.
+	// Taints keep away new claims without a matching toleration; none for a device that can be
+	// given new work.
 	Taints []Taint `json:"taints,omitempty"`
-	// Partition is made when a claim gets the device; nil for a device that exists already.
+	// Partition is created when a claim gets the device; nil for an existing device.
 	Partition *Partition `json:"-"`
-	// Switched says of a whole GPU that its MIG mode is switched off when a claim gets it.
+	// Switched reports whether the MIG mode of a whole GPU is switched off when a claim gets it.
 	Switched bool `json:"-"`
-	// SmallestShare is the smallest part of the memory that a claim can have of a device that is given
-	// in shares, in bytes; 0 for a device that only one claim can have.
+	// SmallestShare is the smallest part of the memory of a shared device that a claim can get, in
+	// bytes; 0 for a device for one claim.
 	SmallestShare Capacity `json:"-"`
-	// SharedBy is ByCount or Unlimited for a device of which several claims have shares without asking
-	// for any; empty for any other.
+	// SharedBy is ByCount or Unlimited for a device of which claims get shares without a request;
+	// empty for any other.
 	SharedBy ShareBy `json:"-"`
 }
 
-// Equal reports whether two devices are the same for the API, which has neither Partition nor
-// Switched: the name and the counters tell them.
+// Equal reports whether two devices are the same for the API. The API has neither Partition nor
+// Switched, but the name and the counters reveal them.
 func (d Device) Equal(other Device) bool {
 	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
 		d.SmallestShare == other.SmallestShare && d.SharedBy == other.SharedBy &&
@@ -137,7 +137,7 @@ func (d Device) Equal(other Device) bool {
 		})
 }
 
-// An AttributeType is how selectors see the value of an attribute.
+// An AttributeType is the type of an attribute's value in selectors.
 type AttributeType string
 
 // The types.
@@ -151,7 +151,7 @@ const (
 // An Attribute is the value of an attribute.
 type Attribute struct {
 	Type AttributeType
-	// Value is the text of the value.
+	// Value is the value as text.
 	Value string
 }
 
@@ -166,22 +166,22 @@ func (a Attribute) MarshalJSON() ([]byte, error) {
 // A Capacity is an amount of something that a device has.
 type Capacity int64
 
-// MarshalJSON returns {"value": "<quantity>"}, with the quantity as Kubernetes writes it.
+// MarshalJSON returns {"value": "<quantity>"}, with a Kubernetes quantity.
 func (c Capacity) MarshalJSON() ([]byte, error) {
 	text, err := amount(c).MarshalText()
 	return fmt.Appendf(nil, `{"value":%q}`, text), err
 }
 
-// String returns the quantity as Kubernetes writes it.
+// String returns the Kubernetes quantity.
 func (c Capacity) String() string {
-	text, _ := amount(c).MarshalText() // of a number there is no error
+	text, _ := amount(c).MarshalText() // never fails for a number
 	return string(text)
 }
 
-// An amount is a quantity in the form of Kubernetes.
+// An amount is a number in the form of a Kubernetes quantity.
 type amount int64
 
-// MarshalText returns the quantity as Kubernetes writes it.
+// MarshalText returns the Kubernetes quantity.
 func (a amount) MarshalText() ([]byte, error) {
 	suffixes, value := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}, int64(a)
 	for value >= 1024 && value%1024 == 0 {
@@ -190,7 +190,7 @@ func (a amount) MarshalText() ([]byte, error) {
 	return append(strconv.AppendInt(nil, value, 10), suffixes[0]...), nil
 }
 
-// UnmarshalText reads a quantity in any form in which Kubernetes writes it.
+// UnmarshalText reads any form of a Kubernetes quantity.
 func (a *amount) UnmarshalText(text []byte) error {
 	value, ok := quantity(string(text))
 	if !ok {
@@ -200,13 +200,13 @@ func (a *amount) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// A Taint says why a device is not to be given to new work.
+// A Taint says why a device must not be given to new work.
 type Taint struct {
 	Key   string `json:"key"`
 	Value string `json:"value,omitempty"`
-	// Effect is NoSchedule: pods that have the device go on.
+	// Effect is NoSchedule: running pods with the device continue.
 	Effect string `json:"effect"`
-	// TimeAdded is when the device became so, in whole seconds; nil if that is not known.
+	// TimeAdded is the time of the taint in whole seconds; nil if unknown.
 	TimeAdded *time.Time `json:"timeAdded,omitempty"`
 }
 

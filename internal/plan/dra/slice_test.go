@@ -85,7 +85,8 @@ func TestValuesAtTheLimit(t *testing.T) {
 	// 12 attributes and 7 capacities leave room for 13 memory slices.
 	for slices, want := range map[int]int{12: 32 - 1, 13: 32, 14: 32 - 13} {
 		m := inventory.GPU{
-			UUID: "GPU-a", Model: "M", Brand: "B", Architecture: "hopper", AddressingMode: "HMM", BDF: "0000:1b:00.0", PCIeRoot: "pci0000:1a",
+			UUID: "GPU-a", Model: "M", Brand: "B", Architecture: "hopper", AddressingMode: "HMM", BDF: "0000:1b:00.0",
+			PCIeRoot: "pci0000:1a",
 			NUMANode: inventory.NoNUMANode, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{
 				{UUID: "MIG-a", Profile: "1g.5gb", Placement: inventory.MIGPlacement{Size: slices}},
 			},

@@ -8,16 +8,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// The built-in layouts that every node has.
+// The built-in layouts of every node.
 const (
 	AllDisabled = "all-disabled"
 	AllEnabled  = "all-enabled"
 	AllBalanced = "all-balanced"
 )
 
-// Builtin returns the layouts that GPUs have without a file. They have the names that mig-parted
-// generates: all-disabled, all-enabled, all-balanced, and for each profile one with as many
-// instances as fit, such as all-1g.10gb or all-1g.10gb.me.
+// Builtin returns the layouts of GPUs without a file. Names are those that mig-parted generates:
+// all-disabled, all-enabled, all-balanced, and for each profile a layout with as many instances as
+// fit, such as all-1g.10gb or all-1g.10gb.me.
 func Builtin(gpus []GPU) File {
 	f := File{layouts: map[string][]Item{
 		AllDisabled: {{All: true}},
@@ -36,7 +36,7 @@ func Builtin(gpus []GPU) File {
 			f.add(AllBalanced, g, devices)
 		}
 	}
-	for _, g := range gpus { // one that could not be read stands in the way of each layout
+	for _, g := range gpus { // an unreadable GPU is in the way of every layout
 		for name := range f.layouts {
 			if g.Unread != "" && len(profilesOf(g)) == 0 && name != AllDisabled && name != AllEnabled {
 				f.add(name, g, nil)
@@ -51,14 +51,14 @@ func (f File) add(name string, g GPU, devices map[string]int) {
 	f.layouts[name] = append(f.layouts[name], Item{UUIDs: []string{g.UUID}, Enabled: true, Devices: devices})
 }
 
-// balanced returns the devices of all-balanced: one of three compute slices, one of two and two of
-// one where the GPU has seven, and one of two and two of one where it has four. The profiles are
-// those without an attribute of which most instances fit.
+// balanced returns the devices of all-balanced: on GPUs with seven compute slices one device of
+// three slices, one of two and two of one; on GPUs with four slices one device of two and two of
+// one. It uses the profiles without an attribute of which most instances fit.
 func balanced(profiles []inventory.MIGProfile) map[string]int {
 	best := map[int]inventory.MIGProfile{} // by compute slices
 	most := 0
 	for _, p := range profiles {
-		if s, _ := parseSize(p.Name); s.suffix == "" { // each was read before
+		if s, _ := parseSize(p.Name); s.suffix == "" { // parsed before
 			most = max(most, s.slices)
 			if p.Count > best[s.slices].Count {
 				best[s.slices] = p
@@ -79,14 +79,15 @@ func balanced(profiles []inventory.MIGProfile) map[string]int {
 	return devices
 }
 
-// Find returns the layout with a name: that of the file, and without a file the built-in one.
+// Find returns the layout with a name, from the file or, without a file, from the built-in layouts.
 func Find(name string, file *File, gpus []GPU) (Layout, error) {
 	if file != nil {
 		return file.Layout(name)
 	}
 	f := Builtin(gpus)
 	l, err := f.Layout(name)
-	if err != nil && slices.ContainsFunc(gpus, func(g GPU) bool { return g.Mode != inventory.MIGUnsupported && len(profilesOf(g)) == 0 }) {
+	if err != nil && slices.ContainsFunc(gpus,
+		func(g GPU) bool { return g.Mode != inventory.MIGUnsupported && len(profilesOf(g)) == 0 }) {
 		err = fmt.Errorf("%w; the profiles of some GPUs are not known: run this as root, so that the driver tells them", err)
 	}
 	return l, err

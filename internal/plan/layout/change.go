@@ -11,47 +11,47 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A GPU has the facts about a GPU from which a change of its layout is planned.
+// A GPU has the facts for planning a change of its layout.
 type GPU struct {
 	Index       int
 	UUID, Model string
 	inventory.Partitions
-	// InUse has the IDs of the GPU instances that are in use.
+	// InUse are the IDs of the GPU instances in use.
 	InUse map[int]bool
 }
 
-// Changes is what a layout makes of the GPUs of a node.
+// Changes are the effects of a layout on the GPUs of a node.
 type Changes struct {
 	Layout string
 	GPUs   []GPUChange
-	// Warnings say what of the layout concerns no GPU of the node.
+	// Warnings name items of the layout without a GPU on the node.
 	Warnings []string
 }
 
-// Possible says whether the layout can be had on every GPU that it is about.
+// Possible reports whether the layout is possible on all its GPUs.
 func (c Changes) Possible() bool {
 	return !slices.ContainsFunc(c.GPUs, func(g GPUChange) bool { return g.Reason != "" })
 }
 
-// A GPUChange is what a layout makes of one GPU.
+// A GPUChange is the effect of a layout on one GPU.
 type GPUChange struct {
 	GPU GPU
-	// Before and After are how the GPU is divided. Where the layout is impossible or not about the
-	// GPU, they are the same.
+	// Before and After are the divisions of the GPU. They are the same if the layout is impossible
+	// or does not concern the GPU.
 	Before, After Division
-	// Steps are how to get from one to the other, in this order; none if nothing is to be done.
+	// Steps lead from Before to After, in this order; none if there is nothing to do.
 	Steps []Step
-	// Reason says why the layout is impossible on this GPU and what to do about it; empty if it is
+	// Reason says why the layout is impossible on this GPU and gives the remedy; empty if it is
 	// possible.
 	Reason string
-	// Note says why the layout is not about this GPU; empty if it is.
+	// Note says why the layout does not concern this GPU; empty if it does.
 	Note string
 }
 
-// A Division is how a GPU is divided.
+// A Division is the division of a GPU into instances.
 type Division struct {
 	Mode inventory.MIGMode
-	// Slices is how many memory slices the GPU has, 0 where that is not known.
+	// Slices is the number of memory slices of the GPU, 0 if unknown.
 	Slices int
 	// Instances are by ascending Start.
 	Instances []Part
@@ -60,12 +60,13 @@ type Division struct {
 // A Part is a GPU instance of a Division. It has no ID before it is created.
 type Part struct {
 	inventory.GPUInstance
-	// ComputeSlices is how many its compute instances share.
+	// ComputeSlices is the number of slices that its compute instances share.
 	ComputeSlices int
-	// Exists is whether it is there before the change, and InUse whether it is in use then.
+	// Exists reports whether the instance exists before the change, and InUse whether it is then in
+	// use.
 	Exists, InUse bool
 
-	profile int // the driver's ID of the profile, of one that does not exist
+	profile int // the driver's ID of the profile of a new instance
 }
 
 // Devices returns the names of the MIG devices of the instance.
@@ -77,18 +78,18 @@ func (i Part) Devices() []string {
 	return names
 }
 
-// A Step is one call of the driver's.
+// A Step is one call of the driver.
 type Step struct {
 	Action inventory.MIGAction
-	// Part is the GPU instance that the step is about, unless it is about the mode. One that is
-	// created in an earlier step has no ID: its Start tells it from the others.
+	// Part is the GPU instance of the step, unless the step changes the mode. An instance from an
+	// earlier step has no ID; its Start identifies it.
 	Part Part
-	// Compute is the compute instance that is created or destroyed.
+	// Compute is the created or destroyed compute instance.
 	Compute inventory.ComputeInstance
 }
 
-// Call returns the step as the driver takes it. The GPU instance that a compute instance is created
-// in has the given ID.
+// Call returns the step for the driver. The GPU instance of a new compute instance has the given
+// ID.
 func (s Step) Call(gi int) inventory.MIGStep {
 	call := inventory.MIGStep{Action: s.Action}
 	switch s.Action {
@@ -100,12 +101,12 @@ func (s Step) Call(gi int) inventory.MIGStep {
 		call.Profile, call.Start, call.Size = s.Part.profile, s.Part.Start, s.Part.Size
 	case inventory.MIGCreateCompute:
 		call.GI, call.Start, call.Size = gi, s.Compute.Start, s.Compute.Slices
-	default: // the mode
+	default: // changes the mode
 	}
 	return call
 }
 
-// Plan returns what a layout makes of GPUs, by ascending index.
+// Plan returns the effects of a layout on GPUs, by ascending index.
 func Plan(l Layout, gpus []GPU) Changes {
 	c := Changes{Layout: l.Name}
 	gpus = slices.Clone(gpus)
@@ -128,12 +129,12 @@ func Plan(l Layout, gpus []GPU) Changes {
 	return c
 }
 
-// noItem is the Note of a GPU for which the layout has no item.
+// noItem is the Note of a GPU without an item in the layout.
 const noItem = "the layout has no item for this GPU"
 
-// Unmatched says why changes are about none of their GPUs: the layout has an item for none of them.
-// It names the layouts of the file that have one, or what the GPUs could have. It is empty if the
-// layout has an item for one of them.
+// Unmatched returns the reason if the layout has no item for any of the GPUs, otherwise an empty
+// text. The reason names the layouts of the file with items for these GPUs, or the possible
+// layouts.
 func Unmatched(name string, file *File, changes []GPUChange) string {
 	if len(changes) == 0 || slices.ContainsFunc(changes, func(c GPUChange) bool { return c.Note != noItem }) {
 		return ""
@@ -146,7 +147,10 @@ func Unmatched(name string, file *File, changes []GPUChange) string {
 	if file != nil {
 		for _, other := range file.Names() {
 			l := Layout{Name: other, Items: file.layouts[other]}
-			if slices.ContainsFunc(changes, func(c GPUChange) bool { c = change(l, c.GPU); return c.Reason == "" && c.Note == "" }) {
+			if slices.ContainsFunc(changes, func(c GPUChange) bool {
+				c = change(l, c.GPU)
+				return c.Reason == "" && c.Note == ""
+			}) {
 				fit = append(fit, other)
 			}
 		}
@@ -162,7 +166,7 @@ func Unmatched(name string, file *File, changes []GPUChange) string {
 	return text + "add an item for them"
 }
 
-// RefuseUnmatched makes the layout impossible on all GPUs if it has an item for none of them.
+// RefuseUnmatched makes the layout impossible on all GPUs if it has no item for any of them.
 func (c *Changes) RefuseUnmatched(file *File) {
 	if reason := Unmatched(c.Layout, file, c.GPUs); reason != "" {
 		for i := range c.GPUs {
@@ -171,7 +175,7 @@ func (c *Changes) RefuseUnmatched(file *File) {
 	}
 }
 
-// distinct returns each word once, in the order of the first ones.
+// distinct returns each word once, in the order of first occurrence.
 func distinct(words []string) (once []string) {
 	for _, w := range words {
 		if !slices.Contains(once, w) {
@@ -181,8 +185,8 @@ func distinct(words []string) (once []string) {
 	return once
 }
 
-// Restore returns how a GPU gets back a division that it had: the mode, and the instances, each
-// where it was. Instances get new IDs.
+// Restore returns how a GPU regains an earlier division: the mode, and the instances at their
+// places. Instances get new IDs.
 func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) GPUChange {
 	now := division(g)
 	c := GPUChange{GPU: g, Before: now, After: now}
@@ -219,7 +223,7 @@ func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) G
 	return c
 }
 
-// change returns what a layout makes of a GPU.
+// change returns the effect of a layout on a GPU.
 func change(l Layout, g GPU) GPUChange {
 	now := division(g)
 	c := GPUChange{GPU: g, Before: now, After: now}
@@ -252,22 +256,22 @@ func change(l Layout, g GPU) GPUChange {
 	return c
 }
 
-// division returns how a GPU is divided now.
+// division returns the present division of a GPU.
 func division(g GPU) Division {
 	if g.Unread != "" {
 		return Division{Mode: g.Mode}
 	}
 	d := Division{Mode: g.Mode, Slices: memorySlices(profilesOf(g))}
 	for _, i := range g.Instances {
-		s, _ := parseSize(i.Profile) // a name that this program does not know has no slices
+		s, _ := parseSize(i.Profile) // an unknown name has no slices
 		d.Instances = append(d.Instances, Part{GPUInstance: i, ComputeSlices: s.slices, Exists: true, InUse: g.InUse[i.ID]})
 		d.Slices = max(d.Slices, i.Start+i.Size)
 	}
 	return d
 }
 
-// profilesOf returns the profiles that a GPU has: those that the driver tells, or those of the
-// tables. What cannot be is left out.
+// profilesOf returns the profiles of a GPU, from the driver or from the tables. Impossible profiles
+// are omitted.
 func profilesOf(g GPU) []inventory.MIGProfile {
 	if len(g.Profiles) == 0 {
 		return models[g.PCIDevice>>16]
@@ -287,7 +291,7 @@ func profilesOf(g GPU) []inventory.MIGProfile {
 // maxSlices is more memory slices than any GPU has.
 const maxSlices = 64
 
-// memorySlices returns how many memory slices a GPU with these profiles has.
+// memorySlices returns the number of memory slices of a GPU with these profiles.
 func memorySlices(profiles []inventory.MIGProfile) int {
 	n := 0
 	for _, p := range profiles {
@@ -296,7 +300,7 @@ func memorySlices(profiles []inventory.MIGProfile) int {
 	return n
 }
 
-// apply returns how a GPU is to be divided.
+// apply returns the division of a GPU under the item.
 func (item Item) apply(g GPU) (Division, error) {
 	now := division(g)
 	after := Division{Mode: inventory.MIGDisabled, Slices: now.Slices}
@@ -339,13 +343,13 @@ func (item Item) apply(g GPU) (Division, error) {
 	return after, nil
 }
 
-// kinds returns what the item wants of a GPU with these profiles, largest first, or why the GPU
-// cannot have it however it is placed.
+// kinds returns the instances that the item wants on a GPU with these profiles, largest first, or
+// why the GPU cannot have them in any placement.
 func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) {
 	if len(profiles) == 0 {
 		return nil, errors.New("the profiles of this GPU are not known: run this as root, so that the driver tells them")
 	}
-	byInstance := map[string][]int{} // the compute instances that are wanted in instances of a profile
+	byInstance := map[string][]int{} // the wanted compute instances in instances of a profile
 	for _, name := range slices.Sorted(maps.Keys(item.Devices)) {
 		s, err := parseSize(name)
 		if err != nil {
@@ -388,11 +392,11 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) 
 	return kinds, nil
 }
 
-// wanted says which devices are wanted in instances of a profile.
+// wanted returns the wanted devices in instances of a profile.
 func wanted(devices map[string]int, instance string) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
-		if s, _ := parseSize(name); s.instance() == instance { // each was read before
+		if s, _ := parseSize(name); s.instance() == instance { // parsed before
 			parts = append(parts, fmt.Sprintf("%d of %s", devices[name], name))
 		}
 	}
@@ -408,7 +412,7 @@ func names(profiles []inventory.MIGProfile) []string {
 	return names
 }
 
-// unplaceable says why kinds have no place together, and what has.
+// unplaceable returns why kinds do not fit together, and what fits.
 func unplaceable(kinds []instanceKind, slices int) string {
 	sizes := 0
 	for _, k := range kinds {
@@ -420,7 +424,7 @@ func unplaceable(kinds []instanceKind, slices int) string {
 	return "there is no placement for all of these instances at once: " + fits(kinds, slices)
 }
 
-// fits says how much of what is wanted fits.
+// fits returns how much of the wanted instances fits.
 func fits(kinds []instanceKind, memorySlices int) string {
 	found, _ := solve(kinds, memorySlices, nil, true)
 	counts := make([]int, len(kinds))
@@ -438,7 +442,7 @@ func fits(kinds []instanceKind, memorySlices int) string {
 	return "of them, " + strings.Join(parts, ", ") + " would fit"
 }
 
-// steps returns how to get from one division of a GPU to another.
+// steps returns the way from one division of a GPU to another.
 func steps(g GPU, before, after Division) []Step {
 	var list []Step
 	kept := func(i Part) bool {

@@ -211,17 +211,20 @@ func TestImpossible(t *testing.T) {
 			"the GPU has no profile 1g.5gb: give some of 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
 		},
 		"too many of one": {
-			gpu(h100), map[string]int{"3g.40gb": 3, "1g.10gb": 1}, "the GPU has room for 2 of 3g.40gb, and 3 of 3g.40gb are wanted: want fewer",
+			gpu(h100), map[string]int{"3g.40gb": 3, "1g.10gb": 1},
+			"the GPU has room for 2 of 3g.40gb, and 3 of 3g.40gb are wanted: want fewer",
 		},
 		"a name that is none": {
-			gpu(h100), map[string]int{"large": 1}, `"large" is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb`,
+			gpu(h100), map[string]int{"large": 1},
+			`"large" is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb`,
 		},
 		"too many compute instances": {
 			gpu(h100), map[string]int{"1c.4g.40gb": 2, "2c.4g.40gb": 2},
 			"the GPU has room for 1 of 4g.40gb, and 2 of 1c.4g.40gb, 2 of 2c.4g.40gb are wanted: want fewer",
 		},
 		"a size that has no place": {
-			gpu(h100), map[string]int{"3c.4g.40gb": 1}, "the GPU has room for 1 of 4g.40gb, and 1 of 3c.4g.40gb are wanted: want fewer",
+			gpu(h100), map[string]int{"3c.4g.40gb": 1},
+			"the GPU has room for 1 of 4g.40gb, and 1 of 3c.4g.40gb are wanted: want fewer",
 		},
 		"too many slices": {
 			gpu(h100), map[string]int{"3g.40gb": 2, "1g.10gb": 1, "2g.20gb": 1},
@@ -380,8 +383,10 @@ func TestBuiltin(t *testing.T) {
 	none := layout.GPU{Index: 2, UUID: "GPU-2"}
 	gpus := []layout.GPU{a, b, none}
 	want := []string{
-		"all-1g.10gb", "all-1g.10gb.me", "all-1g.20gb", "all-1g.5gb", "all-1g.5gb.me", "all-2g.10gb", "all-2g.20gb", "all-3g.20gb",
-		"all-3g.40gb", "all-4g.20gb", "all-4g.40gb", "all-7g.40gb", "all-7g.80gb", "all-balanced", "all-disabled", "all-enabled",
+		"all-1g.10gb", "all-1g.10gb.me", "all-1g.20gb", "all-1g.5gb", "all-1g.5gb.me", "all-2g.10gb", "all-2g.20gb",
+		"all-3g.20gb",
+		"all-3g.40gb", "all-4g.20gb", "all-4g.40gb", "all-7g.40gb", "all-7g.80gb", "all-balanced", "all-disabled",
+		"all-enabled",
 	}
 	if diff := gocmp.Diff(want, layout.Builtin(gpus).Names()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

@@ -8,11 +8,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Exported is the name of the layout that Export returns. mig-parted uses the same name.
+// Exported is the name of the layout from Export. mig-parted uses the same name.
 const Exported = "current"
 
-// Export returns the layout that the GPUs have, with one item for all GPUs that are alike, and what
-// of it a layout cannot say. GPUs without multi-instance mode are not in it.
+// Export returns the present layout of the GPUs, with one item for all equal GPUs, and the parts
+// that a layout cannot express. It omits GPUs without multi-instance mode.
 func Export(gpus []GPU) (Layout, []string) {
 	l := Layout{Name: Exported}
 	var lost []string
@@ -47,21 +47,21 @@ func Export(gpus []GPU) (Layout, []string) {
 	return l, lost
 }
 
-// A Document is a file with one layout, as it is written.
+// A Document is the text form of a file with one layout.
 type Document struct {
 	Version string                   `json:"version"`
 	Layouts map[string][]writtenItem `json:"mig-configs"`
 }
 
-// A writtenItem is an Item as it is written.
+// A writtenItem is the text form of an Item.
 type writtenItem struct {
 	Filters []string       `json:"device-filter,omitempty"`
 	GPUs    any            `json:"devices"`
 	Enabled bool           `json:"mig-enabled"`
-	Devices map[string]int `json:"mig-devices"` // which mig-parted writes as {} too where the mode is off
+	Devices map[string]int `json:"mig-devices"` // mig-parted also writes {} if the mode is off
 }
 
-// Document returns the file in which Parse finds the layout.
+// Document returns a file from which Parse returns the layout.
 func (l Layout) Document() Document {
 	entries := []writtenItem{}
 	for _, item := range l.Items {

@@ -21,34 +21,33 @@ type File struct {
 	layouts map[string][]Item
 }
 
-// A Layout says how the GPUs of a node are to be divided. Of its items the last one that matches a
-// GPU counts for it. A GPU that none matches stays as it is.
+// A Layout is the wanted division of the GPUs of a node. The last item that matches a GPU counts. A
+// GPU without an item stays unchanged.
 type Layout struct {
 	Name  string
 	Items []Item
 }
 
-// An Item says how some GPUs are to be divided.
+// An Item is the wanted division of some GPUs.
 type Item struct {
-	// All matches every GPU; Indexes and UUIDs match those that they name.
+	// All matches every GPU; Indexes and UUIDs match single GPUs.
 	All     bool
 	Indexes []int
 	UUIDs   []string
-	// Filters are PCI device IDs; unless there are none, the item matches only GPUs that have one of
-	// them.
+	// Filters are PCI device IDs; if there are any, the item matches only GPUs with one of them.
 	Filters []Filter
-	// Enabled says whether multi-instance mode is to be on.
+	// Enabled decides whether multi-instance mode is on.
 	Enabled bool
-	// Devices are the MIG devices that the GPU is to have, by the name of their size, with how many
-	// there are to be of each. Without any, the mode is all that matters.
+	// Devices are the numbers of MIG devices of the GPU, by the name of their size. Without devices
+	// only the mode matters.
 	Devices map[string]int
 }
 
-// A Filter is a PCI device ID with the vendor ID behind it, such as 0x233010de, and that of the
-// subsystem; 0 stands for any.
+// A Filter is a PCI device ID followed by the vendor ID, such as 0x233010de, and the same for the
+// subsystem; 0 matches any.
 type Filter struct{ Device, Subsystem uint32 }
 
-// Parse reads a file. The error says what is wrong in it and how to correct that.
+// Parse reads a file. The error names the mistakes and their correction.
 func Parse(data []byte) (File, error) {
 	text, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
@@ -71,7 +70,8 @@ func Parse(data []byte) (File, error) {
 	}
 	var lists map[string][]json.RawMessage
 	if err := json.Unmarshal(top["mig-configs"], &lists); err != nil || len(lists) == 0 {
-		return File{}, errors.New("mig-configs must be a map from the name of a layout to a list of items, with at least one layout")
+		return File{}, errors.New("mig-configs must be a map from the name of a layout to a list of items, with at least " +
+			"one layout")
 	}
 	f := File{layouts: map[string][]Item{}}
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
@@ -89,13 +89,13 @@ func Parse(data []byte) (File, error) {
 	return f, nil
 }
 
-// otherFile says what a file is that has no layouts, and what to give in its place.
+// otherFile describes a file without layouts, and names the right file.
 func otherFile(top map[string]json.RawMessage) error {
 	var kind string
-	_ = json.Unmarshal(top["kind"], &kind) // one that is no text is no kind
+	_ = json.Unmarshal(top["kind"], &kind) // a kind that is not a text does not count
 	switch {
 	case top["mig-configs"] != nil:
-		return nil // what else it has is an unknown key
+		return nil // its other keys are unknown
 	case kind == "ConfigMap":
 		return errors.New("the file is a Kubernetes ConfigMap: give the text of one key of its data, as with " +
 			"kubectl get configmap NAME -o jsonpath='{.data.KEY}'")
@@ -105,8 +105,8 @@ func otherFile(top map[string]json.RawMessage) error {
 	for _, key := range []string{"flags", "resources", "sharing", "selectors", "units", "dra", "mig", "features",
 		"health"} {
 		if top[key] != nil {
-			return fmt.Errorf("the file is a configuration file of the daemon (it has the key %s), and has no layouts: "+
-				"a file of layouts has version: v1 and mig-configs", key)
+			return fmt.Errorf("the file is a configuration file of the daemon (it has the key %s), and has no "+
+				"layouts: a file of layouts has version: v1 and mig-configs", key)
 		}
 	}
 	return nil
@@ -115,7 +115,7 @@ func otherFile(top map[string]json.RawMessage) error {
 // Names returns the names of the layouts, sorted.
 func (f File) Names() []string { return slices.Sorted(maps.Keys(f.layouts)) }
 
-// Layout returns the layout with a name. An empty name is that of the only layout.
+// Layout returns the layout with a name. An empty name means the only layout.
 func (f File) Layout(name string) (Layout, error) {
 	names := f.Names()
 	if name == "" && len(names) == 1 {
@@ -128,7 +128,7 @@ func (f File) Layout(name string) (Layout, error) {
 	return Layout{Name: name, Items: items}, nil
 }
 
-// onlyKeys refuses other keys than the given ones.
+// onlyKeys refuses unknown keys.
 func onlyKeys(object map[string]json.RawMessage, known ...string) error {
 	for _, key := range slices.Sorted(maps.Keys(object)) {
 		if !slices.Contains(known, key) {
@@ -138,7 +138,7 @@ func onlyKeys(object map[string]json.RawMessage, known ...string) error {
 	return nil
 }
 
-// parseItem reads an item.
+// parseItem parses an item.
 func parseItem(text json.RawMessage) (Item, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(text, &object); err != nil || object == nil {
@@ -163,10 +163,10 @@ func parseItem(text json.RawMessage) (Item, error) {
 	return item, nil
 }
 
-// isNull says whether a key is missing or has no value.
+// isNull reports whether a key is missing or has no value.
 func isNull(text json.RawMessage) bool { return len(text) == 0 || bytes.Equal(text, []byte("null")) }
 
-// parseDevices reads which GPUs an item matches.
+// parseDevices parses the GPUs of an item.
 func (item *Item) parseDevices(text json.RawMessage) error {
 	var all string
 	if json.Unmarshal(text, &all) == nil && all == "all" {
@@ -193,7 +193,7 @@ func (item *Item) parseDevices(text json.RawMessage) error {
 	return nil
 }
 
-// parseFilter reads the PCI device IDs of an item.
+// parseFilter parses the PCI device IDs of an item.
 func (item *Item) parseFilter(text json.RawMessage) error {
 	if len(text) == 0 {
 		return nil
@@ -216,15 +216,15 @@ func (item *Item) parseFilter(text json.RawMessage) error {
 			f.Subsystem, errSubsystem = parseID(subsystem)
 		}
 		if err != nil || errSubsystem != nil {
-			return fmt.Errorf("device-filter %q is not a PCI device ID: give device and vendor such as \"0x233010DE\", "+
-				"or those and the subsystem's such as \"0x233010DE:0x16C110DE\"", id)
+			return fmt.Errorf("device-filter %q is not a PCI device ID: give device and vendor such as "+
+				"\"0x233010DE\", or those and the subsystem's such as \"0x233010DE:0x16C110DE\"", id)
 		}
 		item.Filters = append(item.Filters, f)
 	}
 	return nil
 }
 
-// parseID reads a device ID with the vendor ID behind it.
+// parseID parses a device ID followed by the vendor ID.
 func parseID(text string) (uint32, error) {
 	n, err := strconv.ParseUint(text, 0, 32)
 	if err == nil && n == 0 {
@@ -233,10 +233,10 @@ func parseID(text string) (uint32, error) {
 	return uint32(n), err
 }
 
-// maxCount is more than any GPU has instances.
+// maxCount is more than the instances of any GPU.
 const maxCount = 64
 
-// parseMIGDevices reads the MIG devices of an item.
+// parseMIGDevices parses the MIG devices of an item.
 func (item *Item) parseMIGDevices(text json.RawMessage) error {
 	if isNull(text) {
 		if item.Enabled {
@@ -272,7 +272,7 @@ func (item *Item) parseMIGDevices(text json.RawMessage) error {
 	return nil
 }
 
-// matches says whether the item is about a GPU.
+// matches reports whether the item concerns a GPU.
 func (item Item) matches(g GPU) bool {
 	named := item.All || slices.Contains(item.Indexes, g.Index) || slices.Contains(item.UUIDs, g.UUID)
 	return named && (len(item.Filters) == 0 || slices.ContainsFunc(item.Filters, func(f Filter) bool {

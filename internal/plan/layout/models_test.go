@@ -18,8 +18,10 @@ import (
 
 // simulated are models that the simulator has, by the device and vendor IDs.
 var simulated = map[uint32]string{
-	a100: "a100-sxm4-40gb", 0x20b210de: "a100-sxm4-80gb", h100: "h100-sxm5-80gb", 0x232110de: "h100-nvl-94gb", 0x232910de: "h20-sxm5-96gb",
-	0x233510de: "h200-sxm5-141gb", 0x290110de: "b200-sxm-180gb", 0x31c210de: "gb300-278gb", b30: "a30-pcie-24gb", rtx: "rtx-pro-6000",
+	a100: "a100-sxm4-40gb", 0x20b210de: "a100-sxm4-80gb", h100: "h100-sxm5-80gb", 0x232110de: "h100-nvl-94gb",
+	0x232910de: "h20-sxm5-96gb",
+	0x233510de: "h200-sxm5-141gb", 0x290110de: "b200-sxm-180gb", 0x31c210de: "gb300-278gb", b30: "a30-pcie-24gb",
+	rtx: "rtx-pro-6000",
 }
 
 // devices returns the IDs of the simulated models in order.
@@ -59,7 +61,8 @@ func onlyGPU(model string) (inventory.Partitions, error) {
 	}
 	defer func() { _ = os.RemoveAll(folder) }()
 	path := filepath.Join(folder, "node.yaml")
-	text := fmt.Sprintf("{description: One GPU, driver: 590.48.01, cuda: \"13.1\", model: %s, gpus: [{bdf: \"0000:17:00.0\", pcie: 0/0/0}]}", model)
+	text := fmt.Sprintf("{description: One GPU, driver: 590.48.01, cuda: \"13.1\", model: %s, gpus: [{bdf: "+
+		"\"0000:17:00.0\", pcie: 0/0/0}]}", model)
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		return inventory.Partitions{}, err
 	}

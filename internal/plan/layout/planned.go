@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Planned is what a layout makes of GPUs, as it is printed.
+// Planned is the printed form of Changes.
 type Planned struct {
 	Layout   string       `json:"layout"`
 	Possible bool         `json:"possible"`
@@ -16,23 +16,23 @@ type Planned struct {
 	Warnings []string     `json:"warnings,omitempty"`
 }
 
-// PlannedGPU is what a layout makes of one GPU.
+// PlannedGPU is the printed form of a GPUChange.
 type PlannedGPU struct {
 	Index int    `json:"index"`
 	UUID  string `json:"uuid"`
 	Model string `json:"model"`
-	// Reason says why the layout is not possible, Note why it is not about this GPU.
+	// Reason says why the layout is impossible, Note why it does not concern this GPU.
 	Reason string            `json:"reason,omitempty"`
 	Note   string            `json:"note,omitempty"`
 	Before PlannedPartitions `json:"before"`
 	After  PlannedPartitions `json:"after"`
 	Steps  []PlannedStep     `json:"steps"`
 
-	// Resets says that the driver resets the GPU to change its mode.
+	// Resets reports whether the driver resets the GPU to change its mode.
 	Resets bool `json:"resets,omitempty"`
 }
 
-// PlannedPartitions is how a GPU is divided.
+// PlannedPartitions is the printed form of a Division.
 type PlannedPartitions struct {
 	MIG          string            `json:"mig"` // enabled, disabled or unsupported
 	MemorySlices int               `json:"memorySlices,omitempty"`
@@ -41,15 +41,15 @@ type PlannedPartitions struct {
 
 // PlannedInstance is a GPU instance.
 type PlannedInstance struct {
-	ID      *int     `json:"id,omitempty"` // of an instance that exists before
+	ID      *int     `json:"id,omitempty"` // of an existing instance
 	Profile string   `json:"profile"`
-	Start   int      `json:"start"` // its first memory slice
-	Size    int      `json:"size"`  // its memory slices
+	Start   int      `json:"start"` // first memory slice
+	Size    int      `json:"size"`  // number of memory slices
 	Devices []string `json:"devices"`
 	InUse   bool     `json:"inUse,omitempty"`
 }
 
-// PlannedStep is one step from the division before to the one after.
+// PlannedStep is one step from the division before the change to the division after it.
 type PlannedStep struct {
 	Action  inventory.MIGAction `json:"action"`
 	GPU     *PlannedInstance    `json:"gpuInstance,omitempty"`
@@ -58,13 +58,13 @@ type PlannedStep struct {
 
 // PlannedCompute is a compute instance of a step.
 type PlannedCompute struct {
-	ID     *int `json:"id,omitempty"` // of an instance that is destroyed
-	Start  int  `json:"start"`        // its first compute slice
+	ID     *int `json:"id,omitempty"` // of a destroyed instance
+	Start  int  `json:"start"`        // first compute slice
 	Slices int  `json:"slices"`
 }
 
-// NewPlanned returns what changes make of GPUs. The architectures are those of the GPUs, by UUID;
-// the warnings come before those of the changes.
+// NewPlanned returns the printed form of changes. The architectures are by UUID of the GPU; the
+// warnings precede those of the changes.
 func NewPlanned(c Changes, architectures map[string]string, warnings []string) Planned {
 	p := Planned{Layout: c.Layout, Possible: c.Possible(), GPUs: []PlannedGPU{}, Warnings: append(warnings, c.Warnings...)}
 	for _, g := range c.GPUs {
@@ -83,7 +83,7 @@ func NewPlanned(c Changes, architectures map[string]string, warnings []string) P
 				step.Compute = &PlannedCompute{ID: &s.Compute.ID, Start: s.Compute.Start, Slices: s.Compute.Slices}
 			case inventory.MIGCreateCompute:
 				step.Compute = &PlannedCompute{Start: s.Compute.Start, Slices: s.Compute.Slices}
-			default: // not about a compute instance
+			default: // without a compute instance
 			}
 			planned.Steps = append(planned.Steps, step)
 		}
@@ -92,7 +92,7 @@ func NewPlanned(c Changes, architectures map[string]string, warnings []string) P
 	return p
 }
 
-// NewPlannedPartitions returns a division as it is printed.
+// NewPlannedPartitions returns the printed form of a division.
 func NewPlannedPartitions(d Division) PlannedPartitions {
 	p := PlannedPartitions{MIG: d.Mode.String(), MemorySlices: d.Slices, Instances: []PlannedInstance{}}
 	for _, i := range d.Instances {
@@ -109,7 +109,7 @@ func newPlannedInstance(i Part) PlannedInstance {
 	return p
 }
 
-// Err returns what a command that prints the plan fails with; nil if the layout is possible.
+// Err returns the error of a command that prints the plan; nil if the layout is possible.
 func (p Planned) Err() error {
 	if p.Possible {
 		return nil

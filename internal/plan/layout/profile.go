@@ -1,7 +1,7 @@
-// Package layout decides how multi-instance mode (MIG) is to divide GPUs: it reads files of
-// layouts, finds a placement for the instances that a layout wants, and says by which steps a GPU
-// gets there from what it has now. It keeps instances that exist and are wanted. It is policy: it
-// changes nothing itself.
+// Package layout decides the division of GPUs in multi-instance mode (MIG). It reads files of
+// layouts, finds a placement for the instances of a layout, and returns the steps from the present
+// division. Existing instances are kept if the layout wants them. The package is policy: it changes
+// nothing itself.
 package layout
 
 import (
@@ -12,12 +12,12 @@ import (
 	"strings"
 )
 
-// A size is what the name of a MIG device says, such as "1c.3g.40gb" or "1g.10gb+me".
+// A size is the meaning of a MIG device's name, such as "1c.3g.40gb" or "1g.10gb+me".
 type size struct {
 	compute int    // slices of the compute instance
 	slices  int    // compute slices of the GPU instance
 	gib     int    // memory of the GPU instance
-	suffix  string // what the GPU instance has or lacks beside them: "", "+me", "+gfx", "+me.all", "-me"
+	suffix  string // attribute of the GPU instance: "", "+me", "+gfx", "+me.all", "-me"
 }
 
 var (
@@ -25,14 +25,15 @@ var (
 	suffixes    = []string{"", "+me", "+gfx", "+me.all", "-me"}
 )
 
-// parseSize reads the name of a MIG device.
+// parseSize parses the name of a MIG device.
 func parseSize(name string) (size, error) {
 	m := sizePattern.FindStringSubmatch(name)
 	if m == nil {
 		return size{}, fmt.Errorf("%q is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb",
 			name)
 	}
-	number := func(text string) int { n, _ := strconv.Atoi(text); return n } // the pattern has checked it
+	// the pattern matches only numbers here
+	number := func(text string) int { n, _ := strconv.Atoi(text); return n }
 	s := size{slices: number(m[2]), gib: number(m[3]), suffix: m[4]}
 	s.compute = cmp.Or(number(m[1]), s.slices)
 	known := false
@@ -56,8 +57,8 @@ func (s size) instance() string { return fmt.Sprintf("%dg.%dgb%s", s.slices, s.g
 // String returns the name in its shortest form.
 func (s size) String() string { return deviceName(s.compute, s.slices, s.instance()) }
 
-// deviceName returns the name of the MIG device with so many compute slices of a GPU instance that
-// has so many.
+// deviceName returns the name of the MIG device with this number of compute slices in a GPU
+// instance with this number of slices.
 func deviceName(compute, slices int, instance string) string {
 	if compute == slices {
 		return instance

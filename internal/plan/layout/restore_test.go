@@ -50,13 +50,16 @@ func TestRestoreOfOneInstance(t *testing.T) {
 	}{
 		"the same": {gpu(h100, "3g.40gb@4"), "3g.40gb@4", nil},
 		"another profile of the same size": {gpu(h100, "4g.40gb@0"), "3g.40gb@0", []string{
-			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 0:4", "create-compute-instance at 0 0:3",
+			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 0:4",
+			"create-compute-instance at 0 0:3",
 		}},
 		"another place": {gpu(h100, "3g.40gb@0"), "3g.40gb@4", []string{
-			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
+			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 4:4",
+			"create-compute-instance at 4 0:3",
 		}},
 		"another size": {smaller, "3g.40gb@4", []string{
-			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 4:4", "create-compute-instance at 4 0:3",
+			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 4:4",
+			"create-compute-instance at 4 0:3",
 		}},
 		"other compute instances": {gpu(h100, "3g.40gb@4"), "1c.3g.40gb@4", []string{
 			"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 4:4",

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// An instanceKind is a GPU instance as a layout wants it, so many times: a profile, and the compute
-// instances in it.
+// An instanceKind is a wanted kind of GPU instance and its number: a profile with compute
+// instances.
 type instanceKind struct {
 	profile  inventory.MIGProfile
 	slices   int                         // compute slices
@@ -19,61 +19,60 @@ type instanceKind struct {
 
 // A spot is one GPU instance of a solution.
 type spot struct {
-	kind  int // in the list of kinds
+	kind  int // position in the list of kinds
 	start int
-	// existing is the position of the GPU instance that is kept, or -1 for one that is to be created.
+	// existing is the position of the kept GPU instance, or -1 for a new one.
 	existing int
 }
 
-// What it costs that an instance which exists is not kept. One that is in use outweighs all that
-// are not.
+// The costs of not keeping an existing instance. One instance in use outweighs all unused ones.
 const (
 	costInUse    = 100_000
 	costInstance = 1000
-	costCompute  = 1 // to create the compute instances of an instance that has none
+	costCompute  = 1 // for creating the compute instances of an instance without any
 )
 
-// A search finds the best way to put instances on the memory slices of one GPU. It looks at the
-// slices in turn and tries each kind that can begin there, so it finds every solution, and the
-// first one of the best.
+// A search finds the best placement of instances on the memory slices of one GPU. It goes through
+// the slices and tries each kind that can begin there. Thus it finds every solution, and returns
+// the first of the best.
 type search struct {
 	kinds  []instanceKind
 	slices int
 	have   []existing
-	// most is how many memory slices of what is wanted may be left out.
+	// most is the number of memory slices of wanted instances that may be omitted.
 	most int
 
-	left  []int // of each kind
-	sizes int   // the memory slices of those that are left
-	here  []spot
-	cost  int
+	unplaced []int // number of unplaced instances of each kind
+	sizes    int   // memory slices of the unplaced instances
+	here     []spot
+	cost     int
 
 	found bool
 	best  []spot
 	value value
 }
 
-// An existing is a GPU instance that exists, and what it costs not to keep it.
+// An existing is an existing GPU instance with the cost of not keeping it.
 type existing struct {
 	inventory.GPUInstance
 	cost int
 }
 
-// A value says how good a solution is: fewer memory slices left out is better, then more instances,
-// then a lower cost.
-type value struct{ left, instances, cost int }
+// A value compares solutions: fewer omitted memory slices are better, then more instances, then a
+// lower cost.
+type value struct{ omitted, instances, cost int }
 
 func (v value) compare(other value) int {
-	return cmp.Or(cmp.Compare(other.left, v.left), cmp.Compare(v.instances, other.instances),
+	return cmp.Or(cmp.Compare(other.omitted, v.omitted), cmp.Compare(v.instances, other.instances),
 		cmp.Compare(other.cost, v.cost))
 }
 
-// solve returns the best solution and whether there is one. The kinds are tried in their order.
-// With partial, some of what is wanted may be left out.
+// solve returns the best solution and whether there is one. It tries the kinds in order. With
+// partial, a solution may omit wanted instances.
 func solve(kinds []instanceKind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
 	s := search{kinds: kinds, slices: memorySlices, have: have}
 	for _, k := range kinds {
-		s.left = append(s.left, k.count)
+		s.unplaced = append(s.unplaced, k.count)
 		s.sizes += k.count * k.profile.Size
 	}
 	if partial {
@@ -86,11 +85,11 @@ func solve(kinds []instanceKind, memorySlices int, have []existing, partial bool
 	return s.best, s.found
 }
 
-// from fills the memory slices from the given one on.
+// from fills the memory slices, beginning at slice.
 func (s *search) from(slice int) {
 	room := s.slices - slice
 	if s.sizes-room > s.most || s.found && s.most == 0 && s.value.cost == 0 {
-		return // no solution, or none that is better
+		return // no better solution
 	}
 	if room == 0 {
 		if v := (value{s.sizes, len(s.here), s.cost}); !s.found || v.compare(s.value) > 0 {
@@ -99,11 +98,11 @@ func (s *search) from(slice int) {
 		return
 	}
 	for i, k := range s.kinds {
-		if s.left[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room || s.clashes(k) {
+		if s.unplaced[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room || s.clashes(k) {
 			continue
 		}
 		position, saved := s.keep(k, slice)
-		s.left[i]--
+		s.unplaced[i]--
 		s.sizes -= k.profile.Size
 		s.cost -= saved
 		s.here = append(s.here, spot{i, slice, position})
@@ -111,17 +110,17 @@ func (s *search) from(slice int) {
 		s.here = s.here[:len(s.here)-1]
 		s.cost += saved
 		s.sizes += k.profile.Size
-		s.left[i]++
+		s.unplaced[i]++
 	}
 	s.from(slice + 1)
 }
 
-// clashes says whether a kind cannot be beside those that were put so far.
+// clashes reports whether a kind cannot be beside the placed kinds.
 func (s *search) clashes(k instanceKind) bool {
 	return slices.ContainsFunc(s.here, func(p spot) bool { return clash(k.profile.Name, s.kinds[p.kind].profile.Name) })
 }
 
-// keep returns which existing instance a kind at a slice is, and what is saved because it is kept.
+// keep returns the existing instance for a kind at a slice, and the cost that keeping it saves.
 func (s *search) keep(k instanceKind, start int) (position, saved int) {
 	for i, e := range s.have {
 		switch {
@@ -135,14 +134,14 @@ func (s *search) keep(k instanceKind, start int) (position, saved int) {
 	return -1, 0
 }
 
-// keeps says whether an instance that exists is of the kind, or is when its compute instances are
-// created.
+// keeps reports whether an existing instance is of the kind, or becomes so by creating its compute
+// instances.
 func (k instanceKind) keeps(i inventory.GPUInstance) bool {
 	return i.Profile == k.profile.Name && (len(i.Computes) == 0 || sameComputes(i.Computes, k.computes))
 }
 
-// sameComputes says whether compute instances have the same sizes. Where each of them is makes no
-// difference to who uses it.
+// sameComputes reports whether compute instances have the same sizes. Their places make no
+// difference to users.
 func sameComputes(a, b []inventory.ComputeInstance) bool {
 	sizes := func(list []inventory.ComputeInstance) []int {
 		n := make([]int, len(list))
@@ -155,8 +154,8 @@ func sameComputes(a, b []inventory.ComputeInstance) bool {
 	return slices.Equal(sizes(a), sizes(b))
 }
 
-// clash says whether instances of two profiles cannot be on one GPU because of its media engines:
-// one with +me takes those of which the GPU has one, and one with +me.all takes all.
+// clash reports whether the media engines of a GPU forbid instances of both profiles: an instance
+// with +me takes the single engines, one with +me.all takes all engines.
 func clash(a, b string) bool {
 	all := func(name string) bool { return strings.HasSuffix(name, "+me.all") }
 	none := func(name string) bool { return strings.HasSuffix(name, "-me") }
@@ -164,9 +163,9 @@ func clash(a, b string) bool {
 	return all(a) && !none(b) || all(b) && !none(a) || one(a) && one(b)
 }
 
-// pack puts compute instances of the given sizes, in compute slices, into as few GPU instances with
-// so many slices as it can, and at most into limit. It returns the compute instances of each; nil
-// if they do not fit. It sorts the sizes.
+// pack puts compute instances of the given sizes, in compute slices, into the smallest number of
+// GPU instances of giSlices slices, up to limit. It returns the compute instances of each GPU
+// instance; nil if they do not fit. It sorts the sizes.
 func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
 	slices.SortFunc(sizes, func(a, b int) int { return b - a })
 	sum := 0
@@ -187,8 +186,8 @@ func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
 	return nil
 }
 
-// packInto puts the sizes into the GPU instances, of whose compute slices those in used are taken.
-// The first of the sizes goes into instance first or a later one.
+// packInto puts the sizes into GPU instances whose used compute slices are in used. The first size
+// goes into instance first or a later one.
 func packInto(sizes []int, first, giSlices int, used []uint, packed [][]inventory.ComputeInstance) bool {
 	if len(sizes) == 0 {
 		return true
@@ -204,7 +203,7 @@ func packInto(sizes []int, first, giSlices int, used []uint, packed [][]inventor
 			packed[i] = append(packed[i], inventory.ComputeInstance{Start: start, Slices: size})
 			next := 0
 			if len(rest) > 0 && rest[0] == size {
-				next = i // equal ones are put in order: another order is the same
+				next = i // equal sizes in order: another order is the same
 			}
 			if packInto(rest, next, giSlices, used, packed) {
 				return true

@@ -6,11 +6,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// The tables say what the driver says of each model when it is asked with privileges. They are
-// needed where it is not: profiles and counts are those of "Supported MIG Profiles" in NVIDIA's MIG
-// User Guide (https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html),
-// numbers and placements those that nvidia-smi mig -lgip and -lgipp print, for A100 and H100 in the
-// guide's "Getting Started with MIG".
+// The tables contain the driver's answers about each model, for use without the privileges to ask
+// the driver. Profiles and counts are from "Supported MIG Profiles" in NVIDIA's MIG User Guide
+// (https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html), numbers
+// and placements from nvidia-smi mig -lgip and -lgipp, for A100 and H100 from the guide's "Getting
+// Started with MIG".
 
 // models are the profiles by PCI device ID.
 var models = map[uint32][]inventory.MIGProfile{
@@ -72,7 +72,7 @@ var rtxPRO6000 = []inventory.MIGProfile{
 }
 
 // computeStarts are the compute slices of a GPU instance at which a compute instance can begin, by
-// the slices of both: those of the mock GPUs in NVIDIA's go-nvml.
+// the slices of both, as in the mock GPUs of NVIDIA's go-nvml.
 var computeStarts = map[[2]int][]int{
 	{1, 1}: {0},
 	{2, 1}: {0, 1}, {2, 2}: {0},

@@ -69,18 +69,20 @@ func TestTablesHaveNames(t *testing.T) {
 
 // profileNames are the names of all profiles, with the PCI device IDs of the models that have them.
 var profileNames = map[string][]uint32{
-	"1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb":                                                                   {0x20B0, 0x20B1, 0x20F1, 0x20F6},
-	"1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb":                                                                 {0x20B2, 0x20B5, 0x20F3, 0x20F5, 0x2330, 0x2331, 0x2322, 0x2324},
-	"1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb":                                                                 {0x2321, 0x233A},
-	"1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb":                                                                 {0x2342, 0x233D, 0x20B6, 0x2329},
-	"1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb":                                                                {0x2335, 0x233B},
-	"1g.18gb 1g.18gb+me 1g.36gb 2g.36gb 3g.72gb 4g.72gb 7g.144gb":                                                                {0x2348},
-	"1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb":                                                                {0x2901},
-	"1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb":                                                                {0x2941},
-	"1g.34gb 1g.34gb+me 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb":                                                              {0x3182},
-	"1g.35gb 1g.35gb+me 1g.70gb 2g.70gb 3g.139gb 4g.139gb 7g.278gb":                                                              {0x31C2},
-	"1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb":                                                                                {0x20B7},
-	"1g.24gb 1g.24gb+me 1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me 2g.48gb 2g.48gb+gfx 2g.48gb+me.all 2g.48gb-me 4g.96gb 4g.96gb+gfx": {0x2BB5},
+	"1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb": {0x20B0, 0x20B1, 0x20F1, 0x20F6},
+	"1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb": {0x20B2, 0x20B5, 0x20F3, 0x20F5, 0x2330, 0x2331,
+		0x2322, 0x2324},
+	"1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb":    {0x2321, 0x233A},
+	"1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb":    {0x2342, 0x233D, 0x20B6, 0x2329},
+	"1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb":   {0x2335, 0x233B},
+	"1g.18gb 1g.18gb+me 1g.36gb 2g.36gb 3g.72gb 4g.72gb 7g.144gb":   {0x2348},
+	"1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb":   {0x2901},
+	"1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb":   {0x2941},
+	"1g.34gb 1g.34gb+me 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb": {0x3182},
+	"1g.35gb 1g.35gb+me 1g.70gb 2g.70gb 3g.139gb 4g.139gb 7g.278gb": {0x31C2},
+	"1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb":                   {0x20B7},
+	"1g.24gb 1g.24gb+me 1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me 2g.48gb 2g.48gb+gfx 2g.48gb+me.all 2g.48gb-me 4g.96gb " +
+		"4g.96gb+gfx": {0x2BB5},
 }
 
 // known returns the PCI device IDs of all models that package layout knows.
@@ -93,7 +95,8 @@ func TestComputeInstancesAreNVIDIAs(t *testing.T) {
 	t.Parallel()
 	compared := 0
 	for device, mock := range map[uint32]gpus.Config{
-		h100: gpus.H100_SXM5_80GB, 0x233510de: gpus.H200_SXM5_141GB, 0x290110de: gpus.B200_SXM5_180GB, b30: gpus.A30_PCIE_24GB,
+		h100: gpus.H100_SXM5_80GB, 0x233510de: gpus.H200_SXM5_141GB, 0x290110de: gpus.B200_SXM5_180GB,
+		b30: gpus.A30_PCIE_24GB,
 	} {
 		for number, byCompute := range mock.MIGProfiles.ComputeInstancePlacements {
 			slicesOfGI := int(mock.MIGProfiles.GpuInstanceProfiles[number].SliceCount)
