@@ -1,13 +1,13 @@
-// Package v1 is the schema of the configuration file, `version: v1`: that of NVIDIA's device
-// plugin, key by key, and the extensions of this program, which are marked as such.
+// Package v1 is the schema of the configuration file, `version: v1`: the schema of NVIDIA's device
+// plugin, key by key, and the extensions of this program, which are marked.
 //
-// A nil pointer, an empty string in a pointer's place or a missing block means that the file says
-// nothing about it, so that pointers are needed here; nothing else of the program holds them. The
-// types decode from JSON, and from YAML by way of it; they judge the shape of what they read, and
-// package config its sense. Only config and programs that write such files import this package.
+// A nil pointer, an empty string in a pointer's place or a missing block means that the file has no
+// value. The schema therefore needs pointers; the rest of the program has none of them. The types
+// decode from JSON, and from YAML by way of JSON. They check the form of values, package config
+// their meaning. Only config and programs that write such files import this package.
 package v1
 
-// Version is the version of the schema, and what a file without one has.
+// Version is the version of the schema, and the default of files without a version.
 const Version = "v1"
 
 // Config is the whole file.
@@ -18,106 +18,104 @@ type Config struct {
 	Flags *Flags `json:"flags,omitempty"`
 	// Resources gives resource names to GPUs and MIG profiles.
 	Resources *Resources `json:"resources,omitempty"`
-	// Sharing says which devices are shared by how many containers.
+	// Sharing decides how many containers share which devices.
 	Sharing *Sharing `json:"sharing,omitempty"`
-	// IMEX says which IMEX channels containers are given.
+	// IMEX chooses the IMEX channels of containers.
 	IMEX *IMEX `json:"imex,omitempty"`
-	// Selectors single devices of the node out. An extension.
+	// Selectors treat single devices of the node differently. An extension.
 	Selectors []Selector `json:"selectors,omitempty"`
-	// Units says how GPUs are offered in units of their memory. An extension.
+	// Units offers GPUs in units of their memory. An extension.
 	Units *Units `json:"units,omitempty"`
-	// Health changes how faults are judged. An extension.
+	// Health changes the rules for faults. An extension.
 	Health *Health `json:"health,omitempty"`
-	// Driver says which versions of the driver are accepted. An extension.
+	// Driver limits the accepted driver versions. An extension.
 	Driver *Driver `json:"driver,omitempty"`
-	// Features says what the node tells the cluster. An extension.
+	// Features chooses the reports of the node to the cluster. An extension.
 	Features *Features `json:"features,omitempty"`
-	// MIG says how GPUs are to be divided in multi-instance mode. An extension.
+	// MIG decides how GPUs are divided in multi-instance mode. An extension.
 	MIG *MIG `json:"mig,omitempty"`
-	// DRA says which GPUs pods get by Dynamic Resource Allocation. An extension.
+	// DRA chooses the GPUs that pods get by Dynamic Resource Allocation. An extension.
 	DRA *DRA `json:"dra,omitempty"`
 }
 
-// Driver is an extension: with a driver of another version no device is given to pods.
+// Driver is an extension: devices are offered only with these driver versions.
 type Driver struct {
-	// AtLeast is the oldest version that is accepted, such as "580" or "580.95.05"; none by default.
+	// AtLeast is the oldest accepted version, such as "580" or "580.95.05"; none by default.
 	AtLeast *string `json:"atLeast,omitempty"`
-	// Below is the oldest version that is not accepted any more; none by default.
+	// Below is the oldest version that is too new; none by default.
 	Below *string `json:"below,omitempty"`
 }
 
-// DRA is an extension: which GPUs pods get by Dynamic Resource Allocation. Anything but the mode
-// plugin needs the program gpu-node-agent.
+// DRA is an extension: it chooses the GPUs that pods get by Dynamic Resource Allocation. All modes
+// but plugin need the program gpu-node-agent.
 type DRA struct {
-	// Mode is plugin (default): no GPU; dra: all GPUs; or split: those of GPUs. The other GPUs are
-	// those of the device plugin.
+	// Mode is plugin (default): no GPU; dra: all GPUs; or split: the GPUs in GPUs. The device
+	// plugin offers the other GPUs.
 	Mode *string `json:"mode,omitempty"`
-	// DriverName is the name of the driver at kubelet, in ResourceSlices and in claims: a DNS
-	// subdomain of at most 63 characters; by default gpu.nvidia.com. It counts from a restart on, and
-	// not before no claim has a device under the name before.
+	// DriverName is the name of the driver for the kubelet, in ResourceSlices and in claims: a DNS
+	// subdomain of at most 63 characters; by default gpu.nvidia.com. A change needs a restart, and
+	// takes effect only when no claim has a device under the previous name.
 	DriverName *string `json:"driverName,omitempty"`
-	// GPUs selects GPUs with the mode split.
+	// GPUs selects the GPUs for the mode split.
 	GPUs *GPUSelection `json:"gpus,omitempty"`
-	// DynamicMIG has MIG devices made for claims, and destroyed with them, on GPUs in MIG mode without
-	// other MIG devices.
+	// DynamicMIG creates MIG devices for claims, and destroys them with the claims, on GPUs in MIG
+	// mode without other MIG devices.
 	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
-	// SwitchMIG has claims get MIG devices or the whole of a GPU: MIG mode is switched on and off for
-	// them, where that needs no reset.
+	// SwitchMIG lets claims get MIG devices or the whole of a GPU. The program switches MIG mode on
+	// and off for them, if that needs no reset.
 	SwitchMIG *bool `json:"switchMIG,omitempty"`
-	// Shares is how many claims at most can have parts of the memory of one GPU, from 2 to 48; 0
+	// Shares is the maximum number of claims with parts of the memory of one GPU, from 2 to 48; 0
 	// (default): a claim has a GPU alone.
 	Shares *int `json:"shares,omitempty"`
-	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has one
-	// of Shares shares of a device; or unlimited: any number of claims can have one.
+	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has
+	// one of Shares shares of a device; or unlimited: any number of claims can have a device.
 	ShareBy *string `json:"shareBy,omitempty"`
-	// ClaimStatus has the status of each claim say which devices it has, and whether they are ready
-	// and healthy.
+	// ClaimStatus writes the devices of each claim, and whether they are ready and healthy, into
+	// the status of the claim.
 	ClaimStatus *bool `json:"claimStatus,omitempty"`
-	// Metadata has the containers of each claim that is prepared from then on find a file that says
-	// which devices they have (KEP-5304).
+	// Metadata gives the containers of newly prepared claims a file about their devices (KEP-5304).
 	Metadata *bool `json:"metadata,omitempty"`
 }
 
-// GPUSelection selects the GPUs that any entry of any list matches.
+// GPUSelection selects the GPUs that match any entry of any list.
 type GPUSelection struct {
 	// UUIDs of GPUs.
 	UUIDs []string `json:"uuids,omitempty"`
 	// Indices of GPUs.
 	Indices []string `json:"indices,omitempty"`
-	// PCI addresses, such as 0000:1b:00.0; the domain may be left out when it is 0.
+	// PCI addresses, such as 0000:1b:00.0; a domain of 0 may be omitted.
 	PCI []string `json:"pci,omitempty"`
 	// Models are patterns of the GPU's model; "*" stands for any characters.
 	Models []string `json:"models,omitempty"`
 }
 
-// MIG is an extension: how the GPUs of the node are to be divided in multi-instance mode. Nothing
-// is changed unless Enabled is true.
+// MIG is an extension: it decides how the GPUs of the node are divided in multi-instance mode.
+// Nothing changes unless Enabled is true.
 type MIG struct {
-	// Enabled has layouts changed.
+	// Enabled allows changes of layouts.
 	Enabled *bool `json:"enabled,omitempty"`
-	// Layout is the name of the layout that the node is to have; without one GPUs stay as they are.
+	// Layout is the name of the node's layout; without a layout GPUs stay unchanged.
 	Layout *string `json:"layout,omitempty"`
-	// ConfigFile is the path of a configuration file of mig-parted with the layouts; without one they
-	// are the built-in ones.
+	// ConfigFile is the path of a mig-parted configuration file with the layouts; by default,
+	// layouts are built in.
 	ConfigFile *string `json:"configFile,omitempty"`
-	// Label has the label nvidia.com/mig.config of the node name the layout. It needs the program
+	// Label makes the label nvidia.com/mig.config of the node name the layout. It needs the program
 	// gpu-node-agent.
 	Label *bool `json:"label,omitempty"`
-	// Replace allows that MIG devices are destroyed that this program did not make.
+	// Replace allows destroying MIG devices that this program did not create.
 	Replace *bool `json:"replace,omitempty"`
-	// ResetInVM allows that GPUs are reset for a change of their MIG mode where the node is a virtual
-	// machine.
+	// ResetInVM allows resetting GPUs for a change of their MIG mode in a virtual machine.
 	ResetInVM *bool `json:"resetInVM,omitempty"`
-	// Disruption is none (default); evict: the pods are evicted that hold a GPU which is to change; or
-	// pause: DaemonSets that have such a GPU open are also paused, by the labels
-	// nvidia.com/gpu.deploy.NAME of the node. The last two need the program gpu-node-agent.
+	// Disruption is none (default); evict: evict pods on a GPU before its change; or pause: also
+	// pause DaemonSets with such a GPU open, by the labels nvidia.com/gpu.deploy.NAME of the node.
+	// The last two need the program gpu-node-agent.
 	Disruption *string `json:"disruption,omitempty"`
-	// EvictTimeout is how long pods are evicted before the change is given up for a while: 1m to 24h.
+	// EvictTimeout is the time limit of evictions before the change is postponed: 1m to 24h.
 	EvictTimeout *Duration `json:"evictTimeout,omitempty"`
 }
 
-// Features is an extension: what the node tells the cluster. All is off where the file, a flag or
-// the environment does not ask for it. All but labels in a file need the program gpu-node-agent.
+// Features is an extension: it chooses the reports of the node to the cluster. All are off by
+// default. All but labels in a file need the program gpu-node-agent.
 type Features struct {
 	// Labels is how the labels of the node are set: off (default); file, for node-feature-discovery;
 	// nodeFeature, an object for node-feature-discovery; or node, on the node itself.
@@ -128,25 +126,25 @@ type Features struct {
 	LabelsTimestamp *bool `json:"labelsTimestamp,omitempty"`
 	// MachineTypeFile is the file with the name of the machine.
 	MachineTypeFile *string `json:"machineTypeFile,omitempty"`
-	// Events is true: what happens to GPUs is written as Events of the node; pods: also as Events of
-	// the pods that hold a GPU; or false (default).
+	// Events is true: write events of GPUs as Events of the node; pods: also as Events of the pods
+	// that hold a GPU; or false (default).
 	Events *Word `json:"events,omitempty"`
-	// Condition has the health of the GPUs written as a condition of the node.
+	// Condition writes the health of the GPUs as a condition of the node.
 	Condition *bool `json:"condition,omitempty"`
-	// Taint has the node tainted while none of its GPUs is healthy.
+	// Taint taints the node while none of its GPUs is healthy.
 	Taint *bool `json:"taint,omitempty"`
-	// ChangeTaint has the node tainted before a change of the configuration takes devices away.
+	// ChangeTaint taints the node before a change of the configuration takes devices away.
 	ChangeTaint *bool `json:"changeTaint,omitempty"`
-	// StartupTaint has the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin
-	// of the node removed when its GPUs are allocatable.
+	// StartupTaint removes the taint
+	// startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when its GPUs
+	// are allocatable.
 	StartupTaint *bool `json:"startupTaint,omitempty"`
-	// Quiesce has the driver released while the node has the annotation
-	// gpu-device-plugin.github.io/quiesce.until with a time to come.
+	// Quiesce releases the driver while the node has the annotation
+	// gpu-device-plugin.github.io/quiesce.until with a time in the future.
 	Quiesce *bool `json:"quiesce,omitempty"`
 }
 
-// Flags are defaults for command-line flags; a flag or environment variable that is set wins over
-// them.
+// Flags are defaults for command-line flags; flags and environment variables override them.
 type Flags struct {
 	MIGStrategy             *string `json:"migStrategy,omitempty"`
 	FailOnInitError         *bool   `json:"failOnInitError,omitempty"`
@@ -158,27 +156,27 @@ type Flags struct {
 	MOFEDEnabled            *Word   `json:"mofedEnabled,omitempty"`
 	UseNodeFeatureAPI       *bool   `json:"useNodeFeatureAPI,omitempty"`
 	DeviceDiscoveryStrategy *string `json:"deviceDiscoveryStrategy,omitempty"`
-	// MetricsAddress is an extension: the TCP address on which metrics and probes are served.
+	// MetricsAddress is an extension: the TCP address of metrics and probes.
 	MetricsAddress *string `json:"metricsAddress,omitempty"`
-	// The following are extensions: which metrics of GPUs there are, how often they are measured, and
+	// The following are extensions: the choice of GPU metrics, the interval of measurements, and
 	// the label with the node's name.
 	GPUMetrics               *bool     `json:"gpuMetrics,omitempty"`
 	GPUMetricsInterval       *Duration `json:"gpuMetricsInterval,omitempty"`
 	GPUMetricsPCIeThroughput *bool     `json:"gpuMetricsPCIeThroughput,omitempty"`
 	GPUMetricsHostnameLabel  *string   `json:"gpuMetricsHostnameLabel,omitempty"`
-	// Compatibility is an extension: nvidia ignores Resources, and Rename and Devices of Sharing, as
-	// NVIDIA's device plugin does; none does not.
+	// Compatibility is an extension: nvidia ignores Resources, and Rename and Devices of Sharing,
+	// as NVIDIA's device plugin does; none uses them.
 	Compatibility *string `json:"compatibility,omitempty"`
 	// LoggingFormat is an extension: text or json.
 	LoggingFormat *string `json:"loggingFormat,omitempty"`
-	// KubeletRoot is an extension: the root directory of kubelet.
+	// KubeletRoot is an extension: the root directory of the kubelet.
 	KubeletRoot *string `json:"kubeletRoot,omitempty"`
 
 	Plugin *PluginFlags `json:"plugin,omitempty"`
 	GFD    *GFDFlags    `json:"gfd,omitempty"`
 }
 
-// PluginFlags are defaults for flags of the device plugin alone.
+// PluginFlags are defaults for flags that only the device plugin has.
 type PluginFlags struct {
 	PassDeviceSpecs               *bool       `json:"passDeviceSpecs,omitempty"`
 	DeviceListStrategy            *StringList `json:"deviceListStrategy,omitempty"`
@@ -187,16 +185,16 @@ type PluginFlags struct {
 	CDIHookPath                   *string     `json:"nvidiaCTKPath,omitempty"`
 	ContainerDriverRoot           *string     `json:"containerDriverRoot,omitempty"`
 	SharedDevicesAllocationPolicy *string     `json:"sharedDevicesAllocationPolicy,omitempty"`
-	// VoidVisibleDevices is an extension: where containers are given CDI devices alone,
-	// NVIDIA_VISIBLE_DEVICES is void.
+	// VoidVisibleDevices is an extension: it sets NVIDIA_VISIBLE_DEVICES=void in containers that
+	// get devices only by CDI.
 	VoidVisibleDevices *bool `json:"voidVisibleDevices,omitempty"`
-	// PreStartChecks is an extension: what is checked, and reset on whole GPUs, before a container
+	// PreStartChecks is an extension: the checks, and resets of whole GPUs, before a container
 	// starts.
 	PreStartChecks *StringList `json:"preStartChecks,omitempty"`
 }
 
-// GFDFlags are defaults for flags of GPU feature discovery. They are read and have no effect here,
-// so that one file can serve both programs.
+// GFDFlags are defaults for flags of GPU feature discovery. They have no effect in the device
+// plugin; one file can serve both programs.
 type GFDFlags struct {
 	Oneshot         *bool     `json:"oneshot,omitempty"`
 	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
@@ -205,8 +203,8 @@ type GFDFlags struct {
 	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
 }
 
-// Resources gives resource names to devices. The first pattern that matches wins; what none matches
-// has its usual name.
+// Resources gives resource names to devices. The first matching pattern counts; a device without a
+// match has its usual name.
 type Resources struct {
 	// GPUs has patterns for the model of whole GPUs.
 	GPUs []Resource `json:"gpus,omitempty"`
@@ -214,107 +212,108 @@ type Resources struct {
 	MIGs []Resource `json:"mig,omitempty"`
 }
 
-// Resource is a resource name and a pattern of what is to have it.
+// Resource is a resource name and the pattern of its devices.
 type Resource struct {
 	// Pattern matches the whole string; "*" stands for any characters.
 	Pattern *string `json:"pattern"`
-	// Name is a resource name; "nvidia.com/" is put before it when it is missing.
+	// Name is a resource name; "nvidia.com/" may be omitted.
 	Name string `json:"name"`
 }
 
-// IMEX says which IMEX channels containers are given.
+// IMEX chooses the IMEX channels of containers.
 type IMEX struct {
-	// ChannelIDs is empty or holds 0.
+	// ChannelIDs is empty or contains 0.
 	ChannelIDs []int `json:"channelIDs,omitempty"`
-	// Required makes a channel that the node lacks an error.
+	// Required makes a missing channel of the node an error.
 	Required *bool `json:"required,omitempty"`
 }
 
-// Selector is an extension: it singles devices out and says what is different about them. A device
-// that matches any entry of any list is selected, and a GPU with all that stands on it.
+// Selector is an extension: it selects devices and their treatment. It selects the devices that
+// match any entry of any list, and with a GPU all its MIG devices.
 type Selector struct {
 	// UUIDs of GPUs or MIG devices.
 	UUIDs []string `json:"uuids,omitempty"`
 	// Indices of GPUs "i" or MIG devices "i:j".
 	Indices []string `json:"indices,omitempty"`
-	// PCI addresses, such as 0000:1b:00.0; the domain may be left out when it is 0.
+	// PCI addresses, such as 0000:1b:00.0; a domain of 0 may be omitted.
 	PCI []string `json:"pci,omitempty"`
 	// Models are patterns of the GPU's model; "*" stands for any characters.
 	Models []string `json:"models,omitempty"`
 
-	// Exclude leaves the devices out of every resource. It stands alone.
+	// Exclude leaves the devices out of every resource. It excludes the other settings.
 	Exclude *bool `json:"exclude,omitempty"`
-	// Rename is the resource they belong to.
+	// Rename is the resource of the devices.
 	Rename *string `json:"rename,omitempty"`
-	// Replicas is how many containers share each of them, 1 for none; it wins over the sharing block.
+	// Replicas is the number of containers that share each device, 1 for no sharing; it overrides
+	// the sharing block.
 	Replicas *int `json:"replicas,omitempty"`
-	// Units offers the GPUs in units of their memory, as the block units says. It stands alone.
+	// Units offers the GPUs in units of their memory, by the rules of the block units. It excludes
+	// the other settings.
 	Units *bool `json:"units,omitempty"`
 }
 
-// Units is an extension: how GPUs are offered in units of their memory. It counts for GPUs of
-// selectors with units.
+// Units is an extension: it offers GPUs in units of their memory. It applies to GPUs of selectors
+// with units.
 type Units struct {
-	// Name is the beginning of the name of the resource, which the size ends; volcano.sh/gpu-mem by
-	// default.
+	// Name begins the name of the resource, followed by the size; volcano.sh/gpu-mem by default.
 	Name *string `json:"name,omitempty"`
 	// Size of a unit: 128Mi (default), 256Mi or 1Gi.
 	Size *string `json:"size,omitempty"`
-	// Percentage is the beginning of the name of the resource of percentages, which ".percentage"
-	// ends; volcano.sh/gpu-core by default. Empty: there is none.
+	// Percentage begins the name of the resource of percentages, followed by ".percentage";
+	// volcano.sh/gpu-core by default. Empty for no percentages.
 	Percentage *string `json:"percentage,omitempty"`
-	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more. By default it is
-	// what NVML says that the driver keeps, and 512 more with MPS; 1024 where NVML does not say.
+	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more. By default it
+	// is the driver's reserve according to NVML, plus 512 with MPS; 1024 if NVML does not report
+	// the reserve.
 	ReserveMiB *int `json:"reserveMiB,omitempty"`
-	// Fit is one (default): what is free on the GPU with the most free units is on offer; or sum: what
-	// is free on all.
+	// Fit is one (default): offer the free units of the GPU with the most free units; or sum: offer
+	// the free units of all GPUs.
 	Fit *string `json:"fit,omitempty"`
-	// Fill is fullest (default): a container gets the fullest GPU that has enough; or emptiest.
+	// Fill is fullest (default): a container gets the fullest GPU with enough units; or emptiest.
 	Fill *string `json:"fill,omitempty"`
-	// Enforce is mps (default): limits are enforced by CUDA's Multi-Process Service; driver: by the
-	// driver, from 615 on; or none: units are only counted.
+	// Enforce is mps (default): CUDA's Multi-Process Service enforces limits; driver: the driver
+	// enforces limits, from 615 on; or none: units are only counted.
 	Enforce *string `json:"enforce,omitempty"`
 }
 
-// Health is an extension: it changes how faults are judged.
+// Health is an extension: it changes the rules for faults.
 type Health struct {
-	// XIDs are rules for the driver's error numbers; the catalog judges all others.
+	// XIDs are rules for the driver's error numbers; the catalog applies to all others.
 	XIDs *XIDRules `json:"xids,omitempty"`
 	// Recovery is auto (default) or manual: with manual, an operator has to clear every fault.
 	Recovery *string `json:"recovery,omitempty"`
-	// Fabric is gate (default) or report: with report, a GPU is given new work whatever the state of
+	// Fabric is gate (default) or report: with report, a GPU is given new work in every state of
 	// its NVSwitch fabric.
 	Fabric *string `json:"fabric,omitempty"`
-	// IMEX is report (default) or gate: with gate, a GPU gets no new work while the driver asks for
+	// IMEX is report (default) or gate: with gate, a GPU gets no new work while the driver requests
 	// the recovery of its IMEX domain.
 	IMEX *string `json:"imex,omitempty"`
-	// EnergyEvidence is true if a fall of a GPU's energy counter is evidence that the GPU was reset;
-	// the default is false.
+	// EnergyEvidence is true if a fall of a GPU's energy counter proves a reset of the GPU; the
+	// default is false.
 	EnergyEvidence *bool `json:"energyEvidence,omitempty"`
-	// Reopen is careful, or always: then NVML is opened anew to find a lost GPU also where that makes
-	// a GPU without persistence mode forget its power limits, clocks and compute mode.
+	// Reopen is careful, or always: with always, the program reopens NVML to find a lost GPU even
+	// if a GPU without persistence mode then loses its power limits, clocks and compute mode.
 	Reopen *string `json:"reopen,omitempty"`
 	// Interval is the time between two health checks of a healthy GPU, 1s to 1m; the default is 4s.
 	Interval *Duration `json:"interval,omitempty"`
-	// KernelLog is true to read XIDs from the kernel log as well; the default is false.
+	// KernelLog is true to also read XIDs from the kernel log; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
-	// RebootFile is the absolute path of the file by which a restart of the node is asked for while a
-	// GPU needs one, such as /var/run/reboot-required, which kured takes; none by default.
+	// RebootFile is the absolute path of the file that requests a restart of the node while a GPU
+	// needs one, such as /var/run/reboot-required for kured; none by default.
 	RebootFile *string `json:"rebootFile,omitempty"`
-	// Validate is true to offer devices only after CUDA is proven to work on them; the default is
-	// false.
+	// Validate is true to offer devices only after a test of CUDA on them; the default is false.
 	Validate *bool `json:"validate,omitempty"`
 	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
-	// UnknownGrace is how long a device may be given new work after the driver stopped answering.
+	// UnknownGrace is how long a device may be given new work after the driver stopped responding.
 	UnknownGrace *Duration `json:"unknownGrace,omitempty"`
-	// FlapLimit is how many recoveries within FlapWindow are accepted: 1 or more.
+	// FlapLimit is the number of accepted recoveries within FlapWindow: 1 or more.
 	FlapLimit *int `json:"flapLimit,omitempty"`
 	// FlapWindow is the time over which recoveries are counted.
 	FlapWindow *Duration `json:"flapWindow,omitempty"`
 }
 
-// XIDRules are rules for XIDs, each of which has one rule at most.
+// XIDRules are rules for XIDs. An XID can have one rule.
 type XIDRules struct {
 	// Ignore are only counted.
 	Ignore []int `json:"ignore,omitempty"`

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// StringList is a list of strings that can also be written as one string with commas.
+// StringList is a list of strings, also written as one string with commas.
 type StringList []string
 
 // UnmarshalJSON accepts a string or a list of strings.
@@ -47,7 +47,7 @@ func (w *Word) UnmarshalJSON(data []byte) error {
 // Interval is a Duration, or "infinite".
 type Interval string
 
-// UnmarshalJSON accepts what Duration does, and "infinite".
+// UnmarshalJSON accepts the forms of Duration, and "infinite".
 func (i *Interval) UnmarshalJSON(data []byte) error {
 	var text string
 	if err := json.Unmarshal(data, &text); err == nil && text == "infinite" {
@@ -62,11 +62,11 @@ func (i *Interval) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Duration is a length of time, written as Go does: "90s", "1h30m".
+// Duration is a duration in Go's form: "90s", "1h30m".
 type Duration time.Duration
 
-// UnmarshalJSON accepts a string that time.ParseDuration does. A number without a unit is an error:
-// NVIDIA's programs take it for nanoseconds.
+// UnmarshalJSON accepts the strings of time.ParseDuration. A number without a unit is an error:
+// NVIDIA's programs read it as nanoseconds.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	var text string
 	err := json.Unmarshal(data, &text)
@@ -86,10 +86,10 @@ func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Durat
 type DeviceSet struct {
 	// All is true for every device.
 	All bool
-	// Count is how many, from the lowest index.
+	// Count is the number of devices, from the lowest index.
 	Count int
-	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both. An empty one has no
-	// meaning.
+	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both. An empty list has
+	// no meaning.
 	List []string
 }
 
@@ -135,7 +135,7 @@ func (s *DeviceSet) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// MarshalJSON writes the set as UnmarshalJSON reads it.
+// MarshalJSON writes the form that UnmarshalJSON reads.
 func (s DeviceSet) MarshalJSON() ([]byte, error) {
 	if s.All {
 		return json.Marshal("all")

@@ -1,31 +1,30 @@
 package v1
 
-// Sharing says which devices are shared by how many containers. MPS wins when both are given.
+// Sharing decides how many containers share which devices. MPS takes precedence over TimeSlicing.
 type Sharing struct {
 	TimeSlicing *Replicated `json:"timeSlicing,omitempty"`
 	MPS         *Replicated `json:"mps,omitempty"`
 }
 
-// Replicated is how one way of sharing is used.
+// Replicated has the rules of one way of sharing.
 type Replicated struct {
-	// RenameByDefault adds ".shared" to the name of shared resources that have no Rename.
+	// RenameByDefault appends ".shared" to the name of shared resources without Rename.
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
-	// FailRequestsGreaterThanOne refuses a container more than one replica. Unset means no for
-	// time-slicing, yes for MPS.
+	// FailRequestsGreaterThanOne refuses several replicas for one container. By default it is false
+	// for time-slicing, and true for MPS.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
-	// Resources are what is shared; at least one.
+	// Resources are the shared resources; at least one.
 	Resources []ReplicatedResource `json:"resources"`
 }
 
 // ReplicatedResource is a resource whose devices are shared.
 type ReplicatedResource struct {
-	// Name is the name of the resource as it is without sharing; "nvidia.com/" is put before it when
-	// it is missing.
+	// Name is the name of the resource without sharing; "nvidia.com/" may be omitted.
 	Name *string `json:"name"`
-	// Rename is the name that the shared devices are offered under.
+	// Rename is the name of the resource of shared devices.
 	Rename *string `json:"rename,omitempty"`
-	// Devices are those that are shared: all of the resource if it is nil.
+	// Devices are the shared devices: nil for all devices of the resource.
 	Devices *DeviceSet `json:"devices,omitempty"`
-	// Replicas is how many containers share a device: 2 or more.
+	// Replicas is the number of containers that share a device: 2 or more.
 	Replicas *int `json:"replicas"`
 }
