@@ -110,16 +110,22 @@ const toleratedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisc
 
 // fabricAdvice is the advice for each fault not remedied by starting Fabric Manager.
 var fabricAdvice = map[inventory.FabricFault]string{
-	inventory.FabricWrongSystem:         "the system GUID is not the expected one: ask the installer of the machine",
-	inventory.FabricWrongChassis:        "the chassis serial number is not the expected one: ask the installer of the machine",
-	inventory.FabricNoPartition:         "no partition has the GPU: ask the administrator of the fabric to add it to one",
-	inventory.FabricTooFewLinks:         "too few NVLinks of the GPU are up for its partition: check NVSwitches, cables and trays",
-	inventory.FabricWrongFirmware:       "the GPU's firmware does not match the fabric: install the version that NVIDIA lists",
-	inventory.FabricWrongPlace:          "the fabric expects no GPU in this place: check the slot or tray",
-	inventory.FabricInvalidGPU:          "the state of the GPU is not valid: stop all processes on the GPU and reset it",
-	inventory.FabricMisconfigured:       "unknown misconfiguration: see Fabric Manager's log",
-	inventory.FabricUnassigned:          "the GPU is not assigned to a partition: ask the administrator of the fabric to assign it",
-	inventory.FabricManagerDisconnected: "the fabric manager (GFM) is not connected: check that it is running and reachable",
+	inventory.FabricWrongSystem: "the system GUID is not the expected one: ask the installer of the machine",
+	inventory.FabricWrongChassis: "the chassis serial number is not the expected one: " +
+		"ask the installer of the machine",
+	inventory.FabricNoPartition: "no partition has the GPU: " +
+		"ask the administrator of the fabric to add it to one",
+	inventory.FabricTooFewLinks: "too few NVLinks of the GPU are up for its partition: " +
+		"check NVSwitches, cables and trays",
+	inventory.FabricWrongFirmware: "the GPU's firmware does not match the fabric: " +
+		"install the version that NVIDIA lists",
+	inventory.FabricWrongPlace:    "the fabric expects no GPU in this place: check the slot or tray",
+	inventory.FabricInvalidGPU:    "the state of the GPU is not valid: stop all processes on the GPU and reset it",
+	inventory.FabricMisconfigured: "unknown misconfiguration: see Fabric Manager's log",
+	inventory.FabricUnassigned: "the GPU is not assigned to a partition: " +
+		"ask the administrator of the fabric to assign it",
+	inventory.FabricManagerDisconnected: "the fabric manager (GFM) is not connected: " +
+		"check that it is running and reachable",
 }
 
 // fabricReason returns a reason with the advice for each fault. A fault without advice is remedied

@@ -1,41 +1,46 @@
-// Package simulator is a scripted node: GPUs that exist only in a profile, behind the same
-// interface that go-nvml gives to the real ones, so that everything above that interface is the
-// code that ships.
+// Package simulator is a scripted node. Its GPUs exist only in a profile, behind the same interface
+// that go-nvml has for real GPUs, so that all code above that interface is the shipped code.
 //
-// A Profile says what the node has: its own YAML file, or one of the profiles in this package. New
-// makes a Node of it. NVML and Root are what the nvidia adapter takes in place of the driver's
-// library and of the machine's /proc, /sys and /dev. Inject makes something happen to the node
-// while it runs, and List says how it is.
+// A Profile describes the node: a YAML file of the user, or one of the profiles in this package.
+// New creates a Node from a Profile. NVML and Root replace the driver's library and the machine's
+// /proc, /sys and /dev for package nvidia. Inject changes the running node, and List returns its
+// state.
 //
-// # How faithful it is
+// # Fidelity
 //
-// Calls that the simulator implements behave as NVML does, including where NVML is hard to use:
+// The implemented calls behave like NVML, including its difficult parts:
 //
-//   - NVML counts its Inits. A session, from the first Init to the Shutdown that balances it, sees the GPUs that were
-//     there when it began: one that falls off the bus or is unplugged answers GPU_IS_LOST for the rest of the session,
-//     and one that comes back or is plugged in is seen by the next session only. MIG devices come and go within a
-//     session. Handles of a session that ended are stale; Stats counts calls on them.
-//   - An event is delivered to every event set that was registered for it when it happened, and lost otherwise. A set
-//     with a lost GPU in it answers GPU_IS_LOST to every wait, without waiting, once its queue is empty.
-//   - A GPU that is plugged in or unplugged gives a system event from R575 on. A session has one set of these at most.
-//   - GPU instances and compute instances are created and destroyed with the placements of the model. One that is in use stays. On
-//     Ampere a mode that cannot be changed now is pending until a reset, and outlives resets; later generations lose it with one.
-//     Instances are lost with every reset and restart. Whether a MIG device keeps its index, its UUID and its minors, and which
-//     IDs the driver chooses, NVIDIA does not say: here others keep theirs, and IDs are given again, the lowest first.
-//   - A driver that has no user any more makes a GPU without persistence mode forget its compute mode and its volatile counts.
-//   - A function newer than the driver of the profile does not exist: LookupSymbol says so, and calling it panics, as
-//     it ends a process that uses the real library. Newer event types and field values are not supported.
-//   - A library stays what it was when it was first loaded. When another driver version is installed, only a library
-//     that NVML returns afterwards, as for a new process, can be initialised.
-//   - go-nvml's versioned handlers (GetGpuFabricInfoV, GetGpuInstanceProfileInfoV and their like) hold a C handle and
-//     cannot be simulated: LookupSymbol always says that they are missing.
+//   - NVML counts its Inits. A session, from the first Init to the matching Shutdown, sees the GPUs
+//     that existed at its start. A GPU that falls off the bus or is unplugged returns GPU_IS_LOST
+//     for the rest of the session. A GPU that comes back or is plugged in is seen by the next
+//     session only. MIG devices come and go within a session. Handles of an ended session are
+//     stale; Stats counts calls on them.
+//   - An event is delivered to every event set registered for it at the time, and lost otherwise. A
+//     set with a lost GPU returns GPU_IS_LOST at once from every wait, once its queue is empty.
+//   - Plugging a GPU in or out sends a system event since R575. A session has at most one set of
+//     these events.
+//   - GPU instances and compute instances are created and destroyed with the placements of the
+//     model. An instance in use stays. On Ampere, a mode that cannot be changed now is pending
+//     until a reset, and survives resets; later generations lose it with a reset. Every reset and
+//     restart destroys the instances. NVIDIA does not document whether a MIG device keeps its
+//     index, UUID and minors, or which IDs the driver chooses. Here the other MIG devices keep
+//     theirs, and IDs are reused, lowest first.
+//   - When the last user of the driver ends, a GPU without persistence mode loses its compute mode
+//     and its volatile counts.
+//   - A function newer than the profile's driver does not exist: LookupSymbol says so, and calling
+//     it panics, as it ends a process with the real library. Newer event types and field values
+//     are not supported.
+//   - A loaded library never changes. After the installation of another driver version, only a
+//     library returned by NVML afterwards, as for a new process, can be initialised.
+//   - go-nvml's versioned handlers (GetGpuFabricInfoV, GetGpuInstanceProfileInfoV and so on) hold a
+//     C handle and cannot be simulated: LookupSymbol always says that they are missing.
 //
-// A call that the simulator does not implement panics. A test holds that it implements every call
-// of package nvidia.
+// A call that the simulator does not implement panics. A test checks that all calls of package
+// nvidia are implemented.
 //
 // # Adding a machine
 //
-// A machine is one file in profiles; the type Profile says what its keys mean. A GPU model is one
-// file in models; the type Model says what its keys mean. A file of one's own may have models of
-// its own. A machine that is broken from the start lists its faults as Inject takes them.
+// A machine is a file in profiles; the type Profile explains its keys. A GPU model is a file in
+// models; the type Model explains its keys. A file of the user may contain its own models. A
+// machine that is broken from the start lists its faults in the format of Inject.
 package simulator
