@@ -27,8 +27,8 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		Driver:      c.claims.driver,
 		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
-		Rival: d.DRA.Claims.CompetingDriver,
-		Leads: d.Lead.Leads(),
+		CompetingDriver: d.DRA.Claims.CompetingDriver,
+		Leads:           d.Lead.Leads(),
 	})
 	ready := func(ctx context.Context) (bool, string) {
 		if d.Configs.Value().DRA.Mode == config.DRAOff || !d.Lead.Leads().Value() { // another process serves the calls
@@ -41,8 +41,8 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
 			for ctx.Err() == nil {
 				s, changed := driver.Status().Latest()
-				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.Foreign,
-					Rival: s.Rival})
+				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, Foreign: s.NameConflict,
+					Rival: s.CompetingDriver})
 				feed.WaitAny(ctx, changed)
 			}
 			return nil

@@ -94,7 +94,7 @@ func (p *publisher) changes() []<-chan struct{} {
 func (p *publisher) isNeeded() bool {
 	pool, driver, published := p.devices.Pools().Value(), p.driver.Value(), p.devices.Published().Value()
 	switch {
-	case driver.Foreign != "" || p.devices.Driverless(): // without a driver the kubelet removes the slices
+	case driver.NameConflict != "" || p.devices.Driverless(): // without a driver the kubelet removes the slices
 		return false
 	case pool.Name == "":
 		return p.devices.Lost() // the decision about the pool waits for it

@@ -53,7 +53,7 @@ func TestSlicesOfAnotherName(t *testing.T) {
 			slice.Name != nodeName+"-gpu.example.com-0" {
 			s.Errorf("the slice %s of the driver %s", slice.Name, slice.Spec.Driver)
 		}
-		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, Rival: "NVIDIA's driver runs"})
+		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1, CompetingDriver: "NVIDIA's driver runs"})
 		s.untilPool("1: ")
 		if published := p.devices.Published().Value(); len(published) > 0 {
 			s.Errorf("GPUs count as published: %v", published)

@@ -419,7 +419,7 @@ func TestPublishingWaits(t *testing.T) {
 		}
 		p := s.newPublisher(config.Config{StateDir: s.TempDir()}, snapshotOf(1)).publish()
 		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1,
-			Foreign: filepath.Join("x", "gpu.nvidia.com.sock")})
+			NameConflict: filepath.Join("x", "gpu.nvidia.com.sock")})
 		if s.pass(time.Minute); s.requests() != 0 {
 			s.Errorf("%v requests beside another driver", s.server.Requests())
 		}

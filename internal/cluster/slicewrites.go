@@ -240,7 +240,7 @@ func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 // state returns the wanted pool, and the existing slices.
 func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]dra.PublishedSlice, error) {
 	pool, published := p.devices.Pools().Value(), map[string]dra.PublishedSlice{}
-	if p.driver.Value().Rival != "" {
+	if p.driver.Value().CompetingDriver != "" {
 		pool = pool.Withheld()
 	}
 	if p.ledger.noTaints {

@@ -13,22 +13,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// answerTimeout limits a call: kubelet waits for 45 s.
+// answerTimeout limits a call: the kubelet waits for 45 s.
 const answerTimeout = 40 * time.Second
 
-// A service answers kubelet's DRA manager.
+// A service answers the kubelet's DRA manager.
 type service struct {
 	drav1.UnsafeDRAPluginServer
 	*Plugin
 	log klog.Logger
 }
 
-// NodePrepareResources prepares claims, side by side. The error of one is in its answer, and is
-// nothing to the others.
+// NodePrepareResources prepares claims concurrently. The error of a claim is part of its answer and
+// does not affect the other claims.
 func (s *service) NodePrepareResources(
 	ctx context.Context, request *drav1.NodePrepareResourcesRequest,
 ) (*drav1.NodePrepareResourcesResponse, error) {
-	answers := each(ctx, s, "NodePrepareResources", request.GetClaims(), s.prepare)
+	answers := answerEach(ctx, s, "NodePrepareResources", request.GetClaims(), s.prepare)
 	response := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
 	for uid, a := range answers {
 		response.Claims[uid] = &drav1.NodePrepareResourceResponse{Devices: a.devices, Error: message(a.err)}
@@ -36,11 +36,11 @@ func (s *service) NodePrepareResources(
 	return response, nil
 }
 
-// NodeUnprepareResources is the same for claims that no pod uses any more.
+// NodeUnprepareResources does the same for claims that no pod uses any more.
 func (s *service) NodeUnprepareResources(
 	ctx context.Context, request *drav1.NodeUnprepareResourcesRequest,
 ) (*drav1.NodeUnprepareResourcesResponse, error) {
-	answers := each(ctx, s, "NodeUnprepareResources", request.GetClaims(), s.unprepare)
+	answers := answerEach(ctx, s, "NodeUnprepareResources", request.GetClaims(), s.unprepare)
 	response := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
 	for uid, a := range answers {
 		response.Claims[uid] = &drav1.NodeUnprepareResourceResponse{Error: message(a.err)}
@@ -48,8 +48,8 @@ func (s *service) NodeUnprepareResources(
 	return response, nil
 }
 
-// message returns the text of an error, which may quote the driver or the API server. gRPC sends no
-// text that is not UTF-8.
+// message returns the text of an error, which may quote the driver or the API server, as UTF-8:
+// gRPC rejects any other text.
 func message(err error) string {
 	if err == nil {
 		return ""
@@ -57,9 +57,9 @@ func message(err error) string {
 	return strings.ToValidUTF8(err.Error(), "\uFFFD")
 }
 
-// unprepare gives a claim back, here or where this process does not lead.
+// unprepare releases a claim, or forwards the call to the leader.
 func (s *service) unprepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Device, error) {
-	return s.here(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
+	return s.callLeader(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
 		return nil, s.o.Claims.Unprepare(ctx, c.GetUid(), c.GetNamespace(), c.GetName())
 	}, func(ctx context.Context, other drav1.DRAPluginClient) ([]*drav1.Device, error) {
 		answers, err := other.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{c}})
@@ -67,9 +67,9 @@ func (s *service) unprepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Devic
 	})
 }
 
-// prepare prepares a claim, here or where this process does not lead.
+// prepare prepares a claim, or forwards the call to the leader.
 func (s *service) prepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Device, error) {
-	return s.here(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
+	return s.callLeader(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
 		return s.prepareHere(ctx, c)
 	}, func(ctx context.Context, other drav1.DRAPluginClient) ([]*drav1.Device, error) {
 		answers, err := other.NodePrepareResources(ctx, &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{c}})
@@ -96,16 +96,16 @@ func (s *service) prepareHere(ctx context.Context, c *drav1.Claim) ([]*drav1.Dev
 	return devices, nil
 }
 
-// A claimResult is the answer about one claim of a call.
+// A claimResult is the answer for a claim of a call.
 type claimResult struct {
 	devices []*drav1.Device
 	err     error
 	took    time.Duration
 }
 
-// each does something for each claim of a call, and returns the answers by UID when all are there,
-// or when the time for the call is over. What is not done then goes on.
-func each(
+// answerEach calls do for each claim of a call. It returns the answers by UID when all are complete
+// or the time for the call is over. Unfinished work continues.
+func answerEach(
 	ctx context.Context, s *service, method string, claims []*drav1.Claim, do func(context.Context,
 		*drav1.Claim) ([]*drav1.Device, error),
 ) map[string]claimResult {
@@ -116,7 +116,7 @@ func each(
 	for i, c := range claims {
 		pending[i] = make(chan claimResult, 1)
 		go func() {
-			a := s.one(ctx, c, do)
+			a := s.answerOne(ctx, c, do)
 			a.took = s.o.Clock.Since(began)
 			pending[i] <- a
 		}()
@@ -127,7 +127,7 @@ func each(
 		answers[c.GetUid()] = a
 		log := s.log.WithValues("claim", c.GetNamespace()+"/"+c.GetName(), "uid", c.GetUid(), "call", method)
 		switch {
-		case isNotLead(a.err): // the process that forwarded the call tries again soon, and says so if nobody answers
+		case isNotLead(a.err): // the forwarding process retries soon, and reports if nobody answers
 		case a.err != nil:
 			log.Info("A call for a claim failed; kubelet makes it again", "reason", a.err.Error())
 		default:
@@ -137,7 +137,7 @@ func each(
 	return answers
 }
 
-// await returns an answer: also after the end of ctx, if it is there then.
+// await returns an answer, even after the end of ctx if the answer is ready.
 func await(ctx context.Context, pending <-chan claimResult) claimResult {
 	select {
 	case a := <-pending:
@@ -152,8 +152,8 @@ func await(ctx context.Context, pending <-chan claimResult) claimResult {
 	}
 }
 
-// one does something for one claim.
-func (s *service) one(
+// answerOne calls do for one claim.
+func (s *service) answerOne(
 	ctx context.Context, c *drav1.Claim, do func(context.Context, *drav1.Claim) ([]*drav1.Device, error),
 ) (a claimResult) {
 	defer func() {

@@ -1,9 +1,10 @@
-// Package draplugin is the driver of Dynamic Resource Allocation as kubelet sees it: one socket in
-// kubelet's folder for plugins, with which kubelet registers it, has claims prepared and
-// unprepared, and follows the health of devices.
+// Package draplugin serves the DRA driver to the kubelet: a socket in the kubelet's plugin folder,
+// through which the kubelet registers the driver, has claims prepared and unprepared, and follows
+// the health of devices.
 //
-// It keeps nothing between calls, so that two instances may serve one kubelet, as in a roll-out:
-// its Claims keep what is prepared. The API server is needed only to prepare a claim.
+// The package keeps no state between calls, so that two processes may serve one kubelet during a
+// rolling update: its Claims keep the prepared claims. The API server is needed only to prepare a
+// claim.
 //
 // Package cluster uses it; the program gpu-device-plugin does not link it.
 package draplugin
@@ -33,25 +34,25 @@ import (
 )
 
 const (
-	// lookInterval is the pace at which the folder is looked at.
+	// lookInterval is how often the folder is checked.
 	lookInterval = time.Second
-	// registerTimeout is how long kubelet may leave the driver unregistered, or without a connection,
-	// until it is offered with another socket. A kubelet needs some seconds for a restart.
+	// registerTimeout is how long the kubelet may leave the driver unregistered or unconnected, until
+	// the driver tries another socket. A kubelet needs some seconds for a restart.
 	registerTimeout = 30 * time.Second
-	// finishTimeout limits the wait for calls that are being answered when the driver ends: kubelet
-	// waits for an answer as long.
+	// finishTimeout limits the wait for calls in progress when the driver stops: the kubelet waits as
+	// long for an answer.
 	finishTimeout = 45 * time.Second
-	// nextTimeout is the same when the next life is to begin: kubelet calls no driver meanwhile.
+	// nextTimeout is the same limit before the next life: the kubelet calls no driver meanwhile.
 	nextTimeout = 5 * time.Second
-	// leftAfter is how long the socket of another process must have refused connections before it is
-	// removed: a process that ends refuses them while it answers its last calls, and kubelet, which
-	// forgets the driver with its socket, would not get the answers.
-	leftAfter = finishTimeout + 15*time.Second
-	// connectTimeout limits what comes before the first call of a connection.
+	// staleAfter is how long the socket of another process must have refused connections before it is
+	// removed. A stopping process refuses connections while it answers its last calls. Without the
+	// socket the kubelet would forget the driver and miss the answers.
+	staleAfter = finishTimeout + 15*time.Second
+	// connectTimeout limits the time before the first call of a connection.
 	connectTimeout = 5 * time.Second
 )
 
-// Why a life ends.
+// The reasons why a life ends.
 var (
 	errSocketRemoved = errors.New("our socket was removed from kubelet's folder for plugins")
 	errLeadsAgain    = errors.New("this process leads again, and kubelet calls the one that registered last")
@@ -61,84 +62,83 @@ var (
 		registerTimeout)
 )
 
-// Claims prepares claims: it decides what a claim gets, and records that. Its methods may be called
-// concurrently, also for the same claim.
+// Claims decides about claims and records them. Its methods may be called concurrently, also for
+// the same claim.
 type Claims interface {
-	// Prepare makes the devices of a claim ready for containers. It reads the claim by the function
-	// read. For a claim that is prepared already it returns the same result again. The error is a
-	// sentence for the Event of the pod.
+	// Prepare makes the devices of a claim ready for containers. It reads the claim with read. For a
+	// prepared claim it returns the same result again. The error is a sentence for the Event of the
+	// pod.
 	Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error)
-	// Unprepare takes back what Prepare did. A claim that is not prepared is no error.
+	// Unprepare undoes Prepare. An unprepared claim is no error.
 	Unprepare(ctx context.Context, uid, namespace, name string) error
 }
 
 // A ClaimReader reads claims from the API server.
 type ClaimReader interface {
-	// Claim returns the claim of that name as it is now.
+	// Claim returns the current claim of that name.
 	Claim(ctx context.Context, namespace, name string) (dra.Claim, error)
 }
 
-// Options are the parts of the daemon that a Plugin uses.
+// Options configure a Plugin.
 type Options struct {
-	// RegistryDir is the folder in which kubelet looks for the sockets of plugins, with the path that
-	// it has on the node.
+	// RegistryDir is the folder in which the kubelet finds the sockets of plugins, with its path on
+	// the node.
 	RegistryDir string
 	// Driver is the name of the driver; empty for dra.Driver.
 	Driver string
 	Claims Claims
 	Reader ClaimReader
-	// Rival returns why a driver of another name may give the same GPUs; empty if none does. Without
-	// the function none does.
-	Rival func(context.Context) string
-	// Pools and Snapshots are the devices in slices and what is known of their GPUs, for the health of
+	// CompetingDriver returns why a driver of another name may give the same GPUs; empty if none does.
+	// Nil means that there is none.
+	CompetingDriver func(context.Context) string
+	// Pools and Snapshots are the devices in slices and the state of their GPUs, for the health of
 	// devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Leads says whether this process leads on the node. While it does not, it does not register, and
-	// it forwards calls to the process that leads. Nil means that there is no other process.
+	// Leads says whether this process leads on the node. Otherwise it does not register, and forwards
+	// calls to the leader. Nil means that there is no other process.
 	Leads *feed.Feed[bool]
-	// Problems are the reasons why containers cannot use a healthy device, by its name. Without the
+	// Problems are the reasons why containers cannot use a healthy device, by device name. Without the
 	// feed there are none.
 	Problems *feed.Feed[map[string]string]
-	// Clock is the clock to wait by; nil means the real one.
+	// Clock is the clock for all waits; nil means the real clock.
 	Clock clock.WithTicker
 }
 
-// Status is the state of the driver's registration at kubelet.
+// Status is the state of the driver's registration with the kubelet.
 type Status struct {
-	// Registered says that kubelet has registered the driver and can call it.
+	// Registered says that the kubelet has registered the driver and can call it.
 	Registered bool
-	// Registrations is how often kubelet has registered the driver since the process started. A
-	// kubelet that starts deletes the ResourceSlices of the node before it registers drivers.
+	// Registrations counts the registrations since the process started. A starting kubelet deletes the
+	// ResourceSlices of the node before it registers drivers.
 	Registrations int
 	// Problem is why the driver is not registered, a sentence without a full stop; empty if it is.
 	Problem string
-	// Foreign is the socket of another program's driver of the same name that runs on the node; empty
-	// if there is none. While there is one, this one does not register, and nobody may publish
-	// devices.
-	Foreign string
-	// Rival is why a driver of another name may give the same GPUs; empty if none does. While one
-	// does, no device may be in a slice.
-	Rival string
+	// NameConflict is the socket of another program's driver of the same name on the node; empty if
+	// there is none. Meanwhile this driver does not register, and must not publish devices.
+	NameConflict string
+	// CompetingDriver is why a driver of another name may give the same GPUs; empty if none does.
+	// Meanwhile no device may be in a slice.
+	CompetingDriver string
 }
 
-// A Plugin is the driver. Make it with New.
+// A Plugin is the driver. Create it with New.
 type Plugin struct {
 	o      Options
 	token  string
-	lives  atomic.Uint32 // counts the sockets made
+	lives  atomic.Uint32 // counts the created sockets
 	status *feed.Feed[Status]
-	beside *feed.Feed[bool] // whether another process of this program serves, or did until a short time ago
-	// earlier is the life before, which serves until kubelet calls the one after it; nil if there is
-	// none. It belongs to the goroutine of Run.
+	beside *feed.Feed[bool] // another process of this program serves, or did a short time ago
+	// earlier is the previous life, which serves until the kubelet calls the next life; nil if there
+	// is none. Used by Run only.
 	earlier *life
-	ending  sync.WaitGroup // earlier lives that are ending
+	ending  sync.WaitGroup // earlier lives that are stopping
 
 	mu      sync.Mutex // guards all following fields
 	current Status
 }
 
-// New returns the driver of a process, which Run offers to kubelet.
+// New returns the driver of a process. Run offers it to the kubelet.
 func New(o Options) *Plugin {
 	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
@@ -148,17 +148,17 @@ func New(o Options) *Plugin {
 	return &Plugin{o: o, token: kubelet.NewToken(), status: feed.New(Status{}), beside: feed.New(false)}
 }
 
-// Status returns the feed of the driver's registration at kubelet.
+// Status returns the feed of the driver's registration with the kubelet.
 func (s *Plugin) Status() *feed.Feed[Status] { return s.status }
 
-// Ready reports whether kubelet can call the driver, with the reason if it cannot.
+// Ready reports whether the kubelet can call the driver, or why not.
 func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
 	status := s.status.Value()
 	return status.Registered, status.Problem
 }
 
-// Run offers the driver to kubelet until ctx ends, and then returns nil. It may be called again
-// after that.
+// Run offers the driver to the kubelet until ctx ends, and then returns nil. It may be called again
+// afterwards.
 func (s *Plugin) Run(ctx context.Context) error {
 	defer s.change(func(status *Status) { *status = Status{Registrations: status.Registrations} })
 	defer s.ending.Wait()
@@ -183,36 +183,38 @@ func (s *Plugin) change(change func(*Status)) {
 	defer s.mu.Unlock()
 	before := s.current
 	change(&s.current)
-	if s.current.Foreign != "" { // whatever kubelet does with our socket until that is closed
+	if s.current.NameConflict != "" { // regardless of the kubelet and our socket, until the other one is closed
 		s.current.Registered = false
 		s.current.Problem = fmt.Sprintf("%v with the socket %s; remove that driver from the node", errForeign,
-			s.current.Foreign)
+			s.current.NameConflict)
 	}
 	if s.current != before {
 		s.status.Publish(s.current)
 	}
 }
 
-// live offers the driver to kubelet with a new socket, once no other driver of its name is there.
-// It returns why that ended; nil if ctx did.
+// live offers the driver to the kubelet with a new socket as soon as no other driver of its name
+// exists. It returns why that ended; nil if ctx ended.
 func (s *Plugin) live(parent context.Context) error {
 	log := klog.FromContext(parent)
 	f := &folder{path: s.o.RegistryDir, driver: s.o.Driver, token: s.token,
-		left: kubelet.Sweep{Clock: s.o.Clock, After: leftAfter}}
+		left: kubelet.Sweep{Clock: s.o.Clock, After: staleAfter}}
 	if !s.awaitTurn(parent, f) {
 		return nil
 	}
 	name := kubelet.SocketName(socketKind, s.token, s.lives.Add(1))
 	path := filepath.Join(f.path, name)
 	if len(path) > statefile.MaxSocketPath {
-		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix allows %d; "+
-			"choose a folder whose path is %d bytes shorter", f.path, len(path), statefile.MaxSocketPath, len(path)-statefile.MaxSocketPath)
+		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix "+
+			"allows %d; "+
+			"choose a folder whose path is %d bytes shorter", f.path, len(path), statefile.MaxSocketPath,
+			len(path)-statefile.MaxSocketPath)
 	}
 	socket, err := statefile.Listen(parent, path)
 	if err != nil {
 		return fmt.Errorf("listen in kubelet's folder for plugins: %w", err)
 	}
-	// kubelet forgets the driver when the file goes: calls that are being answered would break
+	// without the file the kubelet forgets the driver, which would break calls in progress
 	socket.SetUnlinkOnClose(false)
 
 	ctx, end := context.WithCancelCause(parent)
@@ -229,7 +231,7 @@ func (s *Plugin) live(parent context.Context) error {
 	log.Info("Offering the driver to kubelet", "socket", name)
 	end(life.follow(ctx, f))
 	if errors.Is(context.Cause(ctx), errLeadsAgain) {
-		s.keep(life)
+		s.keepServing(life)
 		return errLeadsAgain
 	}
 	s.endEarlier()
@@ -244,8 +246,8 @@ func (s *Plugin) live(parent context.Context) error {
 	return context.Cause(ctx)
 }
 
-// awaitTurn waits until this process leads, and no driver of the same name is there that is another
-// program's. It reports false if ctx ended first.
+// awaitTurn waits until this process leads and no other program has a driver of the same name. It
+// reports false if ctx ended first.
 func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	for {
 		leads := true
@@ -268,63 +270,63 @@ func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	}
 }
 
-// look looks at the folder, and publishes what that tells.
+// look checks the folder and publishes the result.
 func (s *Plugin) look(ctx context.Context, f *folder) others {
 	now := s.o.Clock.Now()
 	others := f.look(ctx)
 	if others.beside {
-		f.seen = now
+		f.lastSeen = now
 	}
-	beside := now.Sub(f.seen) <= healthInterval
+	beside := now.Sub(f.lastSeen) <= healthInterval
 	if beside != s.beside.Value() {
 		s.beside.Publish(beside)
 	}
 	rival := ""
-	if s.o.Rival != nil {
-		rival = s.o.Rival(ctx)
+	if s.o.CompetingDriver != nil {
+		rival = s.o.CompetingDriver(ctx)
 	}
 	s.change(func(status *Status) {
-		if rival != "" && status.Rival == "" {
+		if rival != "" && status.CompetingDriver == "" {
 			klog.FromContext(ctx).Info("No GPU is given to claims", "reason", rival)
 		}
-		status.Rival = rival
-		if others.foreign != "" && status.Foreign == "" {
+		status.CompetingDriver = rival
+		if others.foreign != "" && status.NameConflict == "" {
 			klog.FromContext(ctx).Info("Another driver of the same name registers with kubelet; this one does not until that one has ended",
 				"socket", others.foreign)
 		}
-		status.Foreign = others.foreign
+		status.NameConflict = others.foreign
 	})
 	return others
 }
 
-// A life is one socket, from the time at which it is made.
+// A life is one socket, from its creation to its end.
 type life struct {
 	*Plugin
 	log     klog.Logger
 	path    string // of the socket
 	end     func(error)
-	closing chan struct{} // closed when streams are to end
+	closing chan struct{} // closed to end the streams
 	kubelet *feed.Feed[registration]
 	server  *grpc.Server
 	served  sync.WaitGroup
 
-	mu    sync.Mutex // guards all following fields
-	state registration
-	past  bool // another life comes after this one, and the status is that one's
+	mu       sync.Mutex // guards all following fields
+	state    registration
+	replaced bool // another life has followed and owns the status
 }
 
-// keep lets a life serve on, while the next one registers. Kubelet may not be connected to the
-// process that registered last, and call this one: a call that finds no server fails, and kubelet
-// repeats it after a minute or more.
-func (s *Plugin) keep(l *life) {
+// keepServing lets a life continue while the next life registers. The kubelet may still call the
+// earlier process: a call without a server fails, and the kubelet repeats it only after a minute or
+// more.
+func (s *Plugin) keepServing(l *life) {
 	s.endEarlier()
 	l.mu.Lock()
-	l.past = true
+	l.replaced = true
 	l.mu.Unlock()
 	s.earlier = l
 }
 
-// endEarlier begins the end of the life before, if that one still serves.
+// endEarlier starts to stop the previous life, if it still serves.
 func (s *Plugin) endEarlier() {
 	if s.earlier != nil {
 		earlier := s.earlier
@@ -333,8 +335,8 @@ func (s *Plugin) endEarlier() {
 	}
 }
 
-// finish ends the server of a life, and then removes its socket. It waits for calls that are being
-// answered, for so long at most.
+// finish stops the server of a life and removes its socket. It waits up to limit for calls in
+// progress.
 func (l *life) finish(limit time.Duration) {
 	close(l.closing)
 	finished, late := make(chan struct{}), l.o.Clock.NewTimer(limit)
@@ -353,17 +355,17 @@ func (l *life) finish(limit time.Duration) {
 	_ = os.Remove(l.path)
 }
 
-// A registration is what kubelet did with a socket.
+// A registration is the kubelet's use of a socket.
 type registration struct {
-	done      bool // kubelet has registered the driver
-	connected int  // open connections that are not for the registration
-	left      bool // kubelet has registered, has connected, and has no connection now
+	registered   bool // the kubelet has registered the driver
+	connected    int  // open connections for calls, without the one for the registration
+	disconnected bool // the kubelet registered and connected, but has no connection now
 }
 
-// ok reports whether kubelet can call the driver.
-func (r registration) ok() bool { return r.done && !r.left }
+// ok reports whether the kubelet can call the driver.
+func (r registration) ok() bool { return r.registered && !r.disconnected }
 
-// set changes what is known of the registration.
+// set changes the state of the registration.
 func (l *life) set(change func(*registration)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -372,7 +374,7 @@ func (l *life) set(change func(*registration)) {
 	if l.state != before {
 		l.kubelet.Publish(l.state)
 	}
-	if l.state.ok() != before.ok() && !l.past {
+	if l.state.ok() != before.ok() && !l.replaced {
 		l.change(func(status *Status) {
 			status.Registered, status.Problem = l.state.ok(), ""
 			if !status.Registered {
@@ -382,7 +384,7 @@ func (l *life) set(change func(*registration)) {
 	}
 }
 
-// follow returns why the life ends: nil if ctx ended.
+// follow waits for the end of the life, and returns why it ended: nil if ctx ended.
 func (l *life) follow(ctx context.Context, f *folder) error {
 	l.change(func(status *Status) {
 		status.Registered, status.Problem = false, "kubelet has not registered the driver yet"
@@ -399,7 +401,7 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		switch {
 		case others.foreign != "":
 			return errForeign
-		case leads && !led && others.serves && now.ok(): // it may be stopped, and kubelet would wait for it
+		case leads && !led && others.serves && now.ok(): // it may be paused, and the kubelet would wait for it
 			return errLeadsAgain
 		}
 		led = leads && (led || !others.serves)
@@ -410,8 +412,8 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		case ok != was:
 			since, was = l.o.Clock.Now(), ok
 		case ok && (now.connected > 0 && lasted >= lookInterval || lasted >= registerTimeout):
-			l.endEarlier() // no call that kubelet begins now is for that one
-		case !ok && lasted >= registerTimeout && now.done:
+			l.endEarlier() // new calls of the kubelet come to this life
+		case !ok && lasted >= registerTimeout && now.registered:
 			return errKubeletLeft
 		case !ok && lasted >= registerTimeout:
 			return fmt.Errorf("%w; check that it runs and that %s is its folder for plugins", errUnregistered,

@@ -98,12 +98,13 @@ func TestForeign(t *testing.T) {
 	foreign := listen("gpu.nvidia.com-0b1c-reg.sock")
 	d := n.start(t, nil)
 	beside := n.startProcess(t, draplugin.Options{Driver: "gpu.example.com",
-		Rival: func(context.Context) string { return "NVIDIA's is there" }})
-	if s := beside.await(t, "a driver of another name", func(s draplugin.Status) bool { return s.Registered }); s.Foreign != "" || s.Rival == "" {
+		CompetingDriver: func(context.Context) string { return "NVIDIA's is there" }})
+	if s := beside.await(t, "a driver of another name",
+		func(s draplugin.Status) bool { return s.Registered }); s.NameConflict != "" || s.CompetingDriver == "" {
 		t.Errorf("beside NVIDIA's driver: %+v", s)
 	}
 	beside.stop()
-	isForeign := func(s draplugin.Status) bool { return s.Foreign != "" && !s.Registered }
+	isForeign := func(s draplugin.Status) bool { return s.NameConflict != "" && !s.Registered }
 	status := d.await(t, "a foreign driver", isForeign)
 	if !strings.Contains(status.Problem, "gpu.nvidia.com-0b1c-reg.sock; remove that driver") || len(n.sockets(t)) != 2 {
 		t.Errorf("%+v, sockets %q", status, n.sockets(t))

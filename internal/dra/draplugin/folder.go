@@ -13,38 +13,38 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// socketKind is what names of the driver's sockets have where those of plugins have their resource.
+// socketKind stands in socket names of the driver where socket names of device plugins have the
+// resource.
 const socketKind = "dra"
 
-// A folder is kubelet's for the sockets of plugins, as a life sees it.
+// A folder is the kubelet's folder for plugin sockets, as seen by a life.
 type folder struct {
-	path   string
-	driver string // its name
-	token  string // of this process
-	left   kubelet.Sweep
-	seen   time.Time // when another process of this program had a socket there last
+	path     string
+	driver   string // name of the driver
+	token    string // of this process
+	left     kubelet.Sweep
+	lastSeen time.Time // when another process of this program last had a socket here
 }
 
 // others are the other drivers of the same name.
 type others struct {
-	foreign string // socket of another program's that accepts connections
+	foreign string // socket of another program that accepts connections
 	beside  bool   // another process of this program has a socket
-	serves  bool   // one of these accepts connections: it has not ended
+	serves  bool   // the other process accepts connections, so it still runs
 }
 
-// registers reports whether a socket has the name that all drivers give theirs that use Kubernetes'
-// library.
+// registers reports whether a socket has the name that Kubernetes' driver library uses.
 func registers(socket, driver string) bool {
 	rest, is := strings.CutPrefix(socket, driver)
 	return is && (strings.HasPrefix(rest, "-") || strings.HasPrefix(rest, ".sock"))
 }
 
-// look returns which other drivers have sockets in the folder. It removes those that dead processes
-// of this program left. Sockets of others stay.
+// look returns the other drivers with sockets in the folder. It removes sockets of dead processes
+// of this program, and no others.
 func (f *folder) look(ctx context.Context) (found others) {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
-		return others{} // to listen there says what is wrong
+		return others{} // listening on the socket will report the problem
 	}
 	var names []string
 	for _, e := range entries {

@@ -21,33 +21,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Kubelet calls the driver that registered last. Between the end of this process's lead and the
-// registration of the process that leads now, that is this one. It asks the other one then:
-// kubelet, told of an error, would ask again after a minute or more.
+// The kubelet calls the driver that registered last. After this process has lost the lead, and
+// before the new leader registers, that is this process. It forwards the calls to the new leader,
+// because the kubelet would retry a failed call only after a minute or more.
 
-// forwardPause is the time between two tries.
+// forwardPause is the time between two attempts.
 const forwardPause = 50 * time.Millisecond
 
-// answersTimeout is how long a process may take to accept a call. One that takes longer is asked
-// again by the next try.
+// answersTimeout is how long a process may take to accept a call. The next attempt tries again.
 const answersTimeout = time.Second
 
-// forwarded marks a call of another process of this program, which is not forwarded again.
+// forwarded marks a call from another process of this program, which must not be forwarded again.
 const forwarded = "gpu-device-plugin-forwarded"
 
 // errNotLead is the error of a call that no process can answer now.
-var errNotLead = errors.New("the process of this program that leads on the node now does not answer calls for claims yet")
+var errNotLead = errors.New("the process of this program that leads on the node now does not answer calls for " +
+	"claims yet")
 
-// isNotLead reports whether an error is errNotLead, of this process or of another, from which only
-// its text comes.
+// isNotLead reports whether an error is errNotLead, of this or another process, which passes only
+// the text.
 func isNotLead(err error) bool { return err != nil && err.Error() == errNotLead.Error() }
 
 // leads reports whether this process leads.
 func (s *Plugin) leads() bool { return s.o.Leads == nil || s.o.Leads.Value() }
 
-// here does something for a claim if this process leads, and has another one do it else. An error
-// of this process does not count when it does not lead any more, or hands the lead over.
-func (s *service) here(
+// callLeader calls do if this process leads, and forwards the call otherwise. An error of do is
+// ignored if this process has lost or is handing over the lead.
+func (s *service) callLeader(
 	ctx context.Context, do func(context.Context) ([]*drav1.Device, error),
 	elsewhere func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
 ) ([]*drav1.Device, error) {
@@ -73,8 +73,8 @@ func (s *service) here(
 	}
 }
 
-// whileLeading ends what is done when this process does not lead any more. What the hand-over waits
-// for has ended by then.
+// whileLeading cancels do when this process loses the lead. The work that the hand-over waits for
+// has ended by then.
 func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]*drav1.Device, error)) ([]*drav1.Device,
 	error) {
 	if s.o.Leads == nil {
@@ -89,8 +89,7 @@ func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]
 	return do(ctx)
 }
 
-// forward has the process that leads make a call: one of those that have a socket, the latest
-// first.
+// forward forwards a call to the leader: it tries the processes with a socket, the latest first.
 func (s *service) forward(
 	ctx context.Context, call func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
 ) ([]*drav1.Device, error) {
@@ -113,8 +112,8 @@ func (s *service) forward(
 	return nil, errNotLead
 }
 
-// answers reports whether the process at the other end of a connection runs. The kernel accepts
-// connections for one that is stopped, which does not send its settings then.
+// answers reports whether the process at the other end of a connection runs. The kernel also
+// accepts connections for a paused process, which then sends no settings.
 func answers(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := context.WithTimeout(ctx, answersTimeout)
 	defer cancel()
@@ -129,7 +128,7 @@ func answers(ctx context.Context, conn *grpc.ClientConn) bool {
 	}
 }
 
-// others returns the paths of the sockets of other processes, the latest first.
+// others returns the socket paths of the other processes, the latest first.
 func (s *service) others() (all []string) {
 	entries, _ := os.ReadDir(s.o.RegistryDir) // without the folder there are no sockets
 	tokens := map[string]string{}
@@ -144,11 +143,11 @@ func (s *service) others() (all []string) {
 	return all
 }
 
-// devicesOf returns the answer of another process about one claim.
+// devicesOf returns the answer of another process for one claim.
 func devicesOf(a *drav1.NodePrepareResourceResponse, err error) ([]*drav1.Device, error) {
 	switch {
 	case err != nil:
-		return nil, errNotLead // it has ended: kubelet's call is not answered yet
+		return nil, errNotLead // that process has stopped, and the kubelet's call is still open
 	case a.GetError() != "":
 		return nil, errors.New(a.GetError())
 	}

@@ -9,24 +9,23 @@ import (
 )
 
 const (
-	// healthInterval is how often health is sent that has not changed: kubelet forgets it after 30 s.
+	// healthInterval is how often unchanged health is sent: the kubelet forgets it after 30 s.
 	healthInterval = 10 * time.Second
-	// healthSoon is the same while another process of this program serves: when one of two streams
-	// ends, kubelet forgets the health of all devices of the driver.
-	healthSoon = time.Second
-	// healthTimeout is for how long kubelet may trust what it was sent, in seconds.
+	// healthIntervalBeside is the interval while another process of this program serves: when one of
+	// two streams ends, the kubelet forgets the health of all devices of the driver.
+	healthIntervalBeside = time.Second
+	// healthTimeout is how long the kubelet may trust the sent health, in seconds.
 	healthTimeout = 30
 )
 
-// health tells kubelet the health of all devices.
+// health reports the health of all devices to the kubelet.
 type health struct {
 	healthv1.UnsafeDRAResourceHealthServer
 	*Plugin
 	closing <-chan struct{}
 }
 
-// NodeWatchResources sends the health of all devices at once, whenever something changes, and time
-// and again.
+// NodeWatchResources sends the health of all devices at once, after each change, and periodically.
 func (h *health) NodeWatchResources(
 	_ *healthv1.NodeWatchResourcesRequest, stream healthv1.DRAResourceHealth_NodeWatchResourcesServer,
 ) error {
@@ -51,7 +50,7 @@ func (h *health) NodeWatchResources(
 		}
 		pause := healthInterval
 		if beside {
-			pause = healthSoon
+			pause = healthIntervalBeside
 		}
 		timer := h.o.Clock.NewTimer(pause)
 		select {

@@ -142,7 +142,8 @@ func TestLeftovers(t *testing.T) {
 	n := newNode(t)
 	k := n.startKubelet(t)
 	for _, name := range []string{
-		"gpu-device-plugin-dra-0000000000aa-1.sock", "gpu-device-plugin-dra-vvvvvvvvvvaa-7.sock", "gpu-device-plugin-dra-.sock", "csi-reg.sock",
+		"gpu-device-plugin-dra-0000000000aa-1.sock", "gpu-device-plugin-dra-vvvvvvvvvvaa-7.sock",
+		"gpu-device-plugin-dra-.sock", "csi-reg.sock",
 	} {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.socket(name), Net: "unix"})
 		if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// register registers the services of a life: kubelet takes the first version of each that it knows.
+// register registers the services of a life. The kubelet uses the first version of each that it
+// supports.
 func (l *life) register(server *grpc.Server) {
 	registerapi.RegisterRegistrationServer(server, &registrar{life: l})
 	node, health := &service{Plugin: l.Plugin, log: l.log}, &health{Plugin: l.Plugin, closing: l.closing}
@@ -25,13 +26,13 @@ func (l *life) register(server *grpc.Server) {
 	healthv1alpha1.RegisterDRAResourceHealthServer(server, healthv1.V1ServerWrapper{Server: health})
 }
 
-// A registrar answers kubelet's plugin manager.
+// A registrar answers the kubelet's plugin manager.
 type registrar struct {
 	registerapi.UnsafeRegistrationServer
 	life *life
 }
 
-// GetInfo returns the driver's name, and that this socket serves all of its calls.
+// GetInfo returns the driver's name, and that this socket serves all calls.
 func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	if c, ok := kubelet.PeerConn(ctx).(*conn); ok {
 		r.life.set(func(state *registration) {
@@ -49,14 +50,14 @@ func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*r
 	}, nil
 }
 
-// NotifyRegistrationStatus is kubelet's call with the result of the registration. If it did not,
-// the life ends: kubelet waits longer and longer until it tries the same socket again.
+// NotifyRegistrationStatus receives the result of the registration. After a failure the life ends,
+// because the kubelet waits longer and longer before it retries the same socket.
 func (r *registrar) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	if status.GetPluginRegistered() {
 		r.life.log.Info("Kubelet registered the driver")
-		r.life.set(func(state *registration) { state.done, state.left = true, false })
+		r.life.set(func(state *registration) { state.registered, state.disconnected = true, false })
 		r.life.change(func(s *Status) { s.Registrations++ })
 	} else {
 		r.life.end(errors.New("kubelet refused to register the driver: " + status.GetError()))
@@ -64,9 +65,9 @@ func (r *registrar) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// A listener keeps account of the connections that it accepts. Kubelet has one for the registration
-// alone, which it closes then, and one for all else, which it opens at once and keeps: its end
-// shows that kubelet ended. Kubelets before 1.34 open that one with the first call.
+// A listener tracks the accepted connections. The kubelet opens one connection for the registration
+// only, and one for everything else, which it opens at once and keeps: the end of the latter shows
+// that the kubelet stopped. Kubelets before 1.34 open the latter with the first call.
 type listener struct {
 	*net.UnixListener
 	life *life
@@ -80,26 +81,26 @@ func (l listener) Accept() (net.Conn, error) {
 	return &conn{Conn: accepted, life: l.life}, nil
 }
 
-// A conn is an accepted connection. It counts once the other end has said something, as kubelet
-// does at once: other processes of this program connect to see whether this one is there, and say
-// nothing.
+// A conn is an accepted connection. It counts after the first data from the other end, which the
+// kubelet sends at once. Other processes of this program only connect, to test whether this process
+// runs.
 type conn struct {
 	net.Conn
-	life  *life
-	spoke bool // the other end has said something; for Read alone
+	life    *life
+	hasData bool // data was received; used by Read only
 
 	counts, registration, closed bool // guarded by life.mu
 }
 
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n > 0 && !c.spoke {
-		c.spoke = true
+	if n > 0 && !c.hasData {
+		c.hasData = true
 		c.life.set(func(state *registration) {
 			if !c.closed {
 				c.counts = true
 				state.connected++
-				state.left = false
+				state.disconnected = false
 			}
 		})
 	}
@@ -111,7 +112,7 @@ func (c *conn) Close() error {
 	c.life.set(func(state *registration) {
 		if c.counts && !c.registration && !c.closed {
 			state.connected--
-			state.left = state.done && state.connected == 0
+			state.disconnected = state.registered && state.connected == 0
 		}
 		c.closed = true
 	})

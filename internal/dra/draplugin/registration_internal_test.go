@@ -19,7 +19,8 @@ import (
 func TestConnections(t *testing.T) {
 	t.Parallel()
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
-	l.set(func(r *registration) { r.done, r.left = true, true }) // kubelet has registered the driver, and left
+	// kubelet has registered the driver, and left
+	l.set(func(r *registration) { r.registered, r.disconnected = true, true })
 	open := func(says string) *conn {
 		ours, theirs := net.Pipe()
 		c := &conn{Conn: ours, life: l}
@@ -55,7 +56,7 @@ func TestConnections(t *testing.T) {
 	if now := l.kubelet.Value(); !now.ok() || now.connected != 0 {
 		t.Errorf("the connection for the registration ended: %+v", now)
 	}
-	l.set(func(r *registration) { r.left = true })
+	l.set(func(r *registration) { r.disconnected = true })
 	first := open("P")
 	if s := l.Status().Value(); !s.Registered || s.Problem != "" {
 		t.Errorf("kubelet is there again: %+v", s)
@@ -97,8 +98,8 @@ func TestForeignCounts(t *testing.T) {
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
 	l.look(t.Context(), &folder{path: dir, driver: l.o.Driver})
 	for what, change := range map[string]func(){
-		"kubelet registered the driver": func() { l.set(func(r *registration) { r.done, r.left = true, false }) },
-		"kubelet left":                  func() { l.set(func(r *registration) { r.left = true }) },
+		"kubelet registered the driver": func() { l.set(func(r *registration) { r.registered, r.disconnected = true, false }) },
+		"kubelet left":                  func() { l.set(func(r *registration) { r.disconnected = true }) },
 		"the life ended":                func() { l.change(func(s *Status) { s.Problem = errForeign.Error() }) },
 	} {
 		change()
