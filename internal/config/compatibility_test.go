@@ -65,9 +65,9 @@ var (
 	testFunc = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]+)\(`)
 )
 
-// TestCompatibilityHasARowForEverything: each flag, variable and key has a row with a test. Without
+// TestCompatibilityRows: each flag, variable and key has a row with a test. Without
 // a row it has no argument for being what it is.
-func TestCompatibilityHasARowForEverything(t *testing.T) {
+func TestCompatibilityRows(t *testing.T) {
 	t.Parallel()
 	rows := compatibilityRows(t)
 	inOne := func(names []string) bool {

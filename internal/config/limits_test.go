@@ -153,8 +153,8 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// TestFilesThatAreNone: what is no regular file, or too large, is an error at once.
-func TestFilesThatAreNone(t *testing.T) {
+// TestNonFiles: what is no regular file, or too large, is an error at once.
+func TestNonFiles(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	fifo, large := filepath.Join(folder, "fifo"), filepath.Join(folder, "large")

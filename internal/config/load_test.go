@@ -372,9 +372,9 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 	}
 }
 
-// TestCleanIsPromisedWhereProcessesAreSeen: in the node's PID namespace, or on a node that is
+// TestCleanNeedsVisibleProcesses: in the node's PID namespace, or on a node that is
 // simulated.
-func TestCleanIsPromisedWhereProcessesAreSeen(t *testing.T) {
+func TestCleanNeedsVisibleProcesses(t *testing.T) {
 	t.Parallel()
 	for args, refused := range map[string]bool{
 		"--pre-start-checks=clean": true, "--pre-start-checks=health": false,
@@ -420,7 +420,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-func TestLoadReadsTheFileThatIsNamed(t *testing.T) {
+func TestLoadOfNamedFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(path, []byte("flags: {migStrategy: single}"), 0o600); err != nil {

@@ -79,9 +79,9 @@ func TestMIGThatIsRefused(t *testing.T) {
 	}
 }
 
-// TestPausedClientsAreSeen: a process that does not see those of other containers can pause
+// TestPauseNeedsVisibleProcesses: a process that does not see those of other containers can pause
 // nothing.
-func TestPausedClientsAreSeen(t *testing.T) {
+func TestPauseNeedsVisibleProcesses(t *testing.T) {
 	t.Parallel()
 	for own, want := range map[bool]int{true: 1, false: 0} {
 		s := sources(t, "NODE_NAME=n", "")

@@ -10,10 +10,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// TestACommandReadsOnlyItsFlags: of the daemon's other flags and their variables, which a command
+// TestFlagsOfACommand: of the daemon's other flags and their variables, which a command
 // can be given, none has an effect, not even where the daemon refuses the value. What the file says
 // is judged as far as it does not depend on them.
-func TestACommandReadsOnlyItsFlags(t *testing.T) {
+func TestFlagsOfACommand(t *testing.T) {
 	t.Parallel()
 	read := []string{"simulate", "driver-root"}
 	isRead := map[string]bool{}

@@ -83,7 +83,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestWatchPublishesWhatIsValid(t *testing.T) {
+func TestWatchPublishesValidFiles(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "flags: {migStrategy: single}")
@@ -162,7 +162,7 @@ func TestWatchSeesEventsOfARelativePath(t *testing.T) {
 
 // A file reached by a link into another directory changes without an event in the directory that is
 // watched.
-func TestWatchLooksNowAndThen(t *testing.T) {
+func TestWatchWithoutEvents(t *testing.T) {
 	t.Parallel()
 	elsewhere := filepath.Join(t.TempDir(), "real.yaml")
 	write(t, elsewhere, "flags: {migStrategy: single}")
@@ -191,9 +191,9 @@ func TestWatchLooksNowAndThen(t *testing.T) {
 	await(t, w, resource.MIGNone)
 }
 
-// TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied: an editor that truncates first or a full disk
+// TestWatchOfEmptiedFile: an editor that truncates first or a full disk
 // leaves an empty file.
-func TestWatchKeepsWhatIsInForceWhenTheFileIsEmptied(t *testing.T) {
+func TestWatchOfEmptiedFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "flags: {migStrategy: single}")
@@ -232,8 +232,8 @@ func TestWatchReadsAFileThatKeepsChanging(t *testing.T) {
 	}
 }
 
-// TestWatchRefusesWhatIsNoFile: a FIFO in the place of the file is a fault, and blocks nothing.
-func TestWatchRefusesWhatIsNoFile(t *testing.T) {
+// TestWatchOfNonFile: a FIFO in the place of the file is a fault, and blocks nothing.
+func TestWatchOfNonFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	write(t, path, "flags: {migStrategy: single}")
@@ -266,9 +266,9 @@ func TestWatchFollowsALinkToNothing(t *testing.T) {
 	await(t, w, resource.MIGNone)
 }
 
-// TestReloadTellsAgain: who asks for the file to be read is told what is wrong with it, however
+// TestReloadLogsAgain: who asks for the file to be read is told what is wrong with it, however
 // often that was said. A look that nobody asked for says it once.
-func TestReloadTellsAgain(t *testing.T) {
+func TestReloadLogsAgain(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"flags: {migStrategy: many}", ""} { // the second is taken away, too
 		path := filepath.Join(t.TempDir(), "config.yaml")
@@ -303,9 +303,9 @@ func TestWatchWithoutAFileWaits(t *testing.T) {
 	}
 }
 
-// TestWatchFollowsWhatIsChosen: another file is another configuration, and one that is not valid
+// TestWatchFollowsChosenFile: another file is another configuration, and one that is not valid
 // leaves the last one in force.
-func TestWatchFollowsWhatIsChosen(t *testing.T) {
+func TestWatchFollowsChosenFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	at := func(name, text string) string {

@@ -9,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestDriverRootThatIsAway: while the driver root cannot be read, containers are given what was
+// TestTemporarilyMissingDriverRoot: while the driver root cannot be read, containers are given what was
 // found in it, a device that comes then, too. Of another version nothing was found.
-func TestDriverRootThatIsAway(t *testing.T) {
+func TestTemporarilyMissingDriverRoot(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	some := wanted()

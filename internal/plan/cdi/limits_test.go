@@ -93,9 +93,9 @@ func unitsOf(gib uint64, reserveMiB int) cdi.Wanted {
 	return w
 }
 
-// TestAFullDiskHasNotAllLimits: GPUs with more memory come, and their limits cannot be written. A
+// TestLimitsOnFullDisk: GPUs with more memory come, and their limits cannot be written. A
 // container that is given one of them would not start.
-func TestAFullDiskHasNotAllLimits(t *testing.T) {
+func TestLimitsOnFullDisk(t *testing.T) {
 	const full = "TEST_FULL_DISK"
 	if os.Getenv(full) == "" {
 		t.Parallel()

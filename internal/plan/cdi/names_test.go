@@ -62,7 +62,7 @@ func TestNamesStayWhenDevicesGo(t *testing.T) {
 	}
 }
 
-func TestRetiredNamesAreNotKeptForEver(t *testing.T) {
+func TestNumberOfRetiredNames(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	w := wanted()

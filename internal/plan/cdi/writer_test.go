@@ -352,7 +352,7 @@ func TestEveryNameOfEditsResolves(t *testing.T) {
 	}
 }
 
-func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
+func TestUnchangedSpecsAreNotWritten(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	h.apply(t, wanted())
@@ -396,9 +396,9 @@ func TestFilesAreWrittenOnlyWhenTheySaySomethingElse(t *testing.T) {
 	}
 }
 
-// TestALinkInThePlaceOfASpec is replaced by a file: what it points to keeps its mode and its
+// TestLinkInPlaceOfSpec is replaced by a file: what it points to keeps its mode and its
 // content.
-func TestALinkInThePlaceOfASpec(t *testing.T) {
+func TestLinkInPlaceOfSpec(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	h.apply(t, wanted())
@@ -441,7 +441,7 @@ func TestOtherFilesAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
+func TestUnwritableSpecs(t *testing.T) {
 	t.Parallel()
 	noDriver := newHost(t, "driver-root/usr/lib64/libcuda.so.470.1")
 	notADirectory := newHost(t, driverFiles()...)
@@ -479,7 +479,7 @@ func TestWhatCannotBeWrittenIsLacked(t *testing.T) {
 }
 
 // A write that fails takes no device away whose name is in the file already.
-func TestWhatIsWrittenStaysWhenTheRestCannotBe(t *testing.T) {
+func TestPartlyUnwritableSpecs(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, driverFiles()...)
 	h.apply(t, wanted())

@@ -51,8 +51,8 @@ func TestDecideByEvidence(t *testing.T) {
 	}
 }
 
-// TestDecideComesToAnEnd: with all evidence there is, each GPU gets the owner that is wanted.
-func TestDecideComesToAnEnd(t *testing.T) {
+// TestDecideTerminates: with all evidence there is, each GPU gets the owner that is wanted.
+func TestDecideTerminates(t *testing.T) {
 	t.Parallel()
 	for _, f := range facts() {
 		way := fmt.Sprint(f.Before)

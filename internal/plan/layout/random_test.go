@@ -49,9 +49,9 @@ func random(r *rand.Rand, device uint32) (layout.GPU, map[string]int) {
 	return gpu(device, instances...), devices
 }
 
-// TestRandomWishes holds what must hold of every change, and that the solver finds the best one:
+// TestRandomLayouts holds what must hold of every change, and that the solver finds the best one:
 // that of the oracle.
-func TestRandomWishes(t *testing.T) {
+func TestRandomLayouts(t *testing.T) {
 	t.Parallel()
 	ids := devices()
 	possible := 0
@@ -77,7 +77,7 @@ func TestRandomWishes(t *testing.T) {
 	}
 }
 
-// FuzzPlan is TestRandomWishes for any seed.
+// FuzzPlan is TestRandomLayouts for any seed.
 func FuzzPlan(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	ids := devices()

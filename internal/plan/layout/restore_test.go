@@ -12,9 +12,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// TestRestoreKeepsWhatIsThere: instances that are as they were stay with their IDs, the first one
+// TestRestoreKeepsInstances: instances that are as they were stay with their IDs, the first one
 // too, and the others get new ones. One that lacks its compute instances gets those.
-func TestRestoreKeepsWhatIsThere(t *testing.T) {
+func TestRestoreKeepsInstances(t *testing.T) {
 	t.Parallel()
 	had := gpu(h100, "2g.20gb@0", "1g.10gb@2", "3g.40gb@4").Instances
 	for i := range had {

@@ -147,7 +147,7 @@ func TestMIGStrategies(t *testing.T) {
 	}
 }
 
-func TestDevicesCarryWhatContainersAndKubeletNeed(t *testing.T) {
+func TestFieldsOfDevices(t *testing.T) {
 	t.Parallel()
 	gpus, o := []inventory.GPU{gpu(0, "1g.10gb"), gpu(5)}, resource.Options{MIG: resource.MIGMixed}
 	plan := resource.New(inventory.Snapshot{GPUs: gpus}, o)
@@ -166,7 +166,7 @@ func TestDevicesCarryWhatContainersAndKubeletNeed(t *testing.T) {
 	}
 }
 
-func TestHealthReachesWhatStandsOnTheGPUAndNoMore(t *testing.T) {
+func TestHealthOfGPUsAndMIGDevices(t *testing.T) {
 	t.Parallel()
 	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: double-bit memory error",
 		Cure: inventory.CureReset}
@@ -362,7 +362,7 @@ func TestDisplayCardIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestEqualTellsPlansApart(t *testing.T) {
+func TestEqualPlans(t *testing.T) {
 	t.Parallel()
 	node := func(change func(*inventory.GPU), o resource.Options) resource.Plan {
 		g := gpu(1)
@@ -388,7 +388,7 @@ func TestEqualTellsPlansApart(t *testing.T) {
 	}
 }
 
-func TestResourceAndDeviceAreFoundByName(t *testing.T) {
+func TestResourceAndDeviceByName(t *testing.T) {
 	t.Parallel()
 	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1, "1g.10gb")}},
 		resource.Options{MIG: resource.MIGMixed})
@@ -409,8 +409,8 @@ func TestResourceAndDeviceAreFoundByName(t *testing.T) {
 	}
 }
 
-// TestADeviceOfTheNodeIsFoundByUUID: also one that is not in the plan.
-func TestADeviceOfTheNodeIsFoundByUUID(t *testing.T) {
+// TestNodeDeviceByUUID: also one that is not in the plan.
+func TestNodeDeviceByUUID(t *testing.T) {
 	t.Parallel()
 	for what, mig := range map[string]resource.MIGStrategy{"planned": resource.MIGMixed, "left out": resource.MIGNone} {
 		plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1, "1g.10gb")}}, resource.Options{MIG: mig})
@@ -422,7 +422,7 @@ func TestADeviceOfTheNodeIsFoundByUUID(t *testing.T) {
 	}
 }
 
-func TestTheLargestRuleOfAResourceCounts(t *testing.T) {
+func TestLargestRuleOfResource(t *testing.T) {
 	t.Parallel()
 	s := resource.Sharing{Rules: []resource.SharingRule{{Name: "nvidia.com/a", Replicas: 2},
 		{Name: "nvidia.com/b", Replicas: 3}, {Name: "nvidia.com/b", Replicas: 4}}}

@@ -119,7 +119,7 @@ func TestPreferWhatIsAdmitted(t *testing.T) {
 	}
 }
 
-func TestASizeBeyondReasonIsOnlyTooMuch(t *testing.T) {
+func TestPreferWithHugeSize(t *testing.T) {
 	t.Parallel()
 	r, _ := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1)}}, resource.Options{
 		Sharing: resource.Sharing{Mode: resource.MPS, OnePerRequest: true, Rules: []resource.SharingRule{
@@ -132,7 +132,7 @@ func TestASizeBeyondReasonIsOnlyTooMuch(t *testing.T) {
 	}
 }
 
-func TestTheZeroResourceHasNothingToPrefer(t *testing.T) {
+func TestPreferOfZeroResource(t *testing.T) {
 	t.Parallel()
 	var r resource.Resource
 	var tooFew *topology.TooFewError

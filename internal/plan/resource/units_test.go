@@ -314,7 +314,7 @@ func TestUnitsOnOffer(t *testing.T) {
 
 // The GPU whose free units are on offer changes only when another one has more, and not for a while
 // after a container was given some.
-func TestTheGPUOnOfferStays(t *testing.T) {
+func TestOfferedGPUStays(t *testing.T) {
 	t.Parallel()
 	r := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{memory(0, 8), memory(1, 8)}},
 		inUnits(resource.Units{}, "0", "1")).Resources[0]
