@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// An Answer is what a device plugin answered when kubelet allocated devices of one resource to a
-// container.
+// An Answer is what a device plugin answered when the kubelet allocated devices of one resource to
+// a container.
 type Answer struct {
 	Resource, PodUID, Container string
 	// IDs are the devices, in no order.
@@ -18,8 +18,8 @@ type Answer struct {
 	CDIDevices       []string
 }
 
-// Answers returns what containers were given with their devices, as kubelet's checkpoint has it. It
-// is shared: callers must not change it. For the rest it is as Checkpoint.
+// Answers returns what containers were given with their devices, as the kubelet's checkpoint has
+// it. It is shared: callers must not change it. For the rest it is as Checkpoint.
 func (d *Directory) Answers() ([]Answer, error) {
 	if _, err := d.Checkpoint(); err != nil {
 		return nil, err

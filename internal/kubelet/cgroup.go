@@ -14,10 +14,10 @@ const PodCgroups = "/host/sys/fs/cgroup"
 
 // cgroupDepth is how deep cgroups of pods are looked for: such as
 // kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<UID>.slice, below the cgroup that
-// kubelet is configured with.
+// the kubelet is configured with.
 const cgroupDepth = 5
 
-// podCgroup is the name of a pod's cgroup, as kubelet's cgroupfs and systemd drivers form it.
+// podCgroup is the name of a pod's cgroup, as the kubelet's cgroupfs and systemd drivers form it.
 var podCgroup = regexp.MustCompile(`pod[0-9a-f]{8}[-_]`)
 
 // PodRuns reports whether the pod with that UID has a process, by its cgroup below a folder that is

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// maxCheckpoint bounds kubelet's checkpoint, in bytes. It has every device, and a node may have ten
-// thousands of shared ones: 3 MB. What pods were given takes another MB.
+// maxCheckpoint bounds the kubelet's checkpoint, in bytes. It has every device, and a node may have
+// ten thousands of shared ones: 3 MB. What pods were given takes another MB.
 const maxCheckpoint = 16 << 20
 
 // A HeldDevice is a device that a container holds.
@@ -25,7 +25,7 @@ type HeldDevice struct {
 	// Container is the name of the container: the first, if several of the pod hold the device one
 	// after the other.
 	Container string
-	// NUMANodes are the device's NUMA nodes at kubelet, in no order; nil if it has none.
+	// NUMANodes are the device's NUMA nodes at the kubelet, in no order; nil if it has none.
 	NUMANodes []int64
 }
 
@@ -45,16 +45,17 @@ func (d HeldDevice) SplitPod() (namespace, name, uid string) {
 // A Checkpoint is the content of the file that kubelet's device manager starts from. It is
 // immutable.
 type Checkpoint struct {
-	// Healthy are the IDs of the devices that were Healthy when kubelet wrote the file, by resource.
-	// Devices of a plugin that has ended may be there until kubelet writes the file again.
+	// Healthy are the IDs of the devices that were Healthy when the kubelet wrote the file, by
+	// resource. Devices of a plugin that has ended may be there until the kubelet writes the file
+	// again.
 	Healthy map[string][]string
 	// Held are the devices that containers hold, init containers included. Devices of a pod that has
-	// ended are there until kubelet writes the file again.
+	// ended are there until the kubelet writes the file again.
 	Held []HeldDevice
 }
 
-// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint, which it
-// does once it has taken in a list; empty if there is no checkpoint.
+// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint, which
+// it does once it has taken in a list; empty if there is no checkpoint.
 func (d *Directory) CheckpointVersion() string {
 	info, err := os.Stat(filepath.Join(d.Path(), checkpoint.FileName))
 	if err != nil {
@@ -67,8 +68,8 @@ func (d *Directory) CheckpointVersion() string {
 	return fmt.Sprint(inode, info.ModTime().UnixNano())
 }
 
-// Checkpoint reads kubelet's checkpoint. It fails if the file does not exist or kubelet itself
-// would not accept it.
+// Checkpoint reads the kubelet's checkpoint. It fails if the file does not exist or the kubelet
+// itself would not accept it.
 func (d *Directory) Checkpoint() (Checkpoint, error) {
 	text, err := statefile.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
 	if err != nil {

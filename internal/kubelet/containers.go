@@ -9,59 +9,59 @@ import (
 
 // A ContainerDevice is a device that a container holds.
 type ContainerDevice struct {
-	// Resource is the name of the device's resource and ID its ID at kubelet; both are empty for a
-	// device of a claim.
+	// Resource is the name of the device's resource, and ID the ID known to the kubelet. Both are
+	// empty for a device of a claim.
 	Resource, ID string
 	// Namespace, Pod and Container are the names of the container and its pod.
 	Namespace, Pod, Container string
-	// Claim is by which claim it holds the device, if it holds it by one.
+	// Claim is the claim by which the container holds the device, if any.
 	Claim ClaimResource
 }
 
-// A ClaimResource is a device of a ResourceClaim. ShareID is empty for a device that the claim has
-// alone.
+// A ClaimResource is a device of a ResourceClaim. ShareID is empty for a device used by this claim
+// only.
 type ClaimResource struct {
 	Namespace, Name, Driver, Pool, Device, ShareID string
 }
 
-// A listing is kubelet's answer about the pods on the node. Kubelet leaves out pods that have ended
-// and plain init containers, and after its start most pods until it has a connection to the API
-// server. Those who asked at the same time share it.
+// A listing is the kubelet's answer about the pods on the node. It lacks ended pods and plain init
+// containers, and most pods after a start of the kubelet until the kubelet is connected to the API
+// server. Concurrent callers share it.
 type listing struct {
 	held       []HeldDevice
 	containers []ContainerDevice
 	claims     map[string]bool
 }
 
-// Held returns the devices that pods hold. Kubelet leaves out init containers, and after its start
-// most pods until it has a connection to the API server. The answer is from after the call. It is
-// shared: callers must not change it.
+// Held returns the devices held by pods. The kubelet leaves out init containers, and most pods
+// after its start until it is connected to the API server. The answer was given after the call. It
+// is shared: callers must not change it.
 func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	l, err := p.list(ctx)
 	return l.held, err
 }
 
-// ContainerDevices returns the devices of all resources and claims that containers hold, each once
-// for a container. For the rest, it is as Held.
+// ContainerDevices returns the devices of all resources and claims held by containers, each device
+// once for each container. Otherwise it is like Held.
 func (p *PodResources) ContainerDevices(ctx context.Context) ([]ContainerDevice, error) {
 	l, err := p.list(ctx)
 	return l.containers, err
 }
 
-// Claims returns the ResourceClaims of the pods that are on the node, by "NAMESPACE/NAME". For the
-// rest, it is as Held.
+// Claims returns the ResourceClaims of the pods on the node, by "NAMESPACE/NAME". Otherwise it is
+// like Held.
 func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
 	l, err := p.list(ctx)
 	return l.claims, err
 }
 
-// Allocating notes that kubelet begins a call that allocates devices to a pod,
-// GetPreferredAllocation or Allocate. The caller calls ended when that call has ended; more says
-// that a call of Allocate follows. Until then, and for a short time after, kubelet is not asked
-// about pods: Held and the like wait, for 10 s at most.
+// Allocating records that the kubelet begins a call that allocates devices to a pod,
+// GetPreferredAllocation or Allocate. The caller calls ended at the end of that call; more says
+// that a call of Allocate follows. Until then, and for a short time after, questions about pods,
+// such as Held, wait for 10 s at most.
 func (p *PodResources) Allocating() (ended func(more bool)) { return p.listings.allocating() }
 
-// list asks kubelet about the pods on the node. It is the one place that does.
+// list asks the kubelet about the pods on the node. No other function does.
 func (p *PodResources) list(ctx context.Context) (listing, error) {
 	client, err := p.connect()
 	if err != nil {
@@ -80,8 +80,8 @@ func (p *PodResources) list(ctx context.Context) (listing, error) {
 	})
 }
 
-// maxHeld bounds the devices that pods hold in one answer: more than a list of one resource has,
-// and few enough for little memory.
+// maxHeld bounds the devices held by pods in one answer: more than a list of one resource has, and
+// few enough to need little memory.
 const maxHeld = 1 << 17
 
 func devicesIn(answer *podresources.ListPodResourcesResponse) (n int) {
@@ -95,7 +95,7 @@ func devicesIn(answer *podresources.ListPodResourcesResponse) (n int) {
 	return n
 }
 
-// noNode stands for a NUMA node that is not known.
+// noNode stands for an unknown NUMA node.
 const noNode = -1
 
 func listingOf(answer *podresources.ListPodResourcesResponse) listing {
@@ -112,7 +112,8 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 						held.add(device, node.GetID())
 					}
 					c := ContainerDevice{
-						Resource: d.GetResourceName(), ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
+						Resource: d.GetResourceName(), ID: id, Namespace: pod.GetNamespace(), Pod: pod.GetName(),
+						Container: container.GetName(),
 					}
 					if !seen[c] {
 						seen[c] = true
@@ -125,7 +126,8 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 				for _, d := range claim.GetClaimResources() {
 					l.containers = append(l.containers, ContainerDevice{
 						Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Claim: ClaimResource{
-							Namespace: claim.GetClaimNamespace(), Name: claim.GetClaimName(), Driver: d.GetDriverName(), Pool: d.GetPoolName(),
+							Namespace: claim.GetClaimNamespace(), Name: claim.GetClaimName(), Driver: d.GetDriverName(),
+							Pool:   d.GetPoolName(),
 							Device: d.GetDeviceName(), ShareID: shareOf(d),
 						},
 					})
@@ -137,8 +139,8 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 	return l
 }
 
-// shareOf returns which share of its device a claim has. The API of kubelet 1.34, with which tests
-// are built too, has none.
+// shareOf returns the claim's share of its device. The API of kubelet 1.34, which some tests use,
+// has no shares.
 func shareOf(resource any) string {
 	if r, has := resource.(interface{ GetShareId() string }); has {
 		return r.GetShareId()

@@ -1,13 +1,14 @@
-// Package kubelet is the adapter to the kubelet of this node: the directory it shares with device
-// plugins, its Registration service, and its account of devices (PodResources). It knows the files
-// and the wire; what to do about them is decided elsewhere.
+// Package kubelet is the adapter to the kubelet of this node: the directory shared with device
+// plugins, the Registration service, and the account of devices (PodResources). It knows the files
+// and the protocol. Other packages decide what to do.
 //
 // The packages below it serve the kubelet:
 //
-//   - checkpoint: the format of the kubelet's checkpoint of devices.
-//   - serve: one gRPC server a resource: registration, lists and calls, and the order of two
-//     processes.
-//   - offer: joins Snapshots and configurations into the plan, and has it served.
+// - checkpoint: the format of the kubelet's checkpoint of devices.
+//
+// - serve: one gRPC server for each resource: registration, lists and calls, and the order of two processes.
+//
+// - offer: joins Snapshots and configurations into the plan, and passes it to the servers.
 package kubelet
 
 import (
@@ -30,7 +31,7 @@ import (
 
 // A Directory is the directory in which kubelet and device plugins put their sockets.
 type Directory struct {
-	socket string // kubelet's own socket
+	socket string // the kubelet's own socket
 	clock  clock.WithTicker
 	token  string        // in the names of this process's sockets only
 	lives  atomic.Uint32 // counts the endpoints made
@@ -48,21 +49,22 @@ type Directory struct {
 	answers []Answer   // those in it; nil if nobody has asked since
 	watched bool       // a watch has looked
 	seen    sighting   // what it saw last
-	// kubelets counts those that it saw.
+	// kubelets counts the kubelets seen by Watch.
 	kubelets uint64
 	refuses  refusal
-	probed   time.Time // when kubelet called the readiness probe last; zero if it never did
+	probed   time.Time // when the kubelet called the readiness probe last; zero if it never did
 }
 
-// NewDirectory returns the directory of the given kubelet socket. A path that leaves too little
-// room for the names of plugin sockets is an error that says how many bytes it has to lose. A nil
-// clock means the real one.
+// NewDirectory returns the directory of the given kubelet socket. If the path leaves too little
+// room for the names of plugin sockets, the error says how many bytes shorter the path must be. A
+// nil clock means the real one.
 func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if !filepath.IsAbs(socket) {
 		return nil, fmt.Errorf("use kubelet socket %q: the path must be absolute", socket)
 	}
 	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - statefile.MaxSocketPath; excess > 0 {
-		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes and Unix "+
+		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes "+
+			"and Unix "+
 			"allows %d; choose a directory whose path is %d bytes shorter", socket, statefile.MaxSocketPath+
 			excess, statefile.MaxSocketPath, excess)
 	}
@@ -74,25 +76,27 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 // Path returns the path of the directory.
 func (d *Directory) Path() string { return filepath.Dir(d.socket) }
 
-// Alive returns an error if Watch makes no round before ctx ends.
+// Alive returns an error if Watch does not respond before ctx ends.
 func (d *Directory) Alive(ctx context.Context) error { return d.pulse.Check(ctx) }
 
-// ErrNoDirectory is wrapped by errors about a directory that does not exist, or that was replaced
-// by another one.
+// ErrNoDirectory is wrapped by errors about a directory that does not exist or was replaced by
+// another one.
 var ErrNoDirectory = errors.New("no kubelet device-plugin directory")
 
-// Check returns an error that wraps ErrNoDirectory, with the remedy, unless the directory is there
-// and alive.
+// Check returns an error that wraps ErrNoDirectory, with the remedy, unless the directory exists
+// and Watch still sees it.
 func (d *Directory) Check() error {
 	info, err := os.Stat(d.Path())
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %w; start kubelet, mount its directory into the container, or name its socket with --kubelet-socket",
+		return fmt.Errorf("%w: %w; start kubelet, mount its directory into the container, or name its socket with "+
+			"--kubelet-socket",
 			ErrNoDirectory, err)
 	case !info.IsDir():
 		return fmt.Errorf("%w: %s is not a directory; name kubelet's socket with --kubelet-socket", ErrNoDirectory, d.Path())
 	case linkCount(info) == 0:
-		return fmt.Errorf("%w: %s was removed on the node and this mount shows what is left of it; only a new container can see "+
+		return fmt.Errorf("%w: %s was removed on the node and this mount shows what is left of it; only a new container "+
+			"can see "+
 			"the new one", ErrNoDirectory, d.Path())
 	}
 	return nil

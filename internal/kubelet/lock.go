@@ -14,11 +14,11 @@ import (
 const (
 	// lockTimeout limits the wait for registrations of other processes. One of them may hang.
 	lockTimeout = time.Second
-	// lockPause is how often the lock is tried.
+	// lockPause is the pause between two attempts to take the lock.
 	lockPause = 2 * time.Millisecond
 )
 
-// A registrationLock is the lock of kubelet's directory, as far as this process has it.
+// A registrationLock is this process's share of the lock of the kubelet's directory.
 type registrationLock struct {
 	mu     sync.Mutex // guards all following fields
 	users  int        // registrations of this process under the lock
@@ -26,12 +26,12 @@ type registrationLock struct {
 }
 
 // LockRegistrations keeps other processes of this program from registering until unlock is called,
-// which may be called more than once. It waits until none of them registers, for a second at most:
-// then, or where the directory cannot be locked, unlock has no effect. Registrations of this
-// process go beside each other.
+// which may be called more than once. It waits until no other process registers, for a second at
+// most. After that second, or if the directory cannot be locked, unlock has no effect.
+// Registrations of this process may run at the same time.
 //
-// Where registrations of two servers of a resource overlap, kubelet up to 1.36 can go by the list
-// of one server and ask the other.
+// When registrations of two servers of a resource overlap, a kubelet up to 1.36 can use the list of
+// one server and call the other.
 func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
 	err := statefile.AwaitLock(ctx, d.clock, lockTimeout, lockPause,
 		func() error { return d.registrations.lock(d.Path()) })
@@ -46,7 +46,7 @@ func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
 	return func() {}
 }
 
-// lock takes the lock, or a share in it where this process has it.
+// lock takes the lock, or a share if this process has the lock already.
 func (l *registrationLock) lock(path string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,8 +13,7 @@ import (
 const listenTimeout = 100 * time.Millisecond
 
 // Listening returns the names of the sockets of other GPU device plugins that accept connections:
-// those of other processes of this program, and those whose names begin as those of NVIDIA's and
-// Google's plugins do.
+// other processes of this program, and sockets named like those of NVIDIA's and Google's plugins.
 func (d *Directory) Listening(ctx context.Context) []string {
 	var listening []string
 	for _, name := range d.sockets() {
@@ -28,14 +27,14 @@ func (d *Directory) Listening(ctx context.Context) []string {
 	return listening
 }
 
-// Refuses reports whether the socket of that name is gone or refuses connections now.
+// Refuses reports whether the socket of that name is gone or refuses connections.
 func (d *Directory) Refuses(ctx context.Context, name string) bool {
 	err := d.tryPlugin(ctx, name)
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// tryPlugin connects to a plugin socket, and closes the connection at once: some programs cannot
-// end while a connection says nothing.
+// tryPlugin connects to a plugin socket, and closes the connection at once, because some programs
+// cannot stop while a connection is silent.
 func (d *Directory) tryPlugin(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
 	defer cancel()

@@ -10,28 +10,28 @@ import (
 )
 
 const (
-	// settleTime is how long after a call by which kubelet allocates devices the next question about
-	// pods is sent. Kubelet inserts devices into what pods hold within microseconds after the answer
-	// to Allocate. The rest is for a kubelet that waits for a CPU.
+	// settleTime is the pause between a call by which kubelet allocates devices and the next
+	// question about pods. The kubelet records the devices of a pod within microseconds after the
+	// answer to Allocate. The rest of the pause is for a kubelet that waits for a CPU.
 	settleTime = 50 * time.Millisecond
-	// chooseTime is how long the call of Allocate is waited for that follows GetPreferredAllocation.
-	// It comes within microseconds, or after a tenth of a second where kubelet waits for a CPU. A
-	// kubelet that ends or fails the pod sends none.
+	// chooseTime is how long to wait for the call of Allocate that follows GetPreferredAllocation. The
+	// call comes within microseconds, or after a tenth of a second if the kubelet waits for a CPU. A
+	// kubelet that stops or fails the pod sends no call.
 	chooseTime = time.Second
-	// hurryAfter is how long a question waits for a pause of settleTime. From then on a pause of
-	// hurriedTime is enough: a kubelet that allocates again and again within settleTime does not wait
-	// for a CPU for so long.
+	// hurryAfter is how long a question waits for a pause of settleTime. Afterwards a pause of
+	// hurriedTime suffices: a kubelet that allocates repeatedly within settleTime does not wait for a
+	// CPU.
 	hurryAfter  = time.Second
 	hurriedTime = 10 * time.Millisecond
-	// listPause is the shortest time between two questions about pods. Kubelet refuses more than 100
-	// questions a second, of all programs together, and more than 10 at once.
+	// listPause is the shortest time between two questions about pods. The kubelet refuses more than
+	// 100 questions a second from all programs together, and more than 10 at once.
 	listPause = 25 * time.Millisecond
 )
 
-// A pace says when kubelet is asked about pods. A question about them has kubelet forget pods that
-// have ended, and with them the devices that it is allocating to a pod at that moment: it would
-// give them to the next pod, too (kubernetes/kubernetes#137534). So none is sent while kubelet
-// allocates.
+// A pace decides when the kubelet is asked about pods. Such a question makes the kubelet forget
+// ended pods, and also the devices that it is allocating to a pod at that moment: it would give
+// them to the next pod, too (kubernetes/kubernetes#137534). So no question is sent while the
+// kubelet allocates.
 type pace struct {
 	clock clock.Clock
 
@@ -42,8 +42,9 @@ type pace struct {
 	next  time.Time  // no question is sent before
 }
 
-// allocating notes that a call begins by which kubelet allocates devices. It returns at once. The
-// function that it returns is called with whether a call of Allocate follows.
+// allocating records the beginning of a call by which kubelet allocates devices, and returns at
+// once. The caller calls the returned function at the end, and says whether a call of Allocate
+// follows.
 func (p *pace) allocating() (ended func(more bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -56,7 +57,8 @@ func (p *pace) allocating() (ended func(more bool)) {
 	}
 }
 
-// begin waits until a question may be sent, and notes that it is. It fails at the end of ctx.
+// begin waits until a question may be sent, and records the question. It returns an error when ctx
+// ends.
 func (p *pace) begin(ctx context.Context) error {
 	began := p.clock.Now()
 	for {
@@ -78,8 +80,8 @@ func (p *pace) begin(ctx context.Context) error {
 	}
 }
 
-// tryBegin returns when to try again. It returns 0 if the question is sent now: no call was made
-// for as long as pause.
+// tryBegin returns when to try again. It returns 0 if the question is sent now, because no call was
+// made during the pause.
 func (p *pace) tryBegin(pause time.Duration) (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

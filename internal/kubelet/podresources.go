@@ -20,21 +20,21 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// maxPodResources bounds one answer of PodResources, in bytes: gRPC's own 4 MiB are too few for a
-// large node, on which 18 MB were seen.
+// maxPodResources bounds one answer of PodResources, in bytes. The default of gRPC, 4 MiB, is too
+// small for a large node: 18 MB were seen.
 const maxPodResources = 64 << 20
 
-// reconnect is how often a connection to a kubelet that ended is tried again. gRPC's own pause
-// grows to two minutes, and a restart of kubelet takes much less.
+// reconnect is the pace of reconnecting to a stopped kubelet. The default pause of gRPC grows to
+// two minutes, and a restart of the kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// ErrNoPodResources says that there is no PodResources service to ask: this process was told to do
-// without, its folder is not mounted, as under NVIDIA's manifests, or the mounted folder is not
-// that of the kubelet. A kubelet that has run leaves its socket there.
+// ErrNoPodResources says that there is no PodResources service to ask: this process was configured
+// without it, its folder is not mounted, as under NVIDIA's manifests, or the mounted folder belongs
+// to no kubelet. A kubelet that has run leaves its socket in its folder.
 var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
 
-// PodResources is a client of kubelet's PodResources service. It connects at the first question,
-// and again when kubelet was restarted.
+// PodResources is a client of the kubelet's PodResources service. It connects at the first
+// question, and again after a restart of the kubelet.
 type PodResources struct {
 	socket      string
 	allocatable *question[map[string][]string]
@@ -47,8 +47,8 @@ type PodResources struct {
 	conn   *grpc.ClientConn
 }
 
-// NewPodResources returns a client of the PodResources service at the given socket. Where that is
-// empty, every question is answered with an error. A nil clock means the real one.
+// NewPodResources returns a client of the PodResources service at the given socket. With an empty
+// socket, every question returns an error. A nil clock means the real one.
 func NewPodResources(socket string, c clock.Clock) *PodResources {
 	c = cmp.Or[clock.Clock](c, clock.RealClock{})
 	p := &PodResources{socket: socket, listings: pace{clock: c},
@@ -70,12 +70,12 @@ func (p *PodResources) Close() error {
 	return err
 }
 
-// Connections returns how often it has connected to a kubelet. A kubelet that was restarted is
-// connected to anew.
+// Connections returns how often the client has connected to a kubelet. It connects again after a
+// restart of the kubelet.
 func (p *PodResources) Connections() uint64 { return p.connections.Load() }
 
-// Allocatable returns, for each resource, the IDs of the devices that are Healthy at kubelet,
-// whether a pod holds them or not. The caller owns the answer.
+// Allocatable returns the IDs of the devices that the kubelet considers Healthy, by resource,
+// whether pods hold them or not. The caller owns the answer.
 func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, error) {
 	ids, err := p.allocatable.ask(ctx, func() (map[string][]string, error) {
 		client, err := p.connect()
@@ -99,21 +99,20 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 	return own, err
 }
 
-// freshFor is how long an answer about allocatable devices is used for further questions: the
-// servers of many resources ask at the same moments, and kubelet refuses more than ten questions at
-// once.
+// freshFor is how long an answer about allocatable devices is reused. The servers of many resources
+// ask at the same moments, and the kubelet refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
 
-// askingTimeout is how long a caller waits at most until its question may be sent.
+// askingTimeout is the longest wait before a question may be sent.
 const askingTimeout = 10 * time.Second
 
-// A question is sent to kubelet once for all callers that ask at about the same time.
+// A question is sent to the kubelet once for all concurrent callers.
 type question[T any] struct {
 	clock clock.PassiveClock
-	// fresh is how old an answer may be. An answer is always good for callers that came before the
-	// question was sent.
+	// fresh is the greatest age of a reused answer. Callers that came before the question was sent
+	// always share its answer.
 	fresh time.Duration
-	// begin waits until the question may be sent; nil: that is at once.
+	// begin waits until the question may be sent; nil means at once.
 	begin func(context.Context) error
 	sent  atomic.Uint64 // how many questions were sent
 

@@ -12,8 +12,8 @@ import (
 
 const (
 	// claimsFile is the checkpoint of the kubelet's manager for Dynamic Resource Allocation, in the
-	// kubelet's root directory. The kubelet names a claim in it before it calls a driver to prepare
-	// the claim, and until the driver has unprepared it.
+	// the kubelet's root directory. The kubelet names a claim in it before it calls a driver to
+	// prepare the claim, and until the driver has unprepared it.
 	claimsFile = "dra_manager_state"
 	// claimsKind is the kind of its data, in kubelet 1.32 and newer.
 	claimsKind = "DRACheckpoint"

@@ -17,25 +17,24 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// ErrNotRegistered is wrapped by the errors of a Register that certainly did not reach kubelet.
+// ErrNotRegistered is wrapped by the errors of a Register that certainly did not reach the kubelet.
 var ErrNotRegistered = errors.New("not registered")
 
-// Register registers the plugin socket at path endpoint, which must be serving already, for
-// resource: kubelet dials it before it answers. The directory must be the one that NewEndpoint gave
-// the path for.
+// Register registers the plugin socket at path endpoint for a resource. The socket must be serving
+// already, because the kubelet dials it before it answers. The directory must be the one for which
+// NewEndpoint returned the path.
 //
-// If the directory is watched, the request goes to the kubelet of the given incarnation only. A
-// kubelet that came later gets its own Register once it was seen.
+// If the directory is watched, the request goes only to the kubelet of the given incarnation. A
+// later kubelet gets its own Register once Watch has seen it.
 //
-// An error that wraps ErrNotRegistered means that kubelet never saw the request. After any other
-// error it may have, and the endpoint must not be used for a second one: kubelet 1.37 would take no
-// end of its stream for real any more.
+// An error that wraps ErrNotRegistered means that the kubelet never saw the request. After any
+// other error the kubelet may have seen it, and the endpoint must not be registered again: the
+// kubelet 1.37 would no longer believe any end of its stream.
 func (d *Directory) Register(
 	ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions,
 ) error {
-	// The connection is made first, and the endpoint looked at after: a kubelet that starts removes
-	// all sockets before it listens, so an endpoint that is still there now was not removed by the
-	// kubelet at the other end.
+	// Connect first, and check the endpoint afterwards: a starting kubelet removes all sockets before
+	// it listens. So an endpoint that still exists was not removed by the connected kubelet.
 	conn, err := d.dial(ctx)
 	if err != nil {
 		return fmt.Errorf("%w: dial kubelet: %w", ErrNotRegistered, err)
@@ -44,8 +43,8 @@ func (d *Directory) Register(
 	if _, err := os.Lstat(endpoint); err != nil {
 		return fmt.Errorf("%w: find our socket: %w", ErrNotRegistered, err)
 	}
-	// So is kubelet's socket: the connection is to this one or to one before it, which answers no
-	// more.
+	// The same holds for the kubelet's socket: the connection is to this kubelet or to an earlier one,
+	// which no longer answers.
 	if !d.shows(incarnation) {
 		return fmt.Errorf("%w: another kubelet has come", ErrNotRegistered)
 	}
@@ -66,16 +65,16 @@ func (d *Directory) Register(
 	return nil
 }
 
-// The pace at which a kubelet that refuses connections is dialled again. A kubelet that starts
-// listens within a millisecond of making its socket; one that is down refuses until it starts, and
-// then makes another socket.
+// The pace of dialling a kubelet that refuses connections. A starting kubelet listens within a
+// millisecond of creating its socket. A stopped kubelet refuses until it starts, and then creates
+// another socket.
 const (
 	redialFirst = time.Millisecond
 	redialMost  = time.Second
 )
 
-// dial connects to kubelet's socket. It tries until ctx ends for as long as the socket is there and
-// nobody listens.
+// dial connects to the kubelet's socket. It tries until ctx ends, as long as the socket exists and
+// no process listens.
 func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 	for wait := redialFirst; ; wait = min(2*wait, redialMost) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", d.socket)
@@ -101,13 +100,14 @@ func newClient(conn net.Conn) (*grpc.ClientConn, error) {
 		grpc.WithUnaryInterceptor(shortenErrors))
 }
 
-// maxErrorText bounds the text of an error of kubelet's, in bytes. It is logged at each try, and
-// stands in status.
+// maxErrorText bounds the text of an error from the kubelet, in bytes. The text is logged at each
+// attempt, and shown in the status.
 const maxErrorText = 1000
 
 // shortenErrors is the interceptor of a client that shortens the errors of the server.
 func shortenErrors(
-	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
+	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker,
+	options ...grpc.CallOption,
 ) error {
 	err := invoke(ctx, method, request, reply, conn, options...)
 	if s := status.Convert(err); len(s.Message()) > maxErrorText {
@@ -116,8 +116,8 @@ func shortenErrors(
 	return err
 }
 
-// oneConnection returns a dialer that hands out conn once, and no second connection, so that a
-// request goes to the kubelet that was looked at or to none.
+// oneConnection returns a dialer that hands out conn once and never connects again, so that a
+// request reaches the checked kubelet or none.
 func oneConnection(conn net.Conn) func(context.Context, string) (net.Conn, error) {
 	once := make(chan net.Conn, 1)
 	once <- conn

@@ -32,7 +32,7 @@ func (p *PodResources) Missing(node fs.FS) string {
 }
 
 // rootOf returns the kubelet's --root-dir as far as it can be seen, in words that follow "the
-// kubelet's --root-dir".
+// the kubelet's --root-dir".
 func rootOf(node fs.FS) string {
 	if node != nil {
 		for _, root := range movedRoots {

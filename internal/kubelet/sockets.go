@@ -26,7 +26,7 @@ import (
 // for people; the hash is of the whole name. The token is the process's: the time of its start and
 // two random characters. Tokens sort as the processes started. n counts the sockets of the process.
 const (
-	// socketPrefix begins the name of every socket of ours.
+	// socketPrefix begins the name of every socket of this program.
 	socketPrefix    = "gpu-device-plugin-"
 	socketSuffix    = ".sock"
 	maxResourcePart = 8
@@ -95,31 +95,31 @@ func (d *Directory) Ours(name string) bool {
 	return ours && token == d.token
 }
 
-// Rivals are the plugin sockets that servers of one resource in other processes may have, by name.
-type Rivals struct {
-	// Later and Earlier are those of processes of this program that started later and earlier than
-	// this one.
+// Peers are the names of the plugin sockets that other processes may have for one resource.
+type Peers struct {
+	// Later and Earlier are the sockets of processes of this program that started later and earlier
+	// than this process.
 	Later, Earlier []string
-	// Foreign are those of other programs. Nobody can tell which resource they are for.
-	Foreign []Socket
+	// OtherPlugins are the sockets of other programs. Their resources are unknown.
+	OtherPlugins []Socket
 }
 
-// A Socket is a socket of another program. A program that was killed leaves it, and makes another
-// one of that name when it returns.
+// A Socket is a socket of another program. A killed program leaves its socket, and creates another
+// one of the same name when it returns.
 type Socket struct {
 	Name string
 	Made int64 // nanoseconds of Unix time, by the clock of the file system
 }
 
-// Rivals returns the sockets of other servers of a resource that are in the directory now.
-func (d *Directory) Rivals(resource string) Rivals {
-	var r Rivals
+// Peers returns the sockets of other servers of a resource that are in the directory now.
+func (d *Directory) Peers(resource string) Peers {
+	var r Peers
 	own := kindOf(resource)
 	for _, name := range d.sockets() {
 		switch kind, token, ours := ParseSocketName(name); {
 		case !ours:
 			if info, err := os.Lstat(filepath.Join(d.Path(), name)); err == nil { // else it is gone
-				r.Foreign = append(r.Foreign, Socket{name, info.ModTime().UnixNano()})
+				r.OtherPlugins = append(r.OtherPlugins, Socket{name, info.ModTime().UnixNano()})
 			}
 		case kind != own || token == d.token:
 		case token > d.token:
@@ -131,7 +131,7 @@ func (d *Directory) Rivals(resource string) Rivals {
 	return r
 }
 
-// sockets returns the names of the sockets in the directory, without kubelet's, in order.
+// sockets returns the names of the sockets in the directory, without the kubelet's, in order.
 func (d *Directory) sockets() []string {
 	entries, err := os.ReadDir(d.Path())
 	if err != nil {
@@ -162,20 +162,19 @@ func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, erro
 // callTimeout bounds a call to the server of another process.
 const callTimeout = 2 * time.Second
 
-// CallEarlier makes a call to the server of a resource in the process of this program that started
-// last before this one. It returns an error that wraps fs.ErrNotExist if there is none.
+// CallEarlier calls the server of a resource in the newest process of this program that started
+// before this process. It returns an error that wraps fs.ErrNotExist if there is none.
 func (d *Directory) CallEarlier(
 	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	earlier := newestFirst(d.Rivals(resource).Earlier)
+	earlier := newestFirst(d.Peers(resource).Earlier)
 	if len(earlier) == 0 {
 		return fmt.Errorf("find the earlier server of %s: %w", resource, fs.ErrNotExist)
 	}
 	return d.call(ctx, earlier[0], call)
 }
 
-// newestFirst sorts the names of sockets of this program: that of the process that started last
-// comes first.
+// newestFirst sorts socket names of this program by the start of their processes, newest first.
 func newestFirst(names []string) []string {
 	return slices.SortedFunc(slices.Values(names), func(a, b string) int {
 		_, x, _ := ParseSocketName(a)
@@ -202,20 +201,20 @@ func (d *Directory) call(ctx context.Context, name string,
 }
 
 const (
-	// askInterval is the pace at which other servers are asked whether they are there.
+	// askInterval is the pace of checking whether other servers are there.
 	askInterval = time.Second
 	// askSoon is the first pause after the end of a connection, which may be that of the server.
 	askSoon = 20 * time.Millisecond
-	// listensWithin is how long a socket may refuse connections that never accepted one: a process
-	// that has just made its socket does not listen yet.
+	// listensWithin is how long a socket may refuse connections before its first connection, because a
+	// process listens a moment after it creates the socket.
 	listensWithin = time.Second
 	// hungAfter is how long a server of this program may leave connections unanswered.
 	hungAfter = 10 * time.Second
 )
 
-// AwaitEnd returns nil once no server is behind the socket of that name: it is gone or refuses
-// connections. So it does once a server of this program has not answered for ten seconds. An error
-// means that ctx ended.
+// AwaitEnd returns nil once no server uses the socket of that name: the socket is gone or refuses
+// connections, or a server of this program has not answered for ten seconds. An error means that
+// ctx ended.
 func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	_, _, ours := ParseSocketName(name)
 	began := d.clock.Now()
@@ -253,9 +252,9 @@ func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	}
 }
 
-// answers reports whether the server at the other end of a connection sends anything, as gRPC's
-// does before it is asked. It returns when the server closes the connection, which it does after a
-// second, or ctx ends, and closes it.
+// answers reports whether the server at the other end of a connection sends anything, as a gRPC
+// server does unasked. It closes the connection, and returns when the server closes it, which takes
+// a second, or when ctx ends.
 func answers(ctx context.Context, conn net.Conn) bool {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()

@@ -47,7 +47,8 @@ func TestRivals(t *testing.T) {
 		}
 	}
 	foreign := []string{
-		"a" + names[5], "gpu-device-plugin-" + "1.sock", "gpu-device-plugin-gpu-short-1.sock", "gpu-device-plugin-x.sock", names[5] + "x",
+		"a" + names[5], "gpu-device-plugin-" + "1.sock", "gpu-device-plugin-gpu-short-1.sock", "gpu-device-plugin-x.sock",
+		names[5] + "x",
 		"nvidia-gpu.sock",
 	}
 	slices.Sort(foreign)
@@ -65,17 +66,17 @@ func TestRivals(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "a.sock"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []kubelet.Rivals{
-		{Later: slices.Concat(names[5:7], names[10:12]), Foreign: made},
-		{Earlier: names[0:2], Later: names[10:12], Foreign: made},
-		{Earlier: slices.Concat(names[0:2], names[5:7]), Foreign: made},
+	for i, want := range []kubelet.Peers{
+		{Later: slices.Concat(names[5:7], names[10:12]), OtherPlugins: made},
+		{Earlier: names[0:2], Later: names[10:12], OtherPlugins: made},
+		{Earlier: slices.Concat(names[0:2], names[5:7]), OtherPlugins: made},
 	} {
-		if diff := cmp.Diff(want, daemons[i].Rivals("nvidia.com/gpu")); diff != "" {
-			t.Errorf("Rivals() of process %d (-want +got):\n%s", i, diff)
+		if diff := cmp.Diff(want, daemons[i].Peers("nvidia.com/gpu")); diff != "" {
+			t.Errorf("Peers() of process %d (-want +got):\n%s", i, diff)
 		}
 	}
-	if got := daemons[0].Rivals("nvidia.com/mig-1g.10gb").Later; !slices.Equal(got, []string{names[8], names[13]}) {
-		t.Errorf("Rivals() of a resource whose name begins as another's: %v", got)
+	if got := daemons[0].Peers("nvidia.com/mig-1g.10gb").Later; !slices.Equal(got, []string{names[8], names[13]}) {
+		t.Errorf("Peers() of a resource whose name begins as another's: %v", got)
 	}
 }
 

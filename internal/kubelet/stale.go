@@ -7,33 +7,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A container that mounts kubelet's directory goes on seeing the old one when a filesystem is
-// mounted over the directory on the node. Kubelet's socket is still there, and refuses connections
-// from the next restart of kubelet on. So does the socket of a kubelet that is down: what tells the
-// two apart is whether kubelet calls the readiness probe of this container.
+// A container that mounts the kubelet's directory keeps seeing the old directory when a filesystem
+// is mounted over it on the node. The old kubelet socket is still there, and refuses connections
+// after the next restart of the kubelet. So does the socket of a stopped kubelet. The readiness
+// probe tells the two apart: only a running kubelet calls the probe of this container.
 const (
-	// staleAfter is how long kubelet's socket has to refuse connections.
+	// staleAfter is how long the kubelet's socket must refuse connections.
 	staleAfter = 2 * time.Minute
-	// probedWithin is how long ago the readiness probe may have been called by a kubelet that is
-	// there.
+	// probedWithin is the greatest age of a readiness probe that shows a running kubelet.
 	probedWithin = time.Minute
 )
 
-// refusal is since when a kubelet's socket has refused connections.
+// refusal records since when the kubelet's socket has refused connections.
 type refusal struct {
 	socket fileKey
 	since  time.Time // zero while it does not
 	logged bool
 }
 
-// Probed notes that kubelet has called the readiness probe.
+// Probed records that the kubelet has called the readiness probe.
 func (d *Directory) Probed() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.probed = d.clock.Now()
 }
 
-// dialled notes whether kubelet's socket refused a connection.
+// dialled records whether the kubelet's socket refused a connection.
 func (d *Directory) dialled(refused bool) {
 	key, err := keyOf(d.socket)
 	d.mu.Lock()
@@ -46,10 +45,10 @@ func (d *Directory) dialled(refused bool) {
 	}
 }
 
-// checkStale returns an error that wraps ErrNoDirectory if the socket that is there has refused
-// connections for two minutes, and kubelet is there. Where kubelet does not call a readiness probe,
-// nothing tells a kubelet that is down from another directory: the process stays, as its end would
-// help with the second one only, and says so once.
+// checkStale returns an error that wraps ErrNoDirectory if the current socket has refused
+// connections for two minutes although the kubelet runs. Without a readiness probe, a stopped
+// kubelet and a replaced directory look the same. Then the process stays and logs this once,
+// because its exit would only help with a replaced directory.
 func (d *Directory) checkStale(log klog.Logger, socket fileKey) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +57,8 @@ func (d *Directory) checkStale(log klog.Logger, socket fileKey) error {
 	if d.refuses.since.IsZero() || d.refuses.socket != socket || refused < staleAfter {
 		return nil
 	}
-	const mounted = "if kubelet runs, a filesystem was mounted over its directory on the node, and this mount shows the old directory: " +
+	const mounted = "if kubelet runs, a filesystem was mounted over its directory on the node, and this mount shows the " +
+		"old directory: " +
 		"only a new container can see the new one"
 	if d.probed.IsZero() || now.Sub(d.probed) > probedWithin {
 		if !d.refuses.logged {

@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// lookInterval is how often the directory is looked at while inotify tells nothing of it: inotify
-	// is exhausted, or the directory is not there.
+	// lookInterval is how often the directory is checked without notices: inotify is exhausted, or the
+	// directory does not exist.
 	lookInterval = time.Second
-	// lookRarely is how often it is looked at beside inotify's notices: they do not tell of a
-	// filesystem that is mounted over the directory. Each look wakes an idle process.
+	// lookRarely is how often the directory is checked in addition to notices, because inotify does
+	// not report a filesystem mounted over the directory. Each check wakes an idle process.
 	lookRarely = 5 * time.Second
 )
 
-// Watch publishes, at once and then whenever it changed, which kubelet is there, and the names of
-// the other sockets in the directory, until ctx ends; then it returns nil. It returns an error that
-// wraps ErrNoDirectory when the directory it sees can never again be the one kubelet uses. A
-// directory that is not there yet is waited for.
+// Watch publishes which kubelet is there, and the names of the other sockets in the directory,
+// at once and after each change, until ctx ends. Then it returns nil. It returns an error that
+// wraps ErrNoDirectory when the directory can never again be the kubelet's. It waits for a
+// directory that does not exist yet.
 //
-// The incarnation numbers the kubelets seen since Watch began, from 1; it is 0 while kubelet's
-// socket is not there. The sockets are those of device plugins, ours and others, sorted. They are
-// also published, as they are, when any may have come or gone since.
+// The incarnation numbers the kubelets seen since Watch began, from 1. It is 0 while the kubelet's
+// socket does not exist. The sockets are the sockets of all device plugins, sorted. They are also
+// published, unchanged, when a socket may have appeared or disappeared since.
 func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], sockets *feed.Feed[[]string]) error {
 	log := klog.FromContext(ctx)
 	notices, err := d.newWatcher()
@@ -80,13 +80,13 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 			// kernel's clock, on one inode, look alike; the end of the streams tells them apart.
 		case err := <-notices.Errors:
 			noticed = true
-			// An overflow loses notices, nothing else: the next look finds what they would have said.
+			// An overflow only loses notices: the next look finds the changes.
 			log.V(2).Info("Notices about kubelet's directory were lost", "reason", err.Error())
 		}
 	}
 }
 
-// look remembers what the last look saw, to tell one kubelet from the next.
+// look remembers the result of the last look, to tell one kubelet from the next.
 type look struct {
 	directory   *Directory
 	notices     *fsnotify.Watcher
@@ -94,7 +94,7 @@ type look struct {
 	watches     bool      // notices come
 	removed     time.Time // since when the directory has no name on the node any more; zero while it has one
 	incarnation uint64
-	kubelet     fileKey // kubelet's socket in this incarnation
+	kubelet     fileKey // the kubelet's socket in this incarnation
 	present     bool
 }
 
@@ -131,13 +131,13 @@ func (l *look) now() uint64 {
 	return l.incarnation
 }
 
-// A sighting is a kubelet that was seen; the zero value is none.
+// A sighting is an observed kubelet. The zero value means no kubelet.
 type sighting struct {
 	incarnation uint64
 	socket      fileKey
 }
 
-// sight notes what a look saw.
+// sight records the result of a look.
 func (d *Directory) sight(s sighting, kubelets uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -151,8 +151,8 @@ func (d *Directory) Kubelets() uint64 {
 	return d.kubelets
 }
 
-// shows reports whether the kubelet whose socket is there now is that of an incarnation, as far as
-// anybody has looked.
+// shows reports whether the current socket belongs to the kubelet of an incarnation, as far as
+// known from the looks.
 func (d *Directory) shows(incarnation uint64) bool {
 	key, err := keyOf(d.socket)
 	d.mu.Lock()
@@ -160,7 +160,7 @@ func (d *Directory) shows(incarnation uint64) bool {
 	return !d.watched || err == nil && d.seen == sighting{incarnation, key}
 }
 
-// watchDirectory has notices come from the directory that is there now.
+// watchDirectory subscribes to notices about the current directory.
 func (l *look) watchDirectory(log klog.Logger) error {
 	info, err := os.Stat(l.directory.Path())
 	if err != nil {
@@ -171,8 +171,8 @@ func (l *look) watchDirectory(log klog.Logger) error {
 		return nil
 	}
 	if linkCount(info) == 0 {
-		// A directory that is being removed looks like this for a moment. One behind a mount looks like
-		// this for good.
+		// A directory that is being removed looks like this for a moment, and a directory behind a mount
+		// forever.
 		now := l.directory.clock.Now()
 		if l.removed.IsZero() {
 			l.removed = now
@@ -200,7 +200,8 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	return nil
 }
 
-// fileKey tells a file from one that took its name: the inode alone is used again at once on ext4.
+// fileKey tells a file from another file of the same name. An inode alone is not enough, because
+// ext4 reuses inodes at once.
 type fileKey struct {
 	device, inode uint64
 	ctime         syscall.Timespec

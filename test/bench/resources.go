@@ -55,7 +55,7 @@ func planManyReplicas(ctx context.Context, _ string) (string, error) {
 		return "", err
 	}
 	// A Set that does not run publishes as one that does; nobody reads.
-	set := serve.NewSet(serve.Collaborators{
+	set := serve.NewServers(serve.Collaborators{
 		Registrar: directory, Incarnation: feed.New(uint64(0)), Sockets: feed.New([]string(nil)), Clock: clock.RealClock{},
 	})
 	var took []time.Duration

@@ -175,7 +175,7 @@ func (d *daemon) mayGive(devices []resource.Device) error {
 // pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is
 // not to be changed.
 type pluginUsers struct {
-	*serve.Set
+	*serve.Servers
 	owners    *feed.Feed[dra.Owners]
 	snapshots *feed.Feed[inventory.Snapshot]
 }
@@ -190,7 +190,7 @@ func (u pluginUsers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldD
 			return nil, fmt.Errorf("GPU %d is not divided anew while pods get it by Dynamic Resource Allocation", g.Index)
 		}
 	}
-	return u.Set.Users(ctx, uuids)
+	return u.Servers.Users(ctx, uuids)
 }
 
 // allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to

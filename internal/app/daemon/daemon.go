@@ -125,7 +125,7 @@ type daemon struct {
 	account        *kubelet.PodResources
 	kubelets       *feed.Feed[uint64]   // the incarnation of the one that is there
 	sockets        *feed.Feed[[]string] // beside its own
-	set            *serve.Set
+	set            *serve.Servers
 	mps            *mps.Prober
 	readiness      *Readiness
 	liveness       *Liveness
@@ -236,8 +236,8 @@ func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
 }
 
 // newSet returns the plugin servers.
-func (d *daemon) newSet(directory *kubelet.Directory) *serve.Set {
-	return serve.NewSet(serve.Collaborators{
+func (d *daemon) newSet(directory *kubelet.Directory) *serve.Servers {
+	return serve.NewServers(serve.Collaborators{
 		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
 		CheckpointVersion: directory.CheckpointVersion,
 		Incarnation:       d.kubelets, Sockets: d.sockets,
@@ -398,7 +398,7 @@ func (d *daemon) view() View {
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
 		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead,
 		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
-		Fewer: d.set.Fewer(), Proceed: d.set.Proceed, Listed: d.listed,
+		Fewer: d.set.PendingShrink(), Proceed: d.set.ApproveShrink, Listed: d.listed,
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
 		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },
 		DRA:     d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,

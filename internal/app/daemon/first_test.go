@@ -170,7 +170,7 @@ func TestReady(t *testing.T) {
 		"this node has no GPU")(ready(m, plugins{}, serve.Status{Resource: "nvidia.com/gpu"}))
 	wants("no GPU, and pods hold two", false, "nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
 		ready(m, plugins{}, serve.Status{Resource: "a/b"}, serve.Status{Resource: "nvidia.com/gpu",
-			Departing: make([]serve.Departing, 2)}))
+			Retiring: make([]serve.RetiringDevice, 2)}))
 	wants("no GPU, and another plugin has some", false,
 		"is served by another device plugin, with 1 device; this one has nothing to serve: this node has no GPU")(ready(m,
 		theirs))

@@ -203,7 +203,7 @@ func TestServersInTheStatus(t *testing.T) {
 	t.Parallel()
 	got := resources([]serve.Status{
 		{Resource: "a/b", Phase: serve.PhaseServing, Devices: 3, Healthy: 2, Agreed: true, Problem: "p",
-			Departing: []serve.Departing{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
+			Retiring: []serve.RetiringDevice{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
 		{Resource: "a/c"},
 	})
 	want := []status.Resource{

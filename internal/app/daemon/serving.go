@@ -97,7 +97,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		return false, others + "; this one has nothing to serve: " + why(seen)
 	}
 	for _, server := range s.Servers() {
-		if held := len(server.Departing); held > 0 {
+		if held := len(server.Retiring); held > 0 {
 			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has nothing to serve: %s",
 				server.Resource, status.Count(held, "device"), why(seen))
 		}

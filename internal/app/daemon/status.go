@@ -144,7 +144,7 @@ func resources(served []serve.Status) []status.Resource {
 			Name: r.Resource, Devices: r.Devices, Healthy: r.Healthy, Unoffered: r.Unoffered, Server: string(r.Phase),
 			Agreed: r.Agreed, Problem: r.Problem,
 		}
-		for _, d := range r.Departing {
+		for _, d := range r.Retiring {
 			shown.Departing = append(shown.Departing, status.Departing(d))
 		}
 		resources = append(resources, shown)

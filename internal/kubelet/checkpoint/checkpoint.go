@@ -1,7 +1,8 @@
 // Package checkpoint has the format of the file in which kubelet's device manager keeps which
 // container holds which devices. The daemon only reads the file.
 //
-// The package and its types have the same names as in kubelet, because the checksum includes them.
+// The package and its types have the same names as in the kubelet, because the checksum includes
+// them.
 package checkpoint
 
 import (
@@ -40,21 +41,22 @@ type Data struct {
 	Checksum uint64
 }
 
-// Parse returns the content of a file. It fails if kubelet would not accept the file, or if the
+// Parse returns the content of a file. It fails if the kubelet would not accept the file, or if the
 // file does not have the format of kubelet 1.20 and later.
 func Parse(text []byte) (Data, error) {
-	// Like kubelet, start with values that are empty and not nil: the checksums of the two differ.
+	// Like the kubelet, start with values that are empty and not nil: the checksums of the two differ.
 	d := Data{Data: checkpointData{PodDeviceEntries: []PodDevicesEntry{}, RegisteredDevices: map[string][]string{}}}
 	if err := json.Unmarshal(text, &d); err != nil {
 		return Data{}, fmt.Errorf("read kubelet's checkpoint: %w", err)
 	}
 	if d.Checksum != d.Data.checksum() {
-		return Data{}, errors.New("read kubelet's checkpoint: the checksum is wrong, or this version of kubelet has another format")
+		return Data{}, errors.New("read kubelet's checkpoint: the checksum is wrong, or this version of kubelet has " +
+			"another format")
 	}
 	return d, nil
 }
 
-// checksum returns kubelet's checksum: of the data as Go prints it, with the names of types.
+// checksum returns the kubelet's checksum: of the data as Go prints it, with the names of types.
 func (d checkpointData) checksum() uint64 {
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(dump.ForHash(d))) // a hash's Write does not fail

@@ -40,7 +40,7 @@ type node struct {
 	account   *account
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
-	daemon    *serve.Set
+	daemon    *serve.Servers
 	unread    bool // kubelet's checkpoint cannot be read
 	specs     offer.Specs
 	mps       offer.MPS
@@ -82,10 +82,11 @@ func (n *node) start(t *testing.T) (stop func()) {
 	if n.unread {
 		c.Checkpoint = nil
 	}
-	n.daemon = serve.NewSet(c)
+	n.daemon = serve.NewServers(c)
 	loop := &offer.Loop{
-		Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, MIG: n.mig, Owners: n.owners, Followed: n.followed,
-		Clock: n.clock, Pulse: supervise.NewPulse(),
+		Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, MIG: n.mig, Owners: n.owners,
+		Followed: n.followed,
+		Clock:    n.clock, Pulse: supervise.NewPulse(),
 	}
 	n.pulse = loop.Pulse
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), n.log))
@@ -214,7 +215,7 @@ func (n *node) pass(t *testing.T, seconds int) {
 func (n *node) settle() {
 	before := n.account.asked.Load()
 	n.clock.Step(time.Second)
-	waits := slices.ContainsFunc(n.daemon.Status(), func(s serve.Status) bool { return len(s.Departing) > 0 })
+	waits := slices.ContainsFunc(n.daemon.Status(), func(s serve.Status) bool { return len(s.Retiring) > 0 })
 	for patience := time.Now().Add(20 * time.Millisecond); waits && n.account.asked.Load() == before &&
 		time.Now().Before(patience); {
 		time.Sleep(time.Millisecond)

@@ -1,5 +1,5 @@
-// Package offer makes a plan of every Snapshot and Config, puts the holds on it, and has the plugin
-// servers serve it. It has the CDI specs of new devices written before the devices are offered.
+// Package offer makes a plan of every Snapshot and Config, adds the holds, and passes the plan to
+// the plugin servers. It has the CDI specs of new devices written before the devices are offered.
 package offer
 
 import (
@@ -23,22 +23,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A Loop makes plans and has the Set serve them. It runs once.
+// A Loop makes plans and applies them to the Servers. It runs once.
 type Loop struct {
 	Configs   *feed.Feed[config.Config]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	Set       *serve.Set
+	Set       *serve.Servers
 	Specs     Specs
 	MPS       MPS
-	// MIG are the holds on GPUs that are being divided anew, by UUID. A GPU without an entry is not
-	// offered. They are nil, or the feed is, where nobody changes layouts.
+	// MIG are the holds on GPUs whose MIG layout is being changed, by UUID. A GPU without an entry is
+	// not offered. The value or the feed is nil if nothing changes layouts.
 	MIG *feed.Feed[map[string]resource.GPUHold]
-	// Owners say which GPUs are those of the device plugin; nothing is offered as long as they are
-	// nil. A nil feed: all are.
+	// Owners says which GPUs belong to the device plugin. While the value is nil, nothing is offered.
+	// A nil feed means that all GPUs belong to the device plugin.
 	Owners *feed.Feed[dra.Owners]
-	// Proofs say which devices CUDA is not proven on; nil where that is never asked for.
+	// Proofs says on which devices CUDA is not proven; nil if no proof is required.
 	Proofs Proofs
-	// Run publishes to Followed the owners by which it made the plan that is offered.
+	// Run publishes to Followed the owners used for the offered plan.
 	Followed *feed.Feed[dra.Owners]
 	// Clock is the clock to wait by; nil means the real one.
 	Clock clock.Clock
@@ -46,27 +46,26 @@ type Loop struct {
 	Pulse supervise.Pulse
 }
 
-// Proofs know on which devices CUDA is proven.
+// Proofs knows on which devices CUDA is proven.
 type Proofs interface {
 	// Unproven returns why devices may not be given to pods, by UUID.
 	Unproven(inventory.Snapshot) map[string]string
-	// Changed returns a channel that is closed when that changes for a Snapshot.
+	// Changed returns a channel that is closed when the answer changes for a Snapshot.
 	Changed() <-chan struct{}
 }
 
-// MPS asks the control daemons of resources shared by CUDA's Multi-Process Service whether they
-// run.
+// MPS checks whether the control daemons of resources shared by CUDA's Multi-Process Service run.
 type MPS interface {
-	// Follow sets the resources whose daemons are asked from now on. It does not wait for them.
+	// Follow sets the resources whose daemons are checked from now on. It does not wait for them.
 	Follow(resources []string)
-	// Unready is the feed of those whose daemons do not answer, by name, each with the reason.
+	// Unready is the feed of the resources whose daemons do not answer, each with the reason.
 	Unready() *feed.Feed[map[string]string]
-	// Asked reports whether the daemon of a resource that is followed has answered, or was given its
-	// time to answer.
+	// Asked reports whether the daemon of a followed resource has answered or has used up its time to
+	// answer.
 	Asked(resource string) bool
 }
 
-// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends, and then
+// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends. Then it
 // returns nil.
 func (l *Loop) Run(ctx context.Context) error {
 	specs := newSpecTask(l.Specs)
@@ -115,7 +114,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			}
 			plan = uvm.plan(plan.Under(holds), snapshot, way)
 			inspect := way.PreStart.Checks != config.PreStartNone
-			l.Set.Apply(plan, serve.Options{Edits: way.Edits, Inspect: inspect, Announce: c.Features.ChangeTaint}, epoch)
+			l.Set.Apply(plan, serve.Options{Edits: way.Edits, Inspect: inspect, AnnounceShrink: c.Features.ChangeTaint}, epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
 				l.Followed.Publish(owners)
 			}
@@ -141,11 +140,12 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	}
 }
 
-// oldWay is the warning of a plan whose devices containers still get by the configuration of
-// before, without the reason.
-const oldWay = "containers get devices as before the last change of the configuration, because no device could be offered by the new one: "
+// oldWay is the warning, without its reason, of a plan whose devices still use the previous
+// configuration.
+const oldWay = "containers get devices as before the last change of the configuration, because no device could be " +
+	"offered by the new one: "
 
-// proven returns a channel that is closed when there are other records of proofs.
+// proven returns a channel that is closed when the records of proofs change.
 func (l *Loop) proven() <-chan struct{} {
 	if l.Proofs == nil {
 		return nil
@@ -153,8 +153,8 @@ func (l *Loop) proven() <-chan struct{} {
 	return l.Proofs.Changed()
 }
 
-// plan makes the plan of a Snapshot and a Config, and puts the holds of MPS on it, and those on
-// devices on which CUDA is not proven.
+// plan makes the plan of a Snapshot and a Config, and adds the holds of MPS and of devices without
+// a proof of CUDA.
 func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
 	options := c.Resource
 	if l.Owners != nil {
@@ -163,7 +163,7 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	plan := resource.New(snapshot, options)
 	byMPS := plan.MPSDaemons()
 	l.MPS.Follow(byMPS)
-	// Looked at first: an answer that comes now must not make a reason of before count.
+	// Read first, so that an answer arriving now does not make an earlier reason count.
 	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
@@ -200,8 +200,8 @@ func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Ho
 }
 
 // holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the
-// reasons, by daemon. Devices of unasked daemons are hidden: a list in which they are Unhealthy for
-// a moment would change the status of the pods that hold them.
+// reasons, by daemon. Devices of unasked daemons are hidden: a list with such a device as Unhealthy
+// for a moment would change the status of the pods that hold it.
 func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
@@ -216,11 +216,11 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 	return holds
 }
 
-// warnAfter is how long after a change the warnings of the plan are logged. Within that time CDI
-// specs are written, and MPS control daemons answer, at a start that nothing is wrong with.
+// warnAfter is the delay before the warnings of a plan are logged. During a healthy start, CDI
+// specs are written and MPS control daemons answer within that time.
 const warnAfter = time.Second
 
-// warn logs the warnings of plans, each when it comes and stays, until ctx ends.
+// warn logs the warnings of plans, each one when it appears and persists, until ctx ends.
 func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 	var before resource.Plan
 	for {

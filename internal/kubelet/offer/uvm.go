@@ -13,20 +13,21 @@ import (
 
 const (
 	uvmMissing = "the device node /dev/nvidia-uvm is not there yet, and a container without it cannot use CUDA"
-	uvmAbsent  = "the device node /dev/nvidia-uvm is not there: containers that start now cannot use CUDA; load the module on the node: " +
+	uvmAbsent  = "the device node /dev/nvidia-uvm is not there: containers that start now cannot use CUDA; load the " +
+		"module on the node: " +
 		"nvidia-modprobe -u -c 0"
 )
 
-// A uvmWait waits for the device node nvidia-uvm. With the strategy envvar nobody waits: NVIDIA's
-// runtime loads the module itself.
+// A uvmWait waits for the device node nvidia-uvm. With the strategy envvar there is no wait:
+// NVIDIA's runtime loads the module itself.
 type uvmWait struct {
 	clock clock.Clock
 	timer clock.Timer // since the node was seen to be missing; nil while it is not
 	over  bool
 }
 
-// plan returns the plan without the devices that wait, and, when it has been waited for long
-// enough, with a warning.
+// plan returns the plan without the waiting devices and, once the wait is long enough, with a
+// warning.
 func (u *uvmWait) plan(plan resource.Plan, snapshot inventory.Snapshot, c config.Config) resource.Plan {
 	switch {
 	case !(c.Edits.UsesCDI() && snapshot.LacksUVM(true) || c.Edits.GivesNodes() && snapshot.LacksUVM(false)):
@@ -47,7 +48,7 @@ func (u *uvmWait) plan(plan resource.Plan, snapshot inventory.Snapshot, c config
 	return plan.Under(holds)
 }
 
-// ended is when it has been waited for long enough.
+// ended returns when the wait is long enough.
 func (u *uvmWait) ended() <-chan time.Time {
 	if u.timer == nil {
 		return nil

@@ -29,19 +29,20 @@ type emptyAccount struct{ noCalls }
 func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
 
-// noRivals is the directory of a node on which nobody else is.
-type noRivals struct{ Registrar }
+// noPeers is the directory of a node on which nobody else is.
+type noPeers struct{ Registrar }
 
-func (noRivals) Rivals(string) kubelet.Rivals { return kubelet.Rivals{} }
+func (noPeers) Peers(string) kubelet.Peers { return kubelet.Peers{} }
 
 func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r := oneGPU()
-		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: emptyAccount{}, Clock: clock.RealClock{}},
-			list: newList(r.Name, clock.RealClock{}),
-			past: &past{}, compared: func(string) {}}
+		l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: emptyAccount{},
+			Clock: clock.RealClock{}},
+			list:     newList(r.Name, clock.RealClock{}),
+			previous: &previous{}, reportDifference: func(string) {}}
 		l.list.publish(r, Options{}, nil)
 		l.sent.Publish(l.list.views.Value().response)
 		var plans sync.WaitGroup
@@ -114,8 +115,9 @@ func TestThePaceOfComparing(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 				defer cancel()
 				account := &notedAccount{answer: test.answer}
-				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
-					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+				l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account,
+					Clock: clock.RealClock{}},
+					list: newList(oneGPU().Name, clock.RealClock{}), previous: &previous{}, reportDifference: func(string) {}}
 				l.list.publish(oneGPU(), Options{}, nil)
 				l.sent.Publish(l.list.views.Value().response)
 				_, err := l.checkAccount(ctx, 1)
@@ -146,8 +148,8 @@ func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T
 			}
 			return nil, nil
 		}}
-		l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
-			list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+		l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account, Clock: clock.RealClock{}},
+			list: newList(oneGPU().Name, clock.RealClock{}), previous: &previous{}, reportDifference: func(string) {}}
 		l.sent.Publish(l.list.views.Value().response)
 		time.AfterFunc(checkSoon+time.Millisecond, func() {
 			l.list.publish(oneGPU(), Options{}, nil)
@@ -184,26 +186,27 @@ func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
 					}
 					return test.answers, test.err
 				}}
-				l := &life{Collaborators: Collaborators{Registrar: noRivals{}, Accountant: account, Clock: clock.RealClock{}},
-					list: newList(oneGPU().Name, clock.RealClock{}), past: &past{}, compared: func(string) {}}
+				l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account,
+					Clock: clock.RealClock{}},
+					list: newList(oneGPU().Name, clock.RealClock{}), previous: &previous{}, reportDifference: func(string) {}}
 				l.list.publish(oneGPU(), Options{}, nil)
 				l.sent.Publish(l.list.views.Value().response)
 				// kubelet is taking the list in, and writes its checkpoint
-				time.AfterFunc(checkSoon/2, func() { l.list.again.Publish(1) })
-				time.AfterFunc(time.Until(asked), func() { l.list.again.Publish(2) })
+				time.AfterFunc(checkSoon/2, func() { l.list.resend.Publish(1) })
+				time.AfterFunc(time.Until(asked), func() { l.list.resend.Publish(2) })
 				_, _ = l.checkAccount(ctx, 1)
 				want := uint64(0)
 				if test.again {
 					want = 2
 				}
-				if again := l.again.Value(); again != want || account.asked[0].Sub(began) != checkSoon {
+				if again := l.resend.Value(); again != want || account.asked[0].Sub(began) != checkSoon {
 					t.Errorf("sent again: %v, want %v; asked first after %v", again, want, account.asked[0].Sub(began))
 				}
 				if again := account.asked[len(account.asked)-1].Sub(asked); test.again && again != checkSoon {
 					t.Errorf("asked %v after the list was sent again, want %v", again, checkSoon)
 				}
-				if differs := name == "it differs"; differs != (l.silence.Value() == forDifference) {
-					t.Errorf("silence %v while the account differs: %v", l.silence.Value(), differs)
+				if differs := name == "it differs"; differs != (l.mute.Value() == muteAccountDiffers) {
+					t.Errorf("silence %v while the account differs: %v", l.mute.Value(), differs)
 				}
 			})
 		})
@@ -234,17 +237,18 @@ func TestSocketsOfOtherPrograms(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
 	d := &sharedDirectory{}
-	l := &life{Collaborators: Collaborators{Registrar: d, Clock: c}, list: newList(gpuName, c)}
+	l := &registration{Collaborators: Collaborators{Registrar: d, Clock: c}, list: newList(gpuName, c)}
 	var k comparison
 	sees := func(what string, foreign []kubelet.Socket, came map[kubelet.Socket]time.Time, ended time.Time, passed bool) {
 		t.Helper()
 		c.Step(time.Second)
 		d.foreign = foreign
-		l.see(&k)
-		if !maps.Equal(k.foreign, came) || !k.ended.Equal(ended) || k.passed != passed {
-			t.Errorf("%s: %v, ended %v, passed %v; want %v, %v, %v", what, k.foreign, k.ended, k.passed, came, ended, passed)
+		l.noteOtherPlugins(&k)
+		if !maps.Equal(k.otherPlugins, came) || !k.otherEnded.Equal(ended) || k.agreedSince != passed {
+			t.Errorf("%s: %v, ended %v, passed %v; want %v, %v, %v", what, k.otherPlugins, k.otherEnded, k.agreedSince, came,
+				ended, passed)
 		}
-		k.passed = true
+		k.agreedSince = true
 	}
 	first, second := kubelet.Socket{Name: "first.sock"}, kubelet.Socket{Name: "second.sock"}
 	always := map[kubelet.Socket]time.Time{first: {}}
@@ -262,11 +266,12 @@ func TestSocketsOfOtherPrograms(t *testing.T) {
 	d.refuses = []string{second.Name}
 	c.Step(time.Second)
 	l.noteEnds(t.Context(), &k)
-	if !k.ended.Equal(c.Now()) || k.passed || !k.foreign[second].IsZero() || k.foreign[first].IsZero() {
-		t.Errorf("a socket that refuses: ended %v, passed %v, %v", k.ended, k.passed, k.foreign)
+	if !k.otherEnded.Equal(c.Now()) || k.agreedSince || !k.otherPlugins[second].IsZero() ||
+		k.otherPlugins[first].IsZero() {
+		t.Errorf("a socket that refuses: ended %v, passed %v, %v", k.otherEnded, k.agreedSince, k.otherPlugins)
 	}
 	c.Step(time.Second)
-	if l.noteEnds(t.Context(), &k); k.ended.Equal(c.Now()) {
+	if l.noteEnds(t.Context(), &k); k.otherEnded.Equal(c.Now()) {
 		t.Error("it ended twice")
 	}
 }
@@ -285,39 +290,39 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 		counts   []string
 		pauses   []time.Duration // after 0, 300 and 800 ms; all of them are without an error
 		last     error           // after a second
-		silence  silence
+		silence  mute
 	}{
 		"another list": {counts: []string{"a"}, pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms},
-			last: errDisagrees, silence: forDifference},
+			last: errDisagrees, silence: muteAccountDiffers},
 		"nothing": {pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, last: errDisagrees,
-			silence: forDifference},
-		"nothing any more": {counted: true, last: errDisagrees, silence: forDifference},
+			silence: muteAccountDiffers},
+		"nothing any more": {counted: true, last: errDisagrees, silence: muteAccountDiffers},
 		"registered a short time ago": {counts: []string{"a"}, disputed: true,
-			pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, silence: speaks},
+			pauses: []time.Duration{100 * ms, 300 * ms, 200 * ms}, silence: muteNone},
 		"a program that has just come": {map[kubelet.Socket]time.Duration{socket: suspectFor}, false, false, nil,
-			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errOtherEnded, forForeign},
+			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errOtherEnded, muteOtherPlugin},
 		"a program that came long ago": {map[kubelet.Socket]time.Duration{socket: suspectFor + 1}, false, false, nil,
-			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
+			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, muteAccountDiffers},
 		"a program that was there ever": {map[kubelet.Socket]time.Duration{socket: 0}, false, false, nil,
-			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, forDifference},
+			[]time.Duration{100 * ms, 300 * ms, 200 * ms}, errDisagrees, muteAccountDiffers},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := clocktesting.NewFakeClock(time.Now())
 			d := &sharedDirectory{}
-			c := comparison{counted: tt.counted, foreign: map[kubelet.Socket]time.Time{}}
+			c := comparison{agreedNow: tt.counted, otherPlugins: map[kubelet.Socket]time.Time{}}
 			for s, ago := range tt.foreign {
-				d.foreign, c.foreign[s] = append(d.foreign, s), time.Time{}
+				d.foreign, c.otherPlugins[s] = append(d.foreign, s), time.Time{}
 				if ago > 0 {
-					c.foreign[s] = clock.Now().Add(-ago)
+					c.otherPlugins[s] = clock.Now().Add(-ago)
 				}
 			}
 			said := ""
-			l := &life{Collaborators: Collaborators{Registrar: d, Clock: clock, Incarnation: feed.New(uint64(1))},
-				list: newList(gpuName, clock),
-				past: &past{}, report: func(Phase) {}, compared: func(text string) { said = text }}
+			l := &registration{Collaborators: Collaborators{Registrar: d, Clock: clock, Incarnation: feed.New(uint64(1))},
+				list:     newList(gpuName, clock),
+				previous: &previous{}, report: func(Phase) {}, reportDifference: func(text string) { said = text }}
 			if tt.disputed {
-				l.past.disputes.register(clock.Now().Add(-disputeFirst / 2))
+				l.previous.disputes.register(clock.Now().Add(-disputeFirst / 2))
 			}
 			began := clock.Now()
 			for i, at := range []time.Duration{0, 300 * ms, 800 * ms, differsFor} {
@@ -335,7 +340,7 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 				}
 				break
 			}
-			if got := l.silence.Value(); got != tt.silence {
+			if got := l.mute.Value(); got != tt.silence {
 				t.Errorf("silence %v, want %v", got, tt.silence)
 			}
 		})
@@ -345,11 +350,13 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 
 // listing returns a life whose list has one GPU, which was sent.
-func listing(d Registrar, a Accountant) *life {
-	l := &life{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
+func listing(d Registrar, a Accountant) *registration {
+	l := &registration{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
 		Incarnation: feed.New(uint64(1)),
-		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}), past: &past{},
-		report: func(Phase) {}, compared: func(string) {}, adopt: func(context.Context) {}, connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
+		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}),
+		previous: &previous{},
+		report:   func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
+		connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
 	l.list.publish(oneGPU(), Options{}, nil)
 	l.sent.Publish(l.list.views.Value().response)
 	return l
@@ -412,26 +419,27 @@ func TestTheAccountAfterAnotherProgram(t *testing.T) {
 
 // TestASilentServerAsksNobody: what kubelet counts is not its list, and it has none to send again.
 func TestASilentServerAsksNobody(t *testing.T) {
-	for silent, asks := range map[silence]bool{speaks: true, forLater: false, forForeign: false, forDifference: true,
-		forNext: true} {
+	for silent, asks := range map[mute]bool{muteNone: true, muteLaterProcess: false, muteOtherPlugin: false,
+		muteAccountDiffers: true,
+		muteReplaced:       true} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
 			l := listing(&sharedDirectory{}, account)
-			l.silence.Publish(silent)
-			if silent == forDifference {
+			l.mute.Publish(silent)
+			if silent == muteAccountDiffers {
 				time.AfterFunc(time.Millisecond, func() {
-					if l.silence.Value() != speaks { // a list was sent while the difference was found
+					if l.mute.Value() != muteNone { // a list was sent while the difference was found
 						t.Error("it is silent after another list")
 					}
 				})
 			}
-			time.AfterFunc(5*time.Second, func() { l.list.again.Publish(1) })
+			time.AfterFunc(5*time.Second, func() { l.list.resend.Publish(1) })
 			if _, err := l.checkAccount(ctx, 1); !errors.Is(err, context.DeadlineExceeded) || (len(account.asked) > 0) != asks {
 				t.Errorf("silence %d: asked %d times (%v)", silent, len(account.asked), err)
 			}
-			if again := l.again.Value() == 1; again != (silent == speaks || silent == forDifference) {
+			if again := l.resend.Value() == 1; again != (silent == muteNone || silent == muteAccountDiffers) {
 				t.Errorf("silence %d: the list is sent again: %v", silent, again)
 			}
 		})
@@ -444,7 +452,7 @@ func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+time.Millisecond)
 		defer cancel()
-		var l *life
+		var l *registration
 		account := &notedAccount{answer: func(n int) ([]string, error) {
 			if n == 1 {
 				r := oneGPU()
@@ -458,7 +466,7 @@ func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
 		list := l.sent.Value()
 		l.sent.Publish(nil)
 		time.AfterFunc(2*time.Second, func() { l.sent.Publish(list) })
-		l.compared = func(difference string) {
+		l.reportDifference = func(difference string) {
 			if difference != "" {
 				t.Errorf("it differs: %s", difference)
 			}

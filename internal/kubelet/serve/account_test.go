@@ -239,7 +239,7 @@ func TestAnotherProgramThatRegisteredLastServes(t *testing.T) {
 		d.status(t, "agreed", func(s serve.Status) bool { return s.Agreed })
 		mark := n.Mark()
 		theirs := n.startAnother(t)
-		d.status(t, "silent", func(s serve.Status) bool { return s.Phase == serve.PhaseForeign })
+		d.status(t, "silent", func(s serve.Status) bool { return s.Phase == serve.PhaseOtherPlugin })
 		d.offer(2, 1)
 		d.offer(3)
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
@@ -290,7 +290,7 @@ func TestAnotherProgramMayRegisterWhileKubeletIsAsked(t *testing.T) {
 		register := func() { n.startAnother(t) }
 		account.once.Store(&register)
 		until(t, c, "silent", func() bool {
-			return slices.ContainsFunc(d.Status(), func(s serve.Status) bool { return s.Phase == serve.PhaseForeign })
+			return slices.ContainsFunc(d.Status(), func(s serve.Status) bool { return s.Phase == serve.PhaseOtherPlugin })
 		})
 		if again := n.count(standin.Registering, mark); again != 1 {
 			t.Errorf("%d registrations, want that of the other plugin", again)
@@ -311,7 +311,7 @@ func TestAnotherProgramThatRegistersAgainServesAgain(t *testing.T) {
 					d.status(t, "agreed", agreed)
 					theirs := n.startAnother(t)
 					mark := n.Mark()
-					d.status(t, "silent", func(s serve.Status) bool { return s.Phase == serve.PhaseForeign })
+					d.status(t, "silent", func(s serve.Status) bool { return s.Phase == serve.PhaseOtherPlugin })
 					pod := fmt.Sprint("p", round)
 					got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1})
 					if err != nil || got.IDs[0] != "theirs" {

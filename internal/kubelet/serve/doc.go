@@ -1,13 +1,13 @@
-// Package serve serves resources to kubelet: for each resource of the plan one gRPC server on a
-// socket of its own, registered, and kept registered, for as long as the plan has the resource.
+// Package serve offers resources to the kubelet. Each resource of the plan has a gRPC server with
+// its own socket. The server stays registered as long as the plan has the resource.
 //
-// A Set makes the servers match the plan. For each resource it keeps a list (what the resource
-// advertises, for as long as the process lives) and runs one life after the other. A life listens
-// on a socket with a new name, registers once, and answers kubelet from the list. It needs one open
-// ListAndWatch stream from the current kubelet, and kubelet's own account must agree with the list.
-// When one of these fails, the life ends, and the next one begins. No answer waits for hardware or
-// disk.
+// Servers makes the servers match the plan. For each resource it keeps a list of the advertised
+// devices for the lifetime of the process, and runs one registration after another. A registration
+// listens on a socket with a new name, registers once, and answers the kubelet from the list. It
+// needs an open ListAndWatch stream from the current kubelet, and the kubelet's own account must
+// agree with the list. When one of these conditions fails, the registration ends and the next one
+// begins. No answer waits for hardware or disk.
 //
-// Package daemon builds a Set. The Set uses kubelet through the interfaces that this package
-// declares.
+// Package daemon builds Servers. Servers uses the kubelet through the interfaces declared in this
+// package.
 package serve

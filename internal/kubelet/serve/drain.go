@@ -10,19 +10,18 @@ import (
 )
 
 const (
-	// settled is how long after a change kubelet no longer gives devices that it chose before.
-	settled = 5 * time.Second
-	// drainAfter is how long GPUs wait for pods that follow one another, before the first of them is
-	// withdrawn.
+	// settleTime is the time after a change until the kubelet no longer gives devices chosen before.
+	settleTime = 5 * time.Second
+	// drainAfter is how long GPUs wait for successive pods before the first GPU is withdrawn.
 	drainAfter = 10 * time.Second
-	// drainFor is how long a GPU is withdrawn at first, and drainMost at most. Each further time is
-	// twice as long.
+	// drainFor is how long a GPU is withdrawn at first. Each further time is twice as long, up to
+	// drainMost.
 	drainFor  = 30 * time.Second
 	drainMost = 10 * time.Minute
 )
 
-// A drain withdraws the old form of one GPU after another, where pods that follow one another would
-// have held it for ever. The zero value withdraws nothing.
+// A drain withdraws the old form of one GPU after another, where successive pods would otherwise
+// hold the GPU forever. The zero value withdraws nothing.
 type drain struct {
 	began time.Time // since when GPUs wait for pods; zero if none does
 	since time.Time // since when GPUs wait for pods that follow one another; zero if none does
@@ -46,7 +45,7 @@ func (d *drain) due(now time.Time) bool {
 	return now.Sub(d.since) >= drainAfter
 }
 
-// begin withdraws the GPU that is next.
+// begin withdraws the next GPU.
 func (d *drain) begin(now time.Time) {
 	d.gpu, d.next = d.next, ""
 	d.until = now.Add(min(drainFor<<min(d.tried[d.gpu], 10), drainMost))
@@ -56,20 +55,20 @@ func (d *drain) begin(now time.Time) {
 	d.tried[d.gpu]++
 }
 
-// withdraw decides which GPU is withdrawn: of those that wait for pods which follow one another,
-// the one that was withdrawn least often. Where changes are announced, it waits for that.
-func (s *Set) withdraw(old map[resource.Device]*oldForm) {
+// withdraw chooses the GPU to withdraw: of the GPUs that wait for successive pods, the GPU
+// withdrawn least often. With announced changes, the withdrawal waits for the approval.
+func (s *Servers) withdraw(old map[resource.Device]*oldForm) {
 	d, now := &s.forms.drain, s.collaborators.Clock.Now()
 	if d.gpu != "" && d.due(now) {
 		s.endDrain(old)
 	}
 	waits, busy := false, map[string]bool{}
 	for _, f := range old {
-		if len(f.held) == 0 || f.kept || s.waitFor(f) == 0 {
+		if len(f.held) == 0 || f.keptOnOffer || s.waitFor(f) == 0 {
 			continue
 		}
 		waits = true
-		if gpu := f.device.GPU; gpu == d.gpu || !d.began.IsZero() && f.given.Sub(d.began) >= settled {
+		if gpu := f.device.GPU; gpu == d.gpu || !d.began.IsZero() && f.lastGrant.Sub(d.began) >= settleTime {
 			busy[gpu] = true
 		}
 	}
@@ -96,32 +95,32 @@ func (s *Set) withdraw(old map[resource.Device]*oldForm) {
 	d.next = slices.MinFunc(slices.Collect(maps.Keys(busy)), func(a, b string) int {
 		return cmp.Or(d.tried[a]-d.tried[b], cmp.Compare(a, b))
 	})
-	if !s.asked.options.Announce {
+	if !s.wanted.options.AnnounceShrink {
 		d.begin(now)
 	}
 }
 
-// endDrain puts a GPU that pods have held for too long on offer in its old form again.
-func (s *Set) endDrain(old map[resource.Device]*oldForm) {
+// endDrain offers a GPU in its old form again after pods have held it for too long.
+func (s *Servers) endDrain(old map[resource.Device]*oldForm) {
 	for _, f := range old {
 		if f.device.GPU != s.forms.drain.gpu {
 			continue
 		}
-		f.given = time.Time{}
+		f.lastGrant = time.Time{}
 		for _, id := range slices.Concat(f.held, f.others) {
-			d := f.list.departing[id]
-			d.given = time.Time{}
-			f.list.departing[id] = d
+			d := f.list.retiring[id]
+			d.lastGrant = time.Time{}
+			f.list.retiring[id] = d
 		}
 	}
 	s.forms.drain.gpu = ""
 }
 
 // waitFor returns how many devices of the plan wait for an old form.
-func (s *Set) waitFor(f *oldForm) int {
+func (s *Servers) waitFor(f *oldForm) int {
 	form := resource.HeldShape{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
 	waiting := 0
-	for _, r := range s.asked.plan.Resources {
+	for _, r := range s.wanted.plan.Resources {
 		for d := range r.All() {
 			if form.Conflicts(d) {
 				waiting++

@@ -20,13 +20,13 @@ func TestAChangeUnderConstantLoadEnds(t *testing.T) {
 			s.admit("1")
 			s.offers(1, announce)
 			if announce {
-				s.daemon.Proceed(1)
+				s.daemon.ApproveShrink(1)
 			}
 			s.awaitAllocatable(t, 2)
 			pods, made, refused, lowest := []string{"0", "1"}, 2, 0, 2
 			took := until(t, s.clock, "both GPUs are whole", func() bool {
-				if number := s.daemon.Fewer().Value(); number > 1 {
-					s.daemon.Proceed(number)
+				if number := s.daemon.PendingShrink().Value(); number > 1 {
+					s.daemon.ApproveShrink(number)
 				}
 				if _, err := s.Admit(t.Context(), standin.Container{Pod: fmt.Sprint(made), Name: "c", Resource: gpu,
 					Count: 1}); err != nil {

@@ -66,7 +66,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 		incarnation.Publish(step.kubelet)
 		failed, unreadable, meanwhile = step.failed, step.unreadable, step.meanwhile
 		e := a.read(t.Context())
-		if e.gap != step.gap || e.kubelet != step.kubelet || e.held[key] != step.want ||
+		if e.unknownBecause != step.gap || e.kubelet != step.kubelet || e.held[key] != step.want ||
 			e.unreadable != (step.unreadable != nil && step.kubelet > 0) {
 			t.Errorf("%s: %+v, want the gap %q and %+v", step.name, e, step.gap, step.want)
 		}
@@ -74,9 +74,9 @@ func TestGapsInTheEvidence(t *testing.T) {
 		if step.gap != "" || step.failed != nil {
 			told = source{}
 		}
-		if e.source != told || e.absent != (step.name == "there is none") ||
-			e.unasked != (step.gap == kubelet.ErrNoPodResources.Error()) {
-			t.Errorf("%s: told by %v, absent %v, unasked %v", step.name, e.source, e.absent, e.unasked)
+		if e.source != told || e.noCheckpoint != (step.name == "there is none") ||
+			e.noPodResources != (step.gap == kubelet.ErrNoPodResources.Error()) {
+			t.Errorf("%s: told by %v, absent %v, unasked %v", step.name, e.source, e.noCheckpoint, e.noPodResources)
 		}
 	}
 }

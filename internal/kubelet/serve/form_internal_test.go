@@ -18,10 +18,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// changing is a Set without a kubelet, whose plan and evidence a test changes.
+// changing is Servers without a kubelet, whose plan and evidence a test changes.
 type changing struct {
 	*testing.T
-	*Set
+	*Servers
 	clock *clocktesting.FakeClock
 	gpus  []inventory.GPU
 	held  map[deviceKey]holder
@@ -32,7 +32,7 @@ const gpuName = "nvidia.com/gpu"
 func newChanging(t *testing.T, gpus int) *changing {
 	t.Helper()
 	clock := clocktesting.NewFakeClock(time.Now())
-	c := &changing{T: t, Set: NewSet(Collaborators{Clock: clock}), clock: clock, held: map[deviceKey]holder{}}
+	c := &changing{T: t, Servers: NewServers(Collaborators{Clock: clock}), clock: clock, held: map[deviceKey]holder{}}
 	for i := range gpus {
 		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i,
 			Health: inventory.Health{State: inventory.Healthy}})
@@ -54,7 +54,7 @@ func (c *changing) plan(replicas int) {
 // allocate returns what a container gets for a device, or why it is refused.
 func (c *changing) allocate(id string) string {
 	l := c.resources[gpuName].list
-	s := alone(&life{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }})
+	s := alone(&registration{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }})
 	got, err := s.Allocate(c.Context(), &pluginapi.AllocateRequest{
 		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},
 	})
@@ -220,7 +220,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c.holds()
 		c.allocate("G0")
 		c.clock.Step(2 * freeFor)
-		c.drop(evidence{kubelet: 1, gap: "PodResources does not answer"}, c.clock.Now())
+		c.drop(evidence{kubelet: 1, unknownBecause: "PodResources does not answer"}, c.clock.Now())
 		c.lists("G0")
 	})
 	t.Run("back again after it was given once more", func(t *testing.T) {
@@ -287,7 +287,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.reads()
-		c.drop(evidence{kubelet: 1, gap: "kubelet has just restarted"}, c.clock.Now())
+		c.drop(evidence{kubelet: 1, unknownBecause: "kubelet has just restarted"}, c.clock.Now())
 		c.lists("G0::0", "G0::1")
 	})
 }
@@ -379,7 +379,7 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 	c.plan(2)
 	c.holds("G0", "G1")
 	prefer := func(available, required []string, size int32) []string {
-		s := alone(&life{list: c.resources[gpuName].list})
+		s := alone(&registration{list: c.resources[gpuName].list})
 		got, err := s.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{
 			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
 				{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: size},
@@ -417,8 +417,8 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused: ") {
 		t.Errorf("Allocate of a withheld device: %s", got)
 	}
-	if l := c.resources[gpuName].list; l.departing["G0"].taken || len(l.allocated) > 0 {
-		t.Errorf("the pod's device is taken: %v; allocated: %v", l.departing["G0"].taken, l.allocated)
+	if l := c.resources[gpuName].list; l.retiring["G0"].gpuReassigned || len(l.lastAllocate) > 0 {
+		t.Errorf("the pod's device is taken: %v; allocated: %v", l.retiring["G0"].gpuReassigned, l.lastAllocate)
 	}
 	if got := c.allocate("G0"); got != "G0" {
 		t.Errorf("Allocate of the device on offer: %s", got)

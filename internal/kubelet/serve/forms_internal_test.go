@@ -26,7 +26,7 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 			reads := func(unasked bool, want ...string) {
 				t.Helper()
 				c.clock.Step(time.Second)
-				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, unasked: unasked},
+				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, noPodResources: unasked},
 					c.clock.Now())
 				if got := slices.Sorted(slices.Values(c.resources[other].list.views.Value().healthy())); !slices.Equal(got, want) {
 					t.Errorf("%s has %q Healthy, want %q", other, got, want)
@@ -124,9 +124,9 @@ func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 	c.plan(1)
 	for range 100 {
 		c.clock.Step(time.Second)
-		c.drop(evidence{kubelet: 1, began: c.clock.Now(), unasked: true}, c.clock.Now())
+		c.drop(evidence{kubelet: 1, began: c.clock.Now(), noPodResources: true}, c.clock.Now())
 	}
-	if got := c.Offered().Value().Warnings; len(got) > 0 || c.forms.stuck != (lasting{}) {
+	if got := c.Offered().Value().Warnings; len(got) > 0 || c.forms.blocked != (lasting{}) {
 		t.Errorf("the plan warns of %q", got)
 	}
 }
@@ -146,12 +146,13 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 			says string
 		}{
 			{nil, "its GPU is not free yet as nvidia.com/another G0: another device plugin offers it"},
-			{map[deviceKey]holder{{another, "G0"}: {pod: "p"}}, "its GPU is not free yet as nvidia.com/another G0: pod p holds it"},
+			{map[deviceKey]holder{{another, "G0"}: {pod: "p"}},
+				"its GPU is not free yet as nvidia.com/another G0: pod p holds it"},
 		} {
 			c.clock.Step(time.Second)
 			said := evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: tt.held, checkpoint: offers}
-			if outdated := c.drop(said, c.clock.Now()); !outdated || len(c.told.foreign) != 4 {
-				t.Errorf("reading %d: a new checkpoint says more: %v; claims %v", i, outdated, c.told.foreign)
+			if outdated := c.drop(said, c.clock.Now()); !outdated || len(c.observed.unservedForms) != 4 {
+				t.Errorf("reading %d: a new checkpoint says more: %v; claims %v", i, outdated, c.observed.unservedForms)
 			}
 			c.lists()
 			if got := c.allocate("G0"); !strings.Contains(got, tt.says) {
@@ -192,9 +193,9 @@ func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	c := newChanging(t, 1)
 	c.plan(1)
 	offers := kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/other": {"G0"}}}
-	for range 2 * int(stuckFor/time.Second) {
+	for range 2 * int(blockedFor/time.Second) {
 		c.clock.Step(time.Second)
-		c.drop(evidence{kubelet: 1, began: c.clock.Now(), checkpoint: offers, unasked: true}, c.clock.Now())
+		c.drop(evidence{kubelet: 1, began: c.clock.Now(), checkpoint: offers, noPodResources: true}, c.clock.Now())
 	}
 	c.lists()
 }

@@ -32,12 +32,12 @@ func fuzzed() *service {
 		Strategies: []containeredits.Strategy{containeredits.VolumeMounts, containeredits.CDIAnnotations,
 			containeredits.CDICRI}, DeviceNodes: true,
 	}}
-	set := NewSet(Collaborators{Clock: clock.RealClock{}})
+	set := NewServers(Collaborators{Clock: clock.RealClock{}})
 	for _, n := range []int{4, 3} {
 		set.Apply(resource.New(inventory.Snapshot{GPUs: gpus[:n]}, o), ways, 1)
 	}
 	l := set.resources[name].list
-	return alone(&life{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return set.allocating(l, r) }})
+	return alone(&registration{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return set.allocating(l, r) }})
 }
 
 func FuzzAllocate(f *testing.F) {

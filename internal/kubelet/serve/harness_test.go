@@ -75,16 +75,16 @@ func (n *node) startKubeletWith(t *testing.T, o standin.Options) {
 	t.Cleanup(k.Stop)
 }
 
-// A daemon is a Set with the collaborators that the real one has.
+// A daemon is Servers with the collaborators that the real one has.
 type daemon struct {
-	*serve.Set
+	*serve.Servers
 	kubelet   *feed.Feed[uint64]
 	sockets   *feed.Feed[[]string]
 	inspector *inspector
 	stop      func()
 }
 
-// startDaemon runs a Set on the node until the test ends, or stop is called. A clock that is not
+// startDaemon runs Servers on the node until the test ends, or stop is called. A clock that is not
 // the real one may be faster than kubelet, which refuses questions that come too fast.
 func (n *node) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
@@ -169,12 +169,12 @@ func (n *node) directory(t *testing.T) *kubelet.Directory {
 	return directory
 }
 
-// startSet runs a Set with collaborators of a test's own, whose feeds it makes, until the test
+// startSet runs Servers with collaborators of a test's own, whose feeds it makes, until the test
 // ends, or stop is called.
 func (n *node) startSet(t *testing.T, c serve.Collaborators) *daemon {
 	t.Helper()
 	c.Incarnation, c.Sockets = feed.New(uint64(0)), feed.New([]string(nil))
-	set := serve.NewSet(c)
+	set := serve.NewServers(c)
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	ended := make(chan error, 1)
@@ -186,7 +186,7 @@ func (n *node) startSet(t *testing.T, c serve.Collaborators) *daemon {
 		}
 	})
 	t.Cleanup(stop)
-	return &daemon{Set: set, kubelet: c.Incarnation, sockets: c.Sockets, stop: stop}
+	return &daemon{Servers: set, kubelet: c.Incarnation, sockets: c.Sockets, stop: stop}
 }
 
 // An inspector says of every device what a test wants.

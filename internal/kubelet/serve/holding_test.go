@@ -40,9 +40,9 @@ func TestTheTableOfHoldings(t *testing.T) {
 // it.
 func TestAHolderIsNotForgottenWithTheAccounts(t *testing.T) {
 	t.Parallel()
-	p := possession{holding: unheld}
+	p := holdState{holding: unheld}
 	for i, step := range []struct {
-		finding finding
+		finding observation
 		counts  bool
 	}{{saysNothing, false}, {namesPod, true}, {saysNothing, true}, {namesNone, false}, {saysNothing, false}} {
 		p.holding = transitions[p.holding][step.finding]

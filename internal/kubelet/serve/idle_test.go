@@ -39,12 +39,12 @@ func (c countingClock) After(d time.Duration) <-chan time.Time {
 	return c.RealClock.After(d)
 }
 
-// runAlone runs a Set, beside the kubelet of an incarnation if that is not 0, until the test or its
-// bubble ends. It also returns how often the Set has asked for a timer.
-func runAlone(t *testing.T, incarnation uint64) (set *serve.Set, asked *atomic.Int64) {
+// runAlone runs Servers, beside the kubelet of an incarnation if that is not 0, until the test or
+// its bubble ends. It also returns how often the Servers has asked for a timer.
+func runAlone(t *testing.T, incarnation uint64) (set *serve.Servers, asked *atomic.Int64) {
 	t.Helper()
 	asked = new(atomic.Int64)
-	set = serve.NewSet(serve.Collaborators{Registrar: alone{}, Accountant: alone{}, Clock: countingClock{asked: asked},
+	set = serve.NewServers(serve.Collaborators{Registrar: alone{}, Accountant: alone{}, Clock: countingClock{asked: asked},
 		Checkpoint: alone{}.read, Incarnation: feed.New(incarnation), Sockets: feed.New([]string(nil))})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -61,7 +61,7 @@ func TestASetIsAliveWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		stopped := serve.NewSet(serve.Collaborators{})
+		stopped := serve.NewServers(serve.Collaborators{})
 		if err := stopped.Alive(ctx); err == nil {
 			t.Error("a Set that does not run is alive")
 		}

@@ -28,7 +28,7 @@ func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
 	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
 	free := evidence{kubelet: 1}
 	restarted := evidence{kubelet: 2}
-	silent := evidence{kubelet: 1, gap: "kubelet's checkpoint is damaged"}
+	silent := evidence{kubelet: 1, unknownBecause: "kubelet's checkpoint is damaged"}
 	held := evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}
 	type reading struct {
 		after time.Duration
@@ -105,7 +105,7 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			t.Parallel()
 			c := clocktesting.NewFakeClock(time.Now())
-			s := NewSet(Collaborators{Clock: c})
+			s := NewServers(Collaborators{Clock: c})
 			s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 			l := s.resources[name].list
 			began := c.Now()
@@ -113,17 +113,17 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id, "unknown"}}},
 			})
 			s.Apply(resource.Plan{}, Options{}, 1)
-			if !l.departing[id].counts() {
+			if !l.retiring[id].counts() {
 				t.Error("not held before the accounts were read")
 			}
 			for _, r := range readings {
 				c.SetTime(began.Add(r.after))
 				s.drop(evidence{kubelet: 1, began: c.Now().Add(-r.late), held: r.held}, c.Now())
-				d, listed := l.departing[id]
+				d, listed := l.retiring[id]
 				if got := listed && d.counts(); got != r.want {
 					t.Errorf("%v after Allocate: held = %v, want %v", r.after, got, r.want)
 				}
-				if got := d.waits; (got == waitsForAllocate) != (r.want && r.held == nil) {
+				if got := d.waitsFor; (got == waitsForAllocate) != (r.want && r.held == nil) {
 					t.Errorf("%v after Allocate: it waits for %q", r.after, got)
 				}
 			}
@@ -136,15 +136,15 @@ func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
 func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
-	s := NewSet(Collaborators{Clock: c})
+	s := NewServers(Collaborators{Clock: c})
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	l := s.resources["nvidia.com/gpu"].list
 	s.Apply(resource.Plan{}, Options{}, 1)
 	began := c.Now()
 	for _, at := range []time.Duration{0, unreadableFor - 1, unreadableFor} {
 		c.SetTime(began.Add(at))
-		s.drop(evidence{kubelet: 1, began: c.Now(), gap: "damaged", unreadable: true}, c.Now())
-		if got, want := l.departing["GPU-0"].counts(), at < unreadableFor; got != want {
+		s.drop(evidence{kubelet: 1, began: c.Now(), unknownBecause: "damaged", unreadable: true}, c.Now())
+		if got, want := l.retiring["GPU-0"].counts(), at < unreadableFor; got != want {
 			t.Errorf("after %v: held = %v, want %v", at, got, want)
 		}
 	}
@@ -155,11 +155,11 @@ func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
-	s := NewSet(Collaborators{Clock: c})
+	s := NewServers(Collaborators{Clock: c})
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	l := s.resources["nvidia.com/gpu"].list
 	s.Apply(resource.Plan{}, Options{}, 1)
-	began, unread := c.Now(), evidence{kubelet: 1, gap: "damaged", unreadable: true}
+	began, unread := c.Now(), evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true}
 	for _, tt := range []struct {
 		at                    time.Duration
 		says                  evidence
@@ -178,7 +178,7 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 			t.Errorf("after %v: claims changed: %v, want %v", tt.at, changed, tt.changed)
 		}
 		s.drop(tt.says, c.Now())
-		if d := l.departures()[0]; l.departing["GPU-0"].counts() != tt.held || (d.Waiting == "damaged") != tt.damage {
+		if d := l.retiringDevices()[0]; l.retiring["GPU-0"].counts() != tt.held || (d.Waiting == "damaged") != tt.damage {
 			t.Errorf("after %v: held = %v, want %v; it waits for %q", tt.at, !tt.held, tt.held, d.Waiting)
 		}
 	}
@@ -194,7 +194,7 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	if _, changed := l.drop(evidence{kubelet: 1, began: c.Now()}, false); changed {
 		t.Error("claims changed when nobody holds the device")
 	}
-	if got := l.departures()[0].Waiting; got != "no pod holds it; it is dropped after 10s" {
+	if got := l.retiringDevices()[0].Waiting; got != "no pod holds it; it is dropped after 10s" {
 		t.Errorf("it waits for %q", got)
 	}
 }
@@ -203,7 +203,7 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 // checkpoint when it receives a list.
 func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
 	t.Parallel()
-	s := NewSet(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
+	s := NewServers(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	for resource, want := range map[string]bool{"nvidia.com/gpu": false, "nvidia.com/other": true} {
 		held := map[deviceKey]holder{{resource, "GPU-0"}: {pod: "p"}}
@@ -232,14 +232,14 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", checkpointOnly: true}}}, []int{0, 1, 3, 7, 15, 31,
 				61, 91},
 		},
-		"the checkpoint cannot be read": {evidence{kubelet: 1, gap: "damaged", unreadable: true},
+		"the checkpoint cannot be read": {evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true},
 			[]int{0, 1, 3, 7, 15, 31, 61, 91}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
-			s := NewSet(Collaborators{Clock: c})
+			s := NewServers(Collaborators{Clock: c})
 			l := s.add(r.Name).list
 			l.replace(r)
 			l.publish(r, Options{}, nil)
@@ -296,7 +296,7 @@ func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 		l.replace(r)
 		l.publish(r, Options{}, map[string]bool{"GPU-0": true})
 		l.replace(gone)
-		if got := l.departing["GPU-0"]; got.cannotBeHeld() != free || got.counts() == free {
+		if got := l.retiring["GPU-0"]; got.cannotBeHeld() != free || got.counts() == free {
 			t.Errorf("free before: %v; afterwards it cannot be held: %v, counts %v", free, got.cannotBeHeld(), got.counts())
 		}
 	}
@@ -312,7 +312,7 @@ func TestADeviceThatWasOnOfferMayBeHeld(t *testing.T) {
 		l.publish(r, Options{}, map[string]bool{"GPU-0": withheld})
 	}
 	l.replace(resource.Resource{Name: r.Name})
-	if got := l.departing["GPU-0"]; got.cannotBeHeld() || !got.counts() {
+	if got := l.retiring["GPU-0"]; got.cannotBeHeld() || !got.counts() {
 		t.Errorf("it cannot be held: %v, counts %v, want that it counts as held", got.cannotBeHeld(), got.counts())
 	}
 }
@@ -362,7 +362,7 @@ func TestAListThatSaysTheSameIsKept(t *testing.T) {
 	}
 }
 
-// TestWhatFitsIntoAList: planned devices that kubelet does not have leave room for departing ones,
+// TestWhatFitsIntoAList: planned devices that kubelet does not have leave room for retiring ones,
 // the last first, and only as many as must.
 func TestWhatFitsIntoAList(t *testing.T) {
 	t.Parallel()
@@ -425,7 +425,7 @@ func TestWhatKubeletHasInItsListStays(t *testing.T) {
 	has("GPU-1", "GPU-2")
 	l.publish(resource.Resource{}, Options{}, nil)
 	has("GPU-1", "GPU-2") // they depart
-	delete(l.departing, "GPU-2")
+	delete(l.retiring, "GPU-2")
 	l.publish(resource.Resource{}, Options{}, nil)
 	has("GPU-1")
 }
@@ -447,13 +447,13 @@ func TestWhatIsAdopted(t *testing.T) {
 			known[id] = []int64{int64(len(tt.known))}
 		}
 		changed := l.adopt(known)
-		departs := strings.Join(slices.Sorted(maps.Keys(l.departing)), ",")
+		departs := strings.Join(slices.Sorted(maps.Keys(l.retiring)), ",")
 		if changed != tt.changed || departs != tt.departs {
 			t.Errorf("kubelet knows %q: changed %v, want %v; %q depart, want %q", tt.known, changed, tt.changed, departs,
 				tt.departs)
 		}
 	}
-	if d := l.departing["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts() || d.waits != waitsForReading {
+	if d := l.retiring["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts() || d.waitsFor != waitsForReading {
 		t.Errorf("the adopted device: %+v", d)
 	}
 }

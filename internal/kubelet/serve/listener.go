@@ -12,23 +12,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// connections are the open connections of one listener. They show when kubelet has closed its
-// connection. A life closes the other ones itself, because gRPC waits for a connection that sends
-// nothing when the server stops.
+// connections are the open connections of one listener. They show when the kubelet has closed its
+// connection. A registration closes the other connections itself, because a stopping gRPC server
+// waits for silent connections.
 type connections struct {
-	mu      sync.Mutex // guards all following fields
-	open    map[*conn]struct{}
-	kubelet *conn         // the first connection on which a call was made: only kubelet knows the socket then
-	gone    chan struct{} // closed when kubelet's connection is
-	closing bool          // new connections are closed at once
+	mu              sync.Mutex // guards all following fields
+	open            map[*conn]struct{}
+	kubelet         *conn         // the first connection on which a call was made: only the kubelet knows the socket then
+	kubeletClosedCh chan struct{} // closed when the kubelet's connection is
+	closing         bool          // new connections are closed at once
 }
 
 func newConnections() *connections {
-	return &connections{open: map[*conn]struct{}{}, gone: make(chan struct{})}
+	return &connections{open: map[*conn]struct{}{}, kubeletClosedCh: make(chan struct{})}
 }
 
-// called records that a call was made. ctx is that of the call.
-func (c *connections) called(ctx context.Context) {
+// noteCall records a call. ctx is the context of the call.
+func (c *connections) noteCall(ctx context.Context) {
 	from, ok := kubelet.PeerConn(ctx).(*conn)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -37,28 +37,28 @@ func (c *connections) called(ctx context.Context) {
 	}
 	c.kubelet = from
 	if _, open := c.open[c.kubelet]; !open {
-		close(c.gone)
+		close(c.kubeletClosedCh)
 	}
 }
 
-// kubeletClosed returns a channel that is closed once kubelet's connection was closed; never if
-// kubelet makes no call.
-func (c *connections) kubeletClosed() <-chan struct{} { return c.gone }
+// kubeletClosed returns a channel that is closed once the kubelet's connection was closed; never if
+// the kubelet makes no call.
+func (c *connections) kubeletClosed() <-chan struct{} { return c.kubeletClosedCh }
 
-// left returns a channel that is closed once no connection of kubelet's is open: at once if there
-// never was one.
-func (c *connections) left() <-chan struct{} {
+// kubeletGone returns a channel that is closed once no connection of the kubelet is open: at once
+// if there never was one.
+func (c *connections) kubeletGone() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.kubelet != nil {
-		return c.gone
+		return c.kubeletClosedCh
 	}
 	none := make(chan struct{})
 	close(none)
 	return none
 }
 
-// close closes the open connections but kubelet's, and those to come.
+// close closes the open and all future connections, except the kubelet's.
 func (c *connections) close() {
 	c.mu.Lock()
 	c.closing = true
@@ -74,7 +74,7 @@ func (c *connections) close() {
 	}
 }
 
-// add takes in a new connection, and reports false where it has to be closed.
+// add adds a new connection. It returns false if the caller must close the connection.
 func (c *connections) add(conn *conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -89,13 +89,13 @@ func (c *connections) remove(conn *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, open := c.open[conn]; open && conn == c.kubelet {
-		close(c.gone)
+		close(c.kubeletClosedCh)
 	}
 	delete(c.open, conn)
 }
 
-// A listener keeps account of the connections that it accepts. Close ends the accepting alone: the
-// socket stays until release.
+// A listener records the connections that it accepts. Close only stops accepting: the socket stays
+// until release.
 type listener struct {
 	*net.UnixListener
 	connections *connections
@@ -134,7 +134,7 @@ func (l *listener) Close() error {
 // release closes the socket and removes its file.
 func (l *listener) release() { _ = l.UnixListener.Close() } // it fails only when it is closed already
 
-// A conn is an accepted connection. gRPC closes it as soon as the other end did.
+// A conn is an accepted connection. gRPC closes it as soon as the other side has closed it.
 type conn struct {
 	net.Conn
 	connections *connections

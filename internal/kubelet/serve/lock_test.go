@@ -40,9 +40,9 @@ func (s *stuck) NewEndpoint(resource string) string {
 	return s.Registrar.NewEndpoint(resource)
 }
 
-func (s *stuck) Rivals(resource string) kubelet.Rivals {
-	s.pass("Rivals")
-	return s.Registrar.Rivals(resource)
+func (s *stuck) Peers(resource string) kubelet.Peers {
+	s.pass("Peers")
+	return s.Registrar.Peers(resource)
 }
 
 func (s *stuck) Listening(ctx context.Context) []string {
@@ -74,7 +74,7 @@ func (s *stuck) read() (kubelet.Checkpoint, error) {
 // Metrics and status are read while kubelet or its directory does not answer.
 func TestStatusIsReadWhileCallsHang(t *testing.T) {
 	t.Parallel()
-	for _, call := range []string{"NewEndpoint", "Rivals", "Listening", "Register", "Allocatable", "Held", "Checkpoint"} {
+	for _, call := range []string{"NewEndpoint", "Peers", "Listening", "Register", "Allocatable", "Held", "Checkpoint"} {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()
 			n, _ := unserved(t, standin.V137, "nvidia.com/beside", id(2))

@@ -10,10 +10,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Metrics counts registrations at kubelet and calls of kubelet's. Its methods return at once. They
-// may be called by several goroutines.
+// Metrics counts registrations with the kubelet and calls by the kubelet. Its methods return at
+// once, and may be called by several goroutines.
 type Metrics interface {
-	// Registered counts a registration of a resource, and whether kubelet accepted it.
+	// Registered counts a registration of a resource, and whether the kubelet accepted it.
 	Registered(resource string, accepted bool)
 	// StreamEnded counts the end of a stream of lists of a resource. The cause is one of Causes.
 	StreamEnded(resource, cause string)
@@ -42,10 +42,10 @@ var ends = []struct {
 	{errOtherEnded, "another-server-ended"},
 }
 
-// otherEnd is the name of an end that has no name of its own, such as a socket that fails.
+// otherEnd is the name of every other end, such as a failing socket.
 const otherEnd = "other"
 
-// Causes returns the causes for which a stream ends.
+// Causes returns the possible causes for the end of a stream.
 func Causes() []string {
 	var causes []string
 	for _, e := range ends {
@@ -63,7 +63,7 @@ func endOf(cause error) string {
 	return otherEnd
 }
 
-// countCalls counts calls, as the last thing that happens to them.
+// countCalls counts calls after all other interceptors.
 func countCalls(m Metrics) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		began := time.Now()

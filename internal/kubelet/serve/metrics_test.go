@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// counts counts what a Set tells.
+// counts counts what Servers tells.
 type counts struct {
 	mu sync.Mutex // guards n
 	n  map[string]int

@@ -15,24 +15,24 @@ import (
 )
 
 const (
-	// maxRequests is how many requests a server reads and answers at a time. The kubelet sends one
-	// after the other. A request of maxRequest bytes takes twice as much memory.
+	// maxRequests is how many requests a server reads and answers at a time. The kubelet sends its
+	// requests one by one. A request of maxRequest bytes takes twice as much memory.
 	maxRequests = 4
-	// maxPreStart bounds a request of PreStartContainer, in bytes: it names the devices of one
-	// container. It may take seconds to answer, so that it does not count among maxRequests once it
-	// is read.
+	// maxPreStart bounds a request of PreStartContainer, in bytes. It names the devices of one
+	// container. An answer may take seconds, so the request no longer counts among maxRequests after
+	// it was read.
 	maxPreStart = 1 << 20
-	// readPatience is how long a request may take to arrive. One that takes longer ends when another
-	// one waits for its place: so none holds others up, and no more than maxRequests take memory.
+	// readPatience is how long a request may take to arrive. A slower request ends when another
+	// request waits for its place. So no request holds others up, and at most maxRequests take memory.
 	readPatience = time.Second
-	// requestPatience is how long a request waits at most for a place. Then it ends.
+	// requestPatience is how long a request waits for a place. Then it ends.
 	requestPatience = 30 * time.Second
-	// window is how much of a request is taken in while it waits, in bytes.
+	// window is how much of a waiting request is received, in bytes.
 	window = 64 << 10
 )
 
-// A requestLimit makes requests wait for a moment before they are read while others are answered,
-// so that many large ones at once do not take much memory.
+// A requestLimit makes requests wait before they are read while other requests are answered, so
+// that many large requests at once take little memory.
 type requestLimit struct {
 	places chan struct{}
 	wanted chan struct{} // a place is wanted of a request that is late
@@ -42,7 +42,7 @@ func newRequestLimit() requestLimit {
 	return requestLimit{places: make(chan struct{}, maxRequests), wanted: make(chan struct{})}
 }
 
-// A place of a request in the limit.
+// A place is the place of a request in the limit.
 type place struct {
 	end     context.CancelFunc // ends the request
 	arrive  func()             // notes that the request has arrived or ended
@@ -52,7 +52,7 @@ type place struct {
 
 type placeKey struct{}
 
-// tap has a request that may wait end when it must.
+// tap lets a waiting request be ended.
 func (l requestLimit) tap(ctx context.Context, call *tap.Info) (context.Context, error) {
 	switch call.FullMethodName {
 	case pluginapi.DevicePlugin_GetPreferredAllocation_FullMethodName, pluginapi.DevicePlugin_Allocate_FullMethodName,
@@ -89,7 +89,7 @@ func (l requestLimit) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.C
 	return ctx
 }
 
-// wait waits for a place. It reports false if none came free in time.
+// wait waits for a place. It returns false if no place becomes free in time.
 func (l requestLimit) wait(ctx context.Context) bool {
 	select {
 	case l.places <- struct{}{}:
@@ -113,7 +113,7 @@ func (l requestLimit) wait(ctx context.Context) bool {
 	}
 }
 
-// HandleRPC has the request leave its place when it was answered.
+// HandleRPC frees the place of an answered request.
 func (l requestLimit) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	p, has := ctx.Value(placeKey{}).(*place)
 	if !has {
@@ -128,12 +128,12 @@ func (l requestLimit) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	}
 }
 
-// TagConn and HandleConn are for gRPC: connections have no limit.
+// TagConn and HandleConn satisfy the interface of gRPC. Connections have no limit.
 func (l requestLimit) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (l requestLimit) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// boundPreStart refuses a request of PreStartContainer that is too large, and has the others leave
-// their places.
+// boundPreStart refuses a PreStartContainer request that is too large, and frees the places of the
+// others.
 func boundPreStart(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
 	error) {
 	if info.FullMethod == pluginapi.DevicePlugin_PreStartContainer_FullMethodName {

@@ -26,50 +26,52 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A service answers kubelet in one life of a server: each method reads the list's latest view,
+// A service answers the kubelet in one registration: each method reads the list's latest view,
 // decides by it, and translates.
 type service struct {
 	pluginapi.UnimplementedDevicePluginServer
-	*life
+	*registration
 	log     klog.Logger
-	inspect bool // what kubelet was told when it registered us
-	// The first stream is kubelet's: nobody else knows the socket's name before kubelet does.
+	inspect bool // what the kubelet was told when it registered us
+	// The first stream belongs to the kubelet: no other program knows the socket's name before the
+	// kubelet.
 	first sync.Once
 	began chan struct{} // closed when it begins
-	// oneClient says that kubelet takes the end of any stream for that of the server that registered
-	// last. It is known when began is closed.
+	// oneClient says that the kubelet takes the end of any stream for the end of the server that
+	// registered last. It is known once began is closed.
 	oneClient bool
-	used      atomic.Bool // kubelet allocated in this life
+	used      atomic.Bool // the kubelet allocated in this registration
 }
 
-func newService(l *life, log klog.Logger) *service {
-	return &service{life: l, log: log, inspect: l.list.views.Value().options.Inspect, began: make(chan struct{})}
+func newService(l *registration, log klog.Logger) *service {
+	return &service{registration: l, log: log, inspect: l.list.views.Value().options.Inspect, began: make(chan struct{})}
 }
 
 func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
 	error) {
-	if token := kubelet.Leaves(ctx); token != "" {
-		switch again, soon := s.seesLeave(token); {
+	if token := kubelet.LeavingToken(ctx); token != "" {
+		switch again, soon := s.answerLeaving(token); {
 		case again:
-			kubelet.RegistersAgain(ctx)
+			kubelet.WillReregister(ctx)
 		case soon:
-			kubelet.RegistersSoon(ctx)
+			kubelet.WillRegister(ctx)
 		}
 		return s.options(), nil
 	}
-	s.connections.called(ctx)
+	s.connections.noteCall(ctx)
 	return s.options(), nil
 }
 
-// options are what kubelet learns of a server when it registers; kubelet never asks again.
+// options are sent to the kubelet at registration. The kubelet never asks again.
 func (s *service) options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: s.inspect}
 }
 
-// ListAndWatch sends the list, and again whenever it changed, until kubelet or the life ends the
-// stream.
-func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	s.connections.called(stream.Context())
+// ListAndWatch sends the list, and again after each change, until the kubelet or the registration
+// ends the stream.
+func (s *service) ListAndWatch(_ *pluginapi.Empty,
+	stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	s.connections.noteCall(stream.Context())
 	s.first.Do(func() {
 		header, _ := metadata.FromIncomingContext(stream.Context())
 		s.oneClient = s.KeepsOneClient(strings.Join(header.Get("user-agent"), ""))
@@ -77,10 +79,10 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 		context.AfterFunc(stream.Context(), func() { s.end(errStreamEnded) })
 	})
 	var sent *pluginapi.ListAndWatchResponse
-	repeated := s.again.Value()
+	repeated := s.resend.Value()
 	for {
 		view, changed := s.list.views.Latest()
-		repeat, again := s.again.Latest()
+		repeat, again := s.resend.Latest()
 		may, mayChange := s.maySend()
 		if may && (view.response != sent || repeat != repeated) {
 			s.noteCheckpoint()
@@ -103,7 +105,7 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSe
 	}
 }
 
-// streamed reports whether kubelet's stream has begun.
+// streamed reports whether the kubelet's stream has begun.
 func (s *service) streamed() bool {
 	select {
 	case <-s.began:
@@ -113,8 +115,9 @@ func (s *service) streamed() bool {
 	}
 }
 
-// Allocate says what each container of the request gets for its devices.
-func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
+// Allocate returns the edits for the devices of each container in the request.
+func (s *service) Allocate(ctx context.Context,
+	request *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
 	view := s.allocating(request)
 	var ids []string
 	for _, container := range request.GetContainerRequests() {
@@ -129,7 +132,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		if err == nil {
 			return response, nil
 		}
-		// the earlier server knows the devices, and says why it does not give them
+		// The earlier server knows the devices, and says why it does not give them.
 		if status.Code(err) == codes.FailedPrecondition {
 			return nil, err
 		}
@@ -152,7 +155,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 		if err != nil {
 			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
 		}
-		if view.resource.InUnits() { // for the receipt: kubelet keeps the answer as long as the container
+		if view.resource.InUnits() { // for the receipt: the kubelet keeps the answer as long as the container
 			e.Annotations = maps.Clone(e.Annotations)
 			if e.Annotations == nil {
 				e.Annotations = map[string]string{}
@@ -166,7 +169,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	return response, nil
 }
 
-// mayGive returns why the GPUs of these devices must not be given to a pod now; nil if they may.
+// mayGive returns why the GPUs of these devices must not be given to a pod now, or nil.
 func (s *service) mayGive(devices []resource.Device) error {
 	if s.MayGive == nil {
 		return nil
@@ -174,9 +177,10 @@ func (s *service) mayGive(devices []resource.Device) error {
 	return s.MayGive(devices)
 }
 
-// forward makes a call about devices that are none of the plan's to the earlier server that listed
-// them. Kubelet makes such a call when it chose the devices just before it received our first list.
-// The IDs are by container. The error is fs.ErrNotExist if the call is not for that server.
+// forward makes a call about devices missing from the plan to the earlier server that listed them.
+// The kubelet makes such a call after choosing the devices just before it received the first list
+// of this process. The IDs are grouped by container. The error is fs.ErrNotExist if the call is not
+// for the earlier server.
 func (s *service) forward(
 	ctx context.Context, v *view, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
@@ -197,11 +201,10 @@ func (s *service) forward(
 	return err
 }
 
-// withholds reports whether one of the devices left the plan and must not be given to a pod, by no
-// process.
+// withholds reports whether one of the devices left the plan and no process may give it to a pod.
 func (v *view) withholds(ids []string) bool {
 	return slices.ContainsFunc(ids, func(id string) bool {
-		d, departing := v.departing[id]
+		d, departing := v.retiring[id]
 		return !departing || !d.device.Healthy
 	})
 }
@@ -219,7 +222,7 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	for _, id := range ids {
 		device, known := v.resource.Device(id)
 		if !known {
-			device, known = v.left(id)
+			device, known = v.allocatableRetiring(id)
 		}
 		if !known {
 			return nil, v.unknown(id)
@@ -239,9 +242,10 @@ func (v *view) lookUp(ids []string) ([]resource.Device, error) {
 	return devices, nil
 }
 
-// left returns a device that left the plan, as a pod is given it; false if no pod is.
-func (v *view) left(id string) (resource.Device, bool) {
-	d, departing := v.departing[id]
+// allocatableRetiring returns a device that left the plan, in the form given to a pod; false if no
+// pod may get it.
+func (v *view) allocatableRetiring(id string) (resource.Device, bool) {
+	d, departing := v.retiring[id]
 	switch {
 	case !departing || !d.device.Healthy:
 		return d.device, false
@@ -251,8 +255,8 @@ func (v *view) left(id string) (resource.Device, bool) {
 	return d.device, true
 }
 
-// asPlanned returns a unit that left the plan as the units of its GPU are now. It is false if the
-// GPU is not in these units any more: nothing may hold the limit then.
+// asPlanned returns a unit that left the plan in the form of its GPU's current units. It returns
+// false if the GPU no longer has such units: nothing may enforce the limit then.
 func (v *view) asPlanned(left resource.Device) (resource.Device, bool) {
 	i := slices.IndexFunc(v.resource.Devices, func(d resource.Device) bool { return d.UUID == left.UUID })
 	if i < 0 {
@@ -263,37 +267,38 @@ func (v *view) asPlanned(left resource.Device) (resource.Device, bool) {
 	return unit, true
 }
 
-// given returns a device that a pod may have been given: of the plan, or one that left it since.
-func (v *view) given(id string) (resource.Device, bool) {
+// possiblyHeld returns a device that a pod may hold: a device of the plan, or one that left the
+// plan since.
+func (v *view) possiblyHeld(id string) (resource.Device, bool) {
 	if device, planned := v.resource.Device(id); planned {
 		return device, true
 	}
-	d, departing := v.departing[id]
+	d, departing := v.retiring[id]
 	return d.device, departing
 }
 
-// maxShown bounds what an error tells of an ID that is not known, in bytes.
+// maxShown bounds the part of an unknown ID in an error, in bytes.
 const maxShown = 200
 
-// unknown returns why a device that is not of the plan is not given out.
+// unknown returns why a device missing from the plan is not allocated.
 func (v *view) unknown(id string) error {
 	if id == "" {
 		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
 	}
-	if d, departing := v.departing[id]; departing {
+	if d, departing := v.retiring[id]; departing {
 		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id,
 			cmp.Or(d.device.Reason, d.reason))
 	}
 	if len(id) > maxShown { // gRPC keeps as much memory for each connection as the longest error took
 		id = strings.ToValidUTF8(id[:maxShown], "") + fmt.Sprintf("... (%d bytes)", len(id))
 	}
-	// The words of NVIDIA's plugin, for which people's alerts may look.
+	// The words of NVIDIA's plugin, because existing alerts may search for them.
 	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s",
 		v.resource.Name, id)
 }
 
-// GetPreferredAllocation says which of the available devices a container is best given. An error
-// would fail the pod, so there is one only where no answer can be right.
+// GetPreferredAllocation returns the best available devices for a container. An error would fail
+// the pod, so it returns an error only if no answer can be right.
 func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (
 	response *pluginapi.PreferredAllocationResponse, err error,
 ) {
@@ -321,10 +326,10 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	return response, nil
 }
 
-// prefer returns which `size` of the available devices a container is best given. Devices that are
-// not of the plan come last: they left it, or kubelet chose among them in the moment before it
-// received the list. Also one that must be included is no error: kubelet would refuse the pod for
-// good. The Allocate that follows decides, and names an ID that it does not know.
+// prefer returns the best `size` available devices for a container. Devices missing from the plan
+// come last: they left the plan, or the kubelet chose among them just before it received the list.
+// A required device missing from the plan is no error, because the kubelet would refuse the pod for
+// good. The following Allocate decides, and names unknown IDs.
 func (v *view) prefer(available, required []string, size int) ([]string, error) {
 	if v.resource.InUnits() {
 		return v.resource.Prefer(available, required, size) // those that left are of one GPU with the others, or not given
@@ -343,7 +348,7 @@ func (v *view) prefer(available, required []string, size int) ([]string, error) 
 	return append(ids, others...), err
 }
 
-// split returns which of the IDs are of the plan, and the others, sorted.
+// split returns the IDs of the plan, and the other IDs, sorted.
 func (v *view) split(ids []string) (planned, others []string) {
 	for _, id := range ids {
 		if v.resource.Lacks(id) {
@@ -356,11 +361,11 @@ func (v *view) split(ids []string) (planned, others []string) {
 	return planned, slices.Compact(others)
 }
 
-// inspectTimeout bounds an inspection: kubelet itself waits for 30 s, and the container with it.
+// inspectTimeout bounds an inspection. The kubelet waits up to 30 s, and the container with it.
 const inspectTimeout = 5 * time.Second
 
-// PreStartContainer refuses a container whose devices must not be used now. Kubelet calls it for
-// containers that start again, too.
+// PreStartContainer refuses a container whose devices must not be used now. The kubelet also calls
+// it for restarting containers.
 func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (
 	*pluginapi.PreStartContainerResponse, error,
 ) {
@@ -370,7 +375,7 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	view := s.list.views.Value()
 	devices := make([]resource.Device, 0, len(request.GetDevicesIds()))
 	for _, id := range request.GetDevicesIds() {
-		device, known := view.given(id)
+		device, known := view.possiblyHeld(id)
 		if !known {
 			return nil, s.refuse(view.unknown(id))
 		}
@@ -387,14 +392,15 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
 
-// refuse says in the pod's events why its container does not start, and what helps: kubelet tries
-// again on the same devices for ever.
+// refuse says in the pod's events why the container does not start and what helps, because the
+// kubelet retries with the same devices forever.
 func (s *service) refuse(err error) error {
-	return status.Errorf(status.Code(err), "start a container on %s: %s; kubelet tries again on the same device for as long as the "+
+	return status.Errorf(status.Code(err), "start a container on %s: %s; kubelet tries again on the same device for as "+
+		"long as the "+
 		"pod is there: delete the pod to get another", s.list.name, status.Convert(err).Message())
 }
 
-// answer translates container edits into kubelet's words.
+// answer translates container edits into the kubelet's API.
 func answer(e containeredits.Edits) *pluginapi.ContainerAllocateResponse {
 	response := &pluginapi.ContainerAllocateResponse{Envs: e.Env, Annotations: e.Annotations}
 	for _, m := range e.Mounts {
@@ -410,8 +416,8 @@ func answer(e containeredits.Edits) *pluginapi.ContainerAllocateResponse {
 	return response
 }
 
-// freeMemory gives the memory of large requests back to the system soon after they were answered.
-// By itself the runtime keeps it for minutes.
+// freeMemory returns the memory of large requests to the system soon after the answer. The Go
+// runtime alone keeps it for minutes.
 func freeMemory(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	response, err := handle(ctx, request)
 	if message, ok := request.(proto.Message); ok && proto.Size(message) > largeRequest {
@@ -420,7 +426,7 @@ func freeMemory(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handl
 	return response, err
 }
 
-// noteAllocations tells the accountant of the calls by which kubelet allocates devices.
+// noteAllocations tells the accountant about calls that allocate devices.
 func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		switch info.FullMethod {

@@ -69,11 +69,11 @@ func TestWhatAStreamSends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newList(gpuName, clock.RealClock{})
 		ended := 0
-		life := &life{list: l, past: &past{}, closing: make(chan struct{}), connections: newConnections(),
+		life := &registration{list: l, previous: &previous{}, closing: make(chan struct{}), connections: newConnections(),
 			end:           func(error) { ended++ },
 			Collaborators: Collaborators{KeepsOneClient: func(agent string) bool { return agent == "grpc-go/1.79.0" }}}
-		life.again.Publish(7) // in an earlier stream
-		s, again, sent, silence := alone(life), &life.again, &life.sent, &life.silence
+		life.resend.Publish(7) // in an earlier stream
+		s, again, sent, silence := alone(life), &life.resend, &life.sent, &life.mute
 		ctx, cancel := context.WithCancel(metadata.NewIncomingContext(t.Context(),
 			metadata.Pairs("user-agent", "grpc-go/1.79.0")))
 		defer cancel()
@@ -111,14 +111,14 @@ func TestWhatAStreamSends(t *testing.T) {
 		sends("the same list")
 		again.Publish(8)
 		sends("it is to be sent again", "a ")
-		silence.Publish(forForeign)
+		silence.Publish(muteOtherPlugin)
 		list("b")
 		again.Publish(9)
 		sends("it is silent")
-		silence.Publish(speaks)
+		silence.Publish(muteNone)
 		sends("it speaks again", "b ")
-		silence.Publish(forForeign)
-		silence.Publish(speaks)
+		silence.Publish(muteOtherPlugin)
+		silence.Publish(muteNone)
 		sends("nothing has changed meanwhile")
 		close(life.closing)
 		synctest.Wait()
@@ -175,29 +175,29 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 	t.Parallel()
 	const ends, third = "gpu-device-plugin-gpu-000000-zzzzzzzzzzzz-1.sock", "gpu-device-plugin-gpu-000000-zzzzzzzzzzzy-1.sock"
 	for name, tt := range map[string]struct {
-		silent                 silence
+		silent                 mute
 		later                  []string
 		unseen, several, ended bool // no stream has begun; a kubelet that keeps several clients; this process also ends
 		promises               string
 		unlisted               bool // no list was sent
 	}{
 		"the kubelet goes by it":              {promises: "yes"},
-		"the kubelet may":                     {silent: forDifference, promises: "yes"},
-		"an earlier process, and a third one": {silent: forLater, later: []string{third}},
-		"the later process, and a third one":  {silent: forLater, later: []string{ends, third}, promises: "soon"},
-		"another program":                     {silent: forForeign},
-		"its next life registers":             {silent: forNext, promises: "soon"},
+		"the kubelet may":                     {silent: muteAccountDiffers, promises: "yes"},
+		"an earlier process, and a third one": {silent: muteLaterProcess, later: []string{third}},
+		"the later process, and a third one":  {silent: muteLaterProcess, later: []string{ends, third}, promises: "soon"},
+		"another program":                     {silent: muteOtherPlugin},
+		"its next life registers":             {silent: muteReplaced, promises: "soon"},
 		"it has not registered":               {unseen: true, promises: "soon"},
 		"it has sent no list":                 {unlisted: true, promises: "soon"},
 		"a later process, not noticed yet":    {later: []string{ends}, promises: "soon"},
 		"kubelet 1.37":                        {several: true},
 		"it ends":                             {ended: true, unseen: true},
 	} {
-		s := alone(&life{list: newList(gpuName, clock.RealClock{}), past: &past{ending: tt.ended},
+		s := alone(&registration{list: newList(gpuName, clock.RealClock{}), previous: &previous{ending: tt.ended},
 			connections: newConnections(), Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
 		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
 		s.oneClient, s.inspect = !tt.several, true
-		if s.silence.Publish(tt.silent); !tt.unseen {
+		if s.mute.Publish(tt.silent); !tt.unseen {
 			close(s.began)
 		}
 		if !tt.unlisted {
@@ -218,8 +218,8 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 					called)
 			}
 		}
-		if s.leaves.Value() != (tt.promises == "yes") || s.past.isForgotten() == tt.ended {
-			t.Errorf("%s: registers again: %v; forgotten: %v", name, s.leaves.Value(), s.past.isForgotten())
+		if s.reregisterPromised.Value() != (tt.promises == "yes") || s.previous.isForgotten() == tt.ended {
+			t.Errorf("%s: registers again: %v; forgotten: %v", name, s.reregisterPromised.Value(), s.previous.isForgotten())
 		}
 	}
 }
@@ -241,7 +241,7 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 	} {
 		v := whole(1)
 		v.options = Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}
-		v.departing = map[string]departure{
+		v.retiring = map[string]retiringDevice{
 			"given":   {device: resource.Device{ID: "given", UUID: "given", Healthy: true}},
 			"refused": {device: resource.Device{ID: "refused", UUID: "refused", Healthy: true}},
 			"gone":    {device: resource.Device{ID: "gone"}},
@@ -253,7 +253,8 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 			}
 			return nil
 		}}
-		s := alone(&life{Collaborators: Collaborators{Registrar: directory}, list: newList(gpuName, clock.RealClock{}),
+		s := alone(&registration{Collaborators: Collaborators{Registrar: directory},
+			list:       newList(gpuName, clock.RealClock{}),
 			allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 		_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{tt.id}}}})
 		if asked != tt.asks || status.Code(err) != tt.refuse {
@@ -273,7 +274,8 @@ func TestGPUsThatMayNotBeGiven(t *testing.T) {
 		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
 	}
 	mayGive := func(d []resource.Device) error { return errors.New(d[0].GPU + d[1].GPU + ": a claim has it") }
-	s := alone(&life{Collaborators: Collaborators{MayGive: mayGive}, list: newList(resource.WholeGPU, clock.RealClock{}),
+	s := alone(&registration{Collaborators: Collaborators{MayGive: mayGive},
+		list:       newList(resource.WholeGPU, clock.RealClock{}),
 		allocating: func(*pluginapi.AllocateRequest) *view { return v }})
 	ids := []string{"GPU-0", "GPU-1"}
 	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
@@ -289,7 +291,7 @@ func TestAPreferenceAmongDevicesOfAnEarlierServer(t *testing.T) {
 		asked := false
 		l := newList(resource.WholeGPU, clock.RealClock{})
 		l.publish(whole(1).resource, Options{}, nil)
-		s := alone(&life{list: l, Collaborators: Collaborators{Registrar: &sharedDirectory{called: func(string) error {
+		s := alone(&registration{list: l, Collaborators: Collaborators{Registrar: &sharedDirectory{called: func(string) error {
 			asked = true
 			return nil
 		}}}})

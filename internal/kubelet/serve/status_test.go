@@ -58,7 +58,7 @@ func TestStatusSaysHowFarAResourceIs(t *testing.T) {
 	account.say([]string{id(0)}, nil)
 	d.offer(1)
 	d.status(t, "one device departs", func(s serve.Status) bool {
-		return len(s.Departing) == 1 && s.Departing[0].ID == id(1) && s.Departing[0].Reason != ""
+		return len(s.Retiring) == 1 && s.Retiring[0].ID == id(1) && s.Retiring[0].Reason != ""
 	})
 }
 

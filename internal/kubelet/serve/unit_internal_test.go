@@ -63,29 +63,29 @@ func isClosed(c <-chan struct{}) bool {
 func TestTheConnectionOfTheFirstCallIsKubelets(t *testing.T) {
 	t.Parallel()
 	c := newConnections()
-	c.called(t.Context()) // nobody knows where it came from
+	c.noteCall(t.Context()) // nobody knows where it came from
 	kubelets, call := opened(t, c)
 	other, another := opened(t, c)
-	if !isClosed(c.left()) {
+	if !isClosed(c.kubeletGone()) {
 		t.Error("a kubelet that made no call has a connection")
 	}
-	c.called(call)
-	c.called(another)
+	c.noteCall(call)
+	c.noteCall(another)
 	_ = other.Close()
-	if isClosed(c.kubeletClosed()) || isClosed(c.left()) {
+	if isClosed(c.kubeletClosed()) || isClosed(c.kubeletGone()) {
 		t.Error("the end of another connection counts as that of kubelet's")
 	}
 	for range 2 {
 		_ = kubelets.Close()
 	}
-	if !isClosed(c.kubeletClosed()) || !isClosed(c.left()) {
+	if !isClosed(c.kubeletClosed()) || !isClosed(c.kubeletGone()) {
 		t.Error("the end of kubelet's connection is not seen")
 	}
 
 	c = newConnections()
 	kubelets, call = opened(t, c)
 	_ = kubelets.Close() // gRPC answers a call after its connection has ended
-	c.called(call)
+	c.noteCall(call)
 	if !isClosed(c.kubeletClosed()) {
 		t.Error("the end of kubelet's connection before its call is not seen")
 	}
@@ -97,7 +97,7 @@ func TestConnectionsAreClosed(t *testing.T) {
 	c := newConnections()
 	kubelets, call := opened(t, c)
 	other, _ := opened(t, c)
-	c.called(call)
+	c.noteCall(call)
 	open := func(connection *conn) bool {
 		return !errors.Is(connection.SetDeadline(time.Time{}), net.ErrClosed) && connection.SetDeadline(time.Time{}) == nil
 	}
@@ -205,7 +205,7 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 			}
 			return tt.err
 		}}
-		s := alone(&life{Collaborators: Collaborators{Registrar: directory},
+		s := alone(&registration{Collaborators: Collaborators{Registrar: directory},
 			list: newList(resource.WholeGPU, clock.RealClock{})})
 		if got := s.forward(t.Context(), whole(1), [][]string{strings.Fields(tt.ids)}, nil) == nil; got != tt.want {
 			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
@@ -216,14 +216,15 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 // TestAContainerOnAnUnknownDeviceDoesNotStart: nobody can say how the device is.
 func TestAContainerOnAnUnknownDeviceDoesNotStart(t *testing.T) {
 	t.Parallel()
-	s := alone(&life{list: newList(resource.WholeGPU, clock.RealClock{})})
+	s := alone(&registration{list: newList(resource.WholeGPU, clock.RealClock{})})
 	s.inspect = true
 	_, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}})
 	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "GPU-x") {
 		t.Errorf("PreStartContainer() = %v, want that the device is unknown", err)
 	}
 	s.inspect = false // nobody is to look at devices
-	if _, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}}); err != nil {
+	if _, err := s.PreStartContainer(t.Context(),
+		&pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}}); err != nil {
 		t.Errorf("PreStartContainer() without an inspection = %v", err)
 	}
 }

@@ -9,84 +9,84 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// What a Set knows of units of memory. Kubelet's accounts say which units containers hold, and a
-// call of Allocate says so until they do.
+// This file handles units of memory. The kubelet's accounts say which units containers hold. A call
+// of Allocate says so until the accounts show the units.
 
 const (
-	// unitsStay is how long after a call of Allocate the free units of the same GPU stay on offer: a
-	// container may get more units than the init container of its pod whose units it takes over.
+	// unitsStay is how long the free units of the same GPU stay on offer after a call of Allocate. A
+	// container may get more units than the init container of the same pod whose units it takes over.
 	unitsStay = time.Second
-	// unitsPause is how often the accounts are read for units alone, after nothing has changed for
+	// unitsPause is how often the accounts are read for units alone, once nothing has changed for
 	// unitsQuiet.
 	unitsPause = 5 * time.Second
 	unitsQuiet = 10 * time.Second
 )
 
-// units are what a list knows of the units of its resource.
+// units is the state of the units of a list's resource.
 type units struct {
-	given map[string]givenUnit // by device ID: those that the accounts need not show yet
-	calls uint64               // of Allocate
-	last  time.Time            // the last call
-	gpu   string               // the GPU whose free units are on offer; empty for all
-	// which devices of the resource are on offer, and then which of the kept ones that no container
-	// holds
+	grants   map[string]unitGrant // by device ID: those that the accounts need not show yet
+	calls    uint64               // of Allocate
+	lastCall time.Time            // the last call
+	gpu      string               // the GPU whose free units are on offer; empty for all
+	// which devices of the resource are on offer, followed by the kept units without a container
 	offered []bool
 	used    int       // how many units containers hold
 	changed time.Time // when offered changed last
 }
 
-// A givenUnit is one that was given in a call of Allocate.
-type givenUnit struct {
+// A unitGrant is a unit given in a call of Allocate.
+type unitGrant struct {
 	at   time.Time
 	call uint64 // each is for one container
 }
 
-// give notes that a container was given a unit in the current call of Allocate.
+// give records that a container received a unit in the current call of Allocate.
 func (u *units) give(id string, now time.Time) {
-	if u.given == nil {
-		u.given = map[string]givenUnit{}
+	if u.grants == nil {
+		u.grants = map[string]unitGrant{}
 	}
-	u.given[id] = givenUnit{now, u.calls}
-	u.last = now
+	u.grants[id] = unitGrant{now, u.calls}
+	u.lastCall = now
 }
 
-// see forgets given units that the accounts of e show, or that no container holds although they
-// were read long after the unit was given. Without the checkpoint an init container may.
-func (u *units) see(name string, e evidence) {
-	for id, g := range u.given {
+// update removes grants shown by the accounts, and grants without a container although the accounts
+// were read long after the grant. Without the checkpoint, an init container may hold the unit.
+func (u *units) update(name string, e evidence) {
+	for id, g := range u.grants {
 		_, held := e.held[deviceKey{name, id}]
 		if after := e.began.Sub(g.at); held && after > 0 || after >= freeFor && !e.unreadable {
-			delete(u.given, id)
+			delete(u.grants, id)
 		}
 	}
 }
 
-// unitContainers returns who holds each unit of a resource, by device ID. Each container has a name
-// of its own; the names say no more.
-func (s *Set) unitContainers(l *list) map[string]string {
-	all := make(map[string]string, len(l.units.given))
-	for key, h := range s.told.holders {
+// unitContainers returns the container that holds each unit of a resource, by device ID. The names
+// only tell containers apart.
+func (s *Servers) unitContainers(l *list) map[string]string {
+	all := make(map[string]string, len(l.units.grants))
+	for key, h := range s.observed.holders {
 		if key.resource == l.name {
 			all[key.id] = h.pod + " " + h.container
 		}
 	}
-	for id, g := range l.units.given {
+	for id, g := range l.units.grants {
 		all[id] = fmt.Sprint(g.call)
 	}
 	return all
 }
 
-// isFree reports whether no container holds a unit that left the plan and is not kept, and whose
-// GPU is in these units still. Its place is one of the free units of the plan then, so it is not on
-// offer beside them. Where the accounts could not be read yet, any may be held.
-func (s *Set) isFree(l *list, d departure, containers map[string]string) bool {
+// isFree reports whether no container holds a unit that left the plan and is not kept, while its
+// GPU still has such units. The place of the unit is then one of the planned free units, so the
+// unit itself is not on offer. Before the first reading of the accounts, any unit may be held.
+func (s *Servers) isFree(l *list, d retiringDevice, containers map[string]string) bool {
 	_, named := containers[d.device.ID]
-	_, held := s.told.evidence.held[deviceKey{l.name, d.device.ID}]
-	return !d.kept && l.resource.UnitClients(d.device.UUID) > 0 && !named && !held && !s.told.evidence.began.IsZero()
+	_, held := s.observed.evidence.held[deviceKey{l.name, d.device.ID}]
+	return !d.keptOnOffer && l.resource.UnitClients(d.device.UUID) > 0 && !named && !held &&
+		!s.observed.evidence.began.IsZero()
 }
 
-// useOf returns what is known of the units of a resource that containers hold.
-func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
+// useOf returns the known use of the units of a resource.
+func (s *Servers) useOf(l *list, containers map[string]string) resource.UnitUse {
 	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{},
 		Departing: map[string]int{},
 		Kept:      map[string]int{}}
@@ -98,25 +98,25 @@ func (s *Set) useOf(l *list, containers map[string]string) resource.UnitUse {
 			use.Containers[uuid]++
 		}
 	}
-	for id, d := range l.departing {
+	for id, d := range l.retiring {
 		switch _, named := containers[id]; {
-		case d.kept && !named:
+		case d.keptOnOffer && !named:
 			use.Kept[d.device.UUID]++
-		case !d.kept && (named || d.counts() && !s.isFree(l, d, containers)):
+		case !d.keptOnOffer && (named || d.counts() && !s.isFree(l, d, containers)):
 			use.Departing[d.device.UUID]++
 		}
 	}
 	return use
 }
 
-// offerUnits returns which devices of a resource in units are on offer; nil for another resource.
-func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
+// offerUnits returns which devices of a resource in units are on offer; nil for other resources.
+func (s *Servers) offerUnits(l *list, r resource.Resource) []bool {
 	if !r.InUnits() {
 		return nil
 	}
 	now, containers := s.collaborators.Clock.Now(), s.unitContainers(l)
 	use := s.useOf(l, containers)
-	offered, kept, gpu := r.OfferUnits(use, l.units.gpu, now.Sub(l.units.last) < unitsStay)
+	offered, kept, gpu := r.OfferUnits(use, l.units.gpu, now.Sub(l.units.lastCall) < unitsStay)
 	if len(use.Kept) > 0 {
 		offered = append(offered, l.offerKept(kept, containers)...)
 	}
@@ -127,30 +127,30 @@ func (s *Set) offerUnits(l *list, r resource.Resource) []bool {
 	return offered
 }
 
-// offerKept puts so many of the kept units that no container holds on offer, by the UUID of the
-// GPU, and returns which.
+// offerKept offers, by the UUID of the GPU, the given number of kept units without a container, and
+// returns which units are on offer.
 func (l *list) offerKept(count map[string]int, containers map[string]string) (offered []bool) {
-	for _, id := range slices.Sorted(maps.Keys(l.departing)) {
-		d := l.departing[id]
-		if _, named := containers[id]; named || !d.kept {
+	for _, id := range slices.Sorted(maps.Keys(l.retiring)) {
+		d := l.retiring[id]
+		if _, named := containers[id]; named || !d.keptOnOffer {
 			continue
 		}
 		on := count[d.device.UUID] > 0
 		count[d.device.UUID]--
 		d.offered = d.offered && on
-		l.departing[id], offered = d, append(offered, on)
+		l.retiring[id], offered = d, append(offered, on)
 	}
 	return offered
 }
 
-// seeUnits takes in new evidence about the units of a list. It reports whether the checkpoint names
-// containers that may have ended, and whether other units are to be on offer.
-func (s *Set) seeUnits(l *list, e evidence) (outdated, changed bool) {
+// updateUnits applies new evidence about the units of a list. It reports whether the checkpoint
+// names containers that may have ended, and whether other units are to be on offer.
+func (s *Servers) updateUnits(l *list, e evidence) (outdated, changed bool) {
 	r := l.views.Value().resource
 	if !r.InUnits() || !e.tells() {
 		return false, false
 	}
-	l.units.see(l.name, e)
+	l.units.update(l.name, e)
 	if e.source != (source{}) {
 		for key, h := range e.held {
 			outdated = outdated || h.checkpointOnly && key.resource == l.name
@@ -160,11 +160,11 @@ func (s *Set) seeUnits(l *list, e evidence) (outdated, changed bool) {
 	return outdated, !slices.Equal(before, s.offerUnits(l, r))
 }
 
-// readPause returns how long after a reading of the accounts the next one is due.
-func (s *Set) readPause() time.Duration {
+// readPause returns the pause until the next reading of the accounts.
+func (s *Servers) readPause() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.told.foreign) > 0 {
+	if len(s.observed.unservedForms) > 0 {
 		return readInterval
 	}
 	pause, now := readInterval, s.collaborators.Clock.Now()
@@ -173,7 +173,7 @@ func (s *Set) readPause() time.Duration {
 			return readInterval
 		}
 		if u := entry.list.units; u.used > 0 {
-			if pause = unitsPause; now.Sub(u.changed) < unitsQuiet || now.Sub(u.last) < unitsQuiet {
+			if pause = unitsPause; now.Sub(u.changed) < unitsQuiet || now.Sub(u.lastCall) < unitsQuiet {
 				return readInterval
 			}
 		}
@@ -181,9 +181,9 @@ func (s *Set) readPause() time.Duration {
 	return pause
 }
 
-// overbooked returns why a container cannot be given units: as many containers hold units of its
-// GPU as can use it at the same time.
-func (s *Set) overbooked(l *list, ids []string) string {
+// overbooked returns why a container cannot get units: as many containers as can use its GPU at the
+// same time hold units already.
+func (s *Servers) overbooked(l *list, ids []string) string {
 	containers := s.unitContainers(l)
 	uuid, _ := resource.SplitID(ids[0])
 	others := map[string]bool{}
@@ -199,18 +199,19 @@ func (s *Set) overbooked(l *list, ids []string) string {
 	if most == 0 || len(others) < most {
 		return ""
 	}
-	return fmt.Sprintf("%d containers have units of GPU %s, and no more can use it at the same time; create the pod anew, so that it is "+
+	return fmt.Sprintf("%d containers have units of GPU %s, and no more can use it at the same time; create the pod "+
+		"anew, so that it is "+
 		"scheduled again", len(others), uuid)
 }
 
-// giveUnits notes that a container is given units, and returns why it must not be; empty if it may.
-// Units of two GPUs are refused later, so nobody holds them. The accounts are read at once also
-// then: such a call comes when another container has just ended.
-func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
+// giveUnits records that a container receives units, and returns why it must not; empty if it may.
+// Units of two GPUs are refused later, so no container holds them. The accounts are read at once in
+// every case, because such a call comes when another container has just ended.
+func (s *Servers) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
 	if !l.resource.InUnits() || len(ids) == 0 {
 		return ""
 	}
-	s.mayDepart()
+	s.wakeReaper()
 	first, _ := resource.SplitID(ids[0])
 	if slices.ContainsFunc(ids, func(id string) bool { uuid, _ := resource.SplitID(id); return uuid != first }) {
 		return ""
@@ -221,7 +222,7 @@ func (s *Set) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
 	l.units.calls++
 	for _, id := range ids {
 		device, planned := l.resource.Device(id)
-		if planned && device.Healthy || l.departing[id].given.Equal(now) {
+		if planned && device.Healthy || l.retiring[id].lastGrant.Equal(now) {
 			l.units.give(id, now)
 		}
 	}

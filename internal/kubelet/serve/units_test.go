@@ -33,7 +33,7 @@ type unitNode struct {
 	gpus  int
 	size  int                 // units of a GPU
 	pods  map[string][]string // the IDs of units, by pod
-	waits bool                // changes that take devices away wait for Proceed
+	waits bool                // changes that take devices away wait for ApproveShrink
 
 	// For daemons that startDaemon started.
 	unreadable atomic.Bool  // kubelet's checkpoint
@@ -43,7 +43,7 @@ type unitNode struct {
 	readings   atomic.Int32 // how many readings of both accounts there were
 }
 
-// startDaemon runs a Set on the node until the test ends, or stop is called.
+// startDaemon runs Servers on the node until the test ends, or stop is called.
 func (n *unitNode) startDaemon(t *testing.T, c clock.WithTicker) *daemon {
 	t.Helper()
 	directory := n.directory(t)
@@ -127,7 +127,7 @@ var byMPS = resource.Units{ReserveMiB: 1024, MPS: true}
 
 func (n *unitNode) apply(d *daemon, rules resource.Units) {
 	o := serve.Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar},
-		MPSRoot: "/run/mps"}, Announce: n.waits}
+		MPSRoot: "/run/mps"}, AnnounceShrink: n.waits}
 	d.Apply(units(n.gpus+2, n.size, n.gpus, rules), o, 1)
 }
 

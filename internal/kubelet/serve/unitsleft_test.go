@@ -264,7 +264,8 @@ func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
 		less.ReserveMiB = 2 << 10
 		n.apply(d, less)
 		n.size = 7
-		until(t, n.clock, "6 units beside the one that left", func() bool { return n.Allocatable(mem) == 7 && n.Devices(mem)[left] })
+		until(t, n.clock, "6 units beside the one that left",
+			func() bool { return n.Allocatable(mem) == 7 && n.Devices(mem)[left] })
 		n.Remove("b")
 		delete(n.pods, "b")
 		n.admit(t, "c", 7)
@@ -332,7 +333,7 @@ func TestUnitsThatLeaveWait(t *testing.T) {
 				}
 				offers := func(count int) {
 					t.Helper()
-					poll.Until(t, fmt.Sprint(count), func() bool { return n.Allocatable(mem) == count && d.Fewer().Value() == 1 })
+					poll.Until(t, fmt.Sprint(count), func() bool { return n.Allocatable(mem) == count && d.PendingShrink().Value() == 1 })
 				}
 				change()
 				offers(2 + 8)
@@ -346,7 +347,7 @@ func TestUnitsThatLeaveWait(t *testing.T) {
 				offers(5 + 5)
 				n.admit(t, "c", 5)
 				offers(10 + 3)
-				d.Proceed(1)
+				d.ApproveShrink(1)
 				n.size = 5
 				n.settle(t)
 				n.admit(t, "d", 3)
@@ -368,13 +369,13 @@ func TestUnitsOfAGPUThatLeavesWait(t *testing.T) {
 			n.admit(t, "b", 1)
 			n.settle(t) // 7 of the GPU that leaves in any case are free, and 6 of the other one
 			o := asEnvironment
-			o.Announce = true
+			o.AnnounceShrink = true
 			d.Apply(units(n.gpus+2, n.size, stay, byMPS), o, 1)
 			poll.Until(t, "what pods hold and what one GPU has free", func() bool { return n.Allocatable(mem) == 3+free })
-			if got := d.Fewer().Value(); got != 1 {
+			if got := d.PendingShrink().Value(); got != 1 {
 				t.Errorf("change %d waits, want 1", got)
 			}
-			d.Proceed(1)
+			d.ApproveShrink(1)
 			until(t, n.clock, "what is left", func() bool { return n.Allocatable(mem) == 3+6*stay })
 		})
 	}

@@ -28,7 +28,7 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 		"nearly":                    {is, unservedFor - 1, false},
 		"ten seconds":               {is, unservedFor, true},
 		"another listens meanwhile": {but(func(e *evidence) { e.alone = false }), unservedFor, false},
-		"a gap":                     {but(func(e *evidence) { e.gap = "damaged" }), unservedFor, false},
+		"a gap":                     {but(func(e *evidence) { e.unknownBecause = "damaged" }), unservedFor, false},
 		"another kubelet":           {but(func(e *evidence) { e.kubelet = 2 }), unservedFor, false},
 		"another serves it": {but(func(e *evidence) { e.healthy = map[string][]string{name: {"x"}} }), unservedFor,
 			false},
@@ -38,7 +38,7 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 		"of another vendor": {but(func(e *evidence) { e.held = held("example.com/gpu") }), unservedFor, false},
 	} {
 		c := clocktesting.NewFakeClock(time.Now())
-		s := NewSet(Collaborators{Clock: c})
+		s := NewServers(Collaborators{Clock: c})
 		began := c.Now()
 		s.update(is, began)
 		s.update(tt.meanwhile, began.Add(unservedFor/2))
@@ -70,14 +70,14 @@ func TestWhoseResourceItIs(t *testing.T) {
 	} {
 		for range 10 { // devices come in any order
 			c := clocktesting.NewFakeClock(time.Now())
-			s := NewSet(Collaborators{Clock: c})
-			s.asked.uuids = map[string]bool{"GPU-0": true}
+			s := NewServers(Collaborators{Clock: c})
+			s.wanted.uuids = map[string]bool{"GPU-0": true}
 			e := evidence{kubelet: 1, alone: true, held: map[deviceKey]holder{}}
 			for _, id := range tt.ids {
 				e.held[deviceKey{tt.resource, id}] = holder{pod: "p"}
 			}
-			if s.update(e, c.Now()); len(s.told.foreign) != tt.claims {
-				t.Errorf("%s: claims %v, want %d", name, s.told.foreign, tt.claims)
+			if s.update(e, c.Now()); len(s.observed.unservedForms) != tt.claims {
+				t.Errorf("%s: claims %v, want %d", name, s.observed.unservedForms, tt.claims)
 			}
 			s.update(e, c.Now().Add(unservedFor))
 			if _, served := s.resources[tt.resource]; served != tt.want {
@@ -92,7 +92,7 @@ func TestWhoseResourceItIs(t *testing.T) {
 // that serves what went wrong before.
 func TestHowAServerIsShown(t *testing.T) {
 	t.Parallel()
-	s := NewSet(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
+	s := NewServers(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	entry := s.resources[gpuName]
 	is := func(step string, phase Phase, agreed bool, problem string) {
@@ -137,21 +137,21 @@ func TestWhatWasJustAllocated(t *testing.T) {
 		"an earlier kubelet showed it":  {asked: true, shown: 2, want: true},
 	} {
 		c := clocktesting.NewFakeClock(time.Now())
-		s := NewSet(Collaborators{Clock: c})
+		s := NewServers(Collaborators{Clock: c})
 		plan := resource.Plan{Resources: []resource.Resource{oneGPU()}}
 		s.Apply(plan, Options{}, 1)
 		l := s.resources[gpuName].list
 		s.allocating(l, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0"}}}})
 		if tt.departed {
 			s.Apply(resource.Plan{}, Options{}, 1)
-			clear(l.allocated)
+			clear(l.lastAllocate)
 		}
 		e := evidence{source: source{incarnation: 1}, held: map[deviceKey]holder{}}
 		if tt.held {
 			e.held[deviceKey{gpuName, "GPU-0"}] = holder{pod: "p"}
 		}
 		if tt.shown > 0 {
-			s.users.shown[deviceKey{gpuName, "GPU-0"}] = showing{source: source{incarnation: tt.shown}}
+			s.holderReader.confirmations[deviceKey{gpuName, "GPU-0"}] = confirmation{source: source{incarnation: tt.shown}}
 		}
 		c.Step(tt.after)
 		if err := s.justAllocated(func(string) bool { return tt.asked }, e, nil); (err != nil) != tt.want {

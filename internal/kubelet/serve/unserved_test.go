@@ -47,7 +47,8 @@ func (d *daemon) see(s inventory.Snapshot) {
 
 // registrations counts the registrations of a resource since a mark.
 func (n *node) registrations(resource string, after int) int {
-	return len(slices.DeleteFunc(n.Events(after), func(e standin.Event) bool { return e.Kind != standin.Registered || e.Resource != resource }))
+	return len(slices.DeleteFunc(n.Events(after),
+		func(e standin.Event) bool { return e.Kind != standin.Registered || e.Resource != resource }))
 }
 
 // A pod holds a MIG device, and the daemon starts again while nothing can be read that would tell
@@ -137,7 +138,8 @@ func TestAResourceThatOnlyPodsTellOfEndsWithThem(t *testing.T) {
 			if c.Since(came) < 50*time.Second {
 				c.Step(20 * time.Millisecond)
 			}
-			return slices.ContainsFunc(d.Status(), func(s serve.Status) bool { return s.Resource == mig && s.Phase == serve.PhaseForeign })
+			return slices.ContainsFunc(d.Status(),
+				func(s serve.Status) bool { return s.Resource == mig && s.Phase == serve.PhaseOtherPlugin })
 		})
 		n.SetPodsKnown(true)
 		began := c.Now()
@@ -274,7 +276,7 @@ func TestWhatPodsHoldIsLookedForUntilAnAccountCanBeRead(t *testing.T) {
 	n.Remove("p")
 	damage()
 	d.status(t, "the device waits for an account", func(s serve.Status) bool {
-		return len(s.Departing) == 1 && strings.Contains(s.Departing[0].Waiting, "damaged")
+		return len(s.Retiring) == 1 && strings.Contains(s.Retiring[0].Waiting, "damaged")
 	})
 	damaged.Store(false)
 	until(t, c, "retired", func() bool { return len(d.Status()) == 0 })

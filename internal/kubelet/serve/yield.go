@@ -13,111 +13,112 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// Two servers of one resource never send lists in turn: kubelet goes by the list that it received
-// last, and gives devices out through the server that registered last. So a server is silent from
-// the moment that a later process has a socket for the resource, until that process has ended. Then
-// a new life registers and sends its list.
+// Two servers of one resource never send lists in turn: the kubelet uses the list that it received
+// last, and allocates devices through the server that registered last. So a server sends no list
+// while a later process has a socket for the resource. When that process has ended, a new
+// registration begins and sends its list.
 
-// returnTimeout is how long a server that was silent waits for the later one at a new kubelet,
-// which has removed the sockets of both.
+// returnTimeout is how long a muted server waits for the later server at a new kubelet, which has
+// removed the sockets of both.
 const returnTimeout = time.Second
 
-// past is what one life of a server leaves to the next.
-type past struct {
+// previous is the state that one registration leaves to the next.
+type previous struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
-	yielded  bool      // the life was silent because of a later server when it ended
+	yielded  bool      // the registration was muted by a later server when it ended
 	disputes disputes
-	// kept ends the server of the life before, whose stream stays open beside that of this one; nil if
-	// there is none.
-	kept func()
-	// serveKept has that server accept connections on another socket. reachable says that it does, as
-	// there is no life.
+	// stopKept ends the server of the previous registration, whose stream stays open beside the
+	// current stream; nil if there is none.
+	stopKept func()
+	// serveKept makes that server accept connections on another socket. reachable says that the server
+	// does so, because no registration is running.
 	serveKept func(*net.UnixListener) *listener
 	reachable bool
-	// prepareEnd prepares the end of this process, where that server is its newest.
+	// prepareEnd prepares the end of this process while that server is its newest.
 	prepareEnd func()
-	// unlock lets other processes register when this one has ended; nil if it does not keep them from
-	// it.
+	// unlock lets other processes register after this process has ended; nil if they are not locked
+	// out.
 	unlock func()
 
-	mu    sync.Mutex      // guards all following fields
-	ended map[string]bool // sockets of later processes that ended without removing them
-	// forgotten is the number of times that an earlier process has made kubelet forget this one. known
-	// is what forgotten was when the last accepted registration began. If forgotten is larger than
-	// known, kubelet may not know this process: an earlier process may end while kubelet handles a
-	// registration.
-	forgotten, known int
-	began            int            // what forgotten was when the last registration began
-	ending           bool           // this process is ending, or no longer serves the resource
-	leaving          map[string]int // the tokens of processes that said that they are ending, with what forgotten was then
-	left             feed.Feed[int] // changes when another one has said so
+	mu           sync.Mutex      // guards all following fields
+	endedSockets map[string]bool // sockets of later processes that ended without removing them
+	// forgotten counts how often an earlier process has made the kubelet forget this process.
+	// forgottenAtAccept is the value of forgotten when the last accepted registration began. If
+	// forgotten is larger, the kubelet may not know this process: an earlier process may end while the
+	// kubelet handles a registration.
+	forgotten, forgottenAtAccept int
+	forgottenAtStart             int  // what forgotten was when the last registration began
+	ending                       bool // this process is ending, or no longer serves the resource
+	// the tokens of processes that announced their end, with the value of forgotten at that time
+	leaving      map[string]int
+	leavingCount feed.Feed[int] // changes when another one has said so
 }
 
-// release closes the socket of the last life.
-func (p *past) release() {
+// release closes the socket of the last registration.
+func (p *previous) release() {
 	p.reachable = false
 	if p.socket != nil {
 		p.socket.release()
 	}
 }
 
-// end notes that the server behind a socket has ended.
-func (p *past) end(name string) {
+// noteEnd records that the server behind a socket has ended.
+func (p *previous) noteEnd(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.ended == nil {
-		p.ended = map[string]bool{}
+	if p.endedSockets == nil {
+		p.endedSockets = map[string]bool{}
 	}
-	p.ended[name] = true
+	p.endedSockets[name] = true
 }
 
-// later returns the sockets of processes that started later than this one and that may serve the
-// resource.
-func (l *life) later() []string {
-	return l.past.running(l.Registrar.Rivals(l.list.name).Later)
+// later returns the sockets of later processes that may serve the resource.
+func (l *registration) later() []string {
+	return l.previous.running(l.Registrar.Peers(l.list.name).Later)
 }
 
-// running returns those of the sockets of all later processes whose servers were not seen to have
-// ended, and did not say that they do.
-func (p *past) running(names []string) []string {
+// running returns the sockets of later processes whose servers have not ended and have not
+// announced their end.
+func (p *previous) running(names []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forgetLeaving(names)
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return p.ended[name] || p.isLeaving(name) })
+	return slices.DeleteFunc(slices.Clone(names),
+		func(name string) bool { return p.endedSockets[name] || p.isLeaving(name) })
 }
 
-// silence says why a server sends no list.
-type silence int
+// A mute says why a server sends no list.
+type mute int
 
 const (
-	speaks        silence = iota
-	forLater              // a process that started later
-	forForeign            // another program, which has registered since
-	forDifference         // kubelet's account differs, and the reason is not known yet
-	forNext               // the next life has the list
+	muteNone           mute = iota
+	muteLaterProcess        // a process that started later
+	muteOtherPlugin         // another program, which has registered since
+	muteAccountDiffers      // the kubelet's account differs, and the reason is not known yet
+	muteReplaced            // the next registration has the list
 )
 
-// maySend reports whether a list may be sent now. The channel is closed when that may have changed.
-// maySend reads the directory itself, because the notice of a later server's socket may come later
-// than that server's list.
-func (l *life) maySend() (bool, <-chan struct{}) {
-	now, changed := l.silence.Latest()
-	if now == speaks && len(l.later()) > 0 {
-		l.silence.Publish(forLater)
-		now = forLater
+// maySend reports whether a list may be sent now. The channel is closed when the answer may have
+// changed. maySend reads the directory itself, because the notice of a later server's socket may
+// arrive later than that server's list.
+func (l *registration) maySend() (bool, <-chan struct{}) {
+	now, changed := l.mute.Latest()
+	if now == muteNone && len(l.later()) > 0 {
+		l.mute.Publish(muteLaterProcess)
+		now = muteLaterProcess
 	}
-	return now == speaks, changed
+	return now == muteNone, changed
 }
 
-// awaitLaterEnds waits until no later process serves the resource. It reports false when ctx ended
-// or another kubelet came.
-func (l *life) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
-	if l.past.yielded {
-		l.past.yielded = false
+// awaitLaterEnds waits until no later process serves the resource. It returns false when ctx ends
+// or another kubelet starts.
+func (l *registration) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
+	if l.previous.yielded {
+		l.previous.yielded = false
 		l.awaitLater(ctx)
 	}
 	for {
-		_, left := l.past.left.Latest()
+		_, left := l.previous.leavingCount.Latest()
 		later := l.later()
 		if len(later) == 0 {
 			break
@@ -125,18 +126,18 @@ func (l *life) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 		l.beReachable(ctx)
 		l.report(PhaseYielding)
 		if err := l.awaitEnd(ctx, incarnation, later, left); err != nil {
-			l.past.yielded = errors.Is(err, errKubeletLeft)
+			l.previous.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
-		// Kubelet up to 1.36 stops the endpoint that it has for the resource when it takes notice of that
-		// end: a registration before is stopped, too, and a list that comes after it hides that.
+		// A kubelet up to 1.36 stops its endpoint of the resource when it notices that end. An earlier
+		// registration is stopped, too, and a list sent after the registration hides the stop.
 		l.awaitStopped(ctx, incarnation)
 	}
 	return ctx.Err() == nil
 }
 
 // awaitLater waits for a later process to have a socket again, for a second at most.
-func (l *life) awaitLater(ctx context.Context) {
+func (l *registration) awaitLater(ctx context.Context) {
 	timer := l.Clock.NewTimer(returnTimeout)
 	defer timer.Stop()
 	for {
@@ -154,43 +155,43 @@ func (l *life) awaitLater(ctx context.Context) {
 	}
 }
 
-// yield is silent until no later process serves the resource any more. It returns nil if none ever
-// was registered, and an error with which this life ends otherwise. Until then the stream stays
-// open: at its end, kubelet 1.36 would close the connection to the later server.
-func (l *life) yield(ctx context.Context, incarnation uint64) error {
+// yield sends nothing until no later process serves the resource. It returns nil if no later
+// process was registered, and otherwise an error that ends this registration. Until then the stream
+// stays open: at its end, the kubelet 1.36 would close the connection to the later server.
+func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 	log := klog.FromContext(ctx)
-	l.silence.Publish(forLater)
+	l.mute.Publish(muteLaterProcess)
 	l.report(PhaseYielding)
 	log.Info("Sending no more lists: a process that started later serves the resource")
 	for {
-		_, left := l.past.left.Latest()
+		_, left := l.previous.leavingCount.Latest()
 		if later := l.later(); len(later) > 0 {
 			if err := l.awaitEnd(ctx, incarnation, later, left); err != nil {
-				l.past.yielded = true // kubelet has left, or ended the stream as it left
+				l.previous.yielded = true // the kubelet has left, or ended the stream as it left
 				return err
 			}
 			continue
 		}
-		if len(l.past.ofLeaving(l.Registrar.Rivals(l.list.name).Later)) > 0 {
+		if len(l.previous.ofLeaving(l.Registrar.Peers(l.list.name).Later)) > 0 {
 			return errTakesOver
 		}
 		switch kept := l.undisturbed(ctx, incarnation); {
 		case len(l.later()) > 0: // another one
-		case !kept || l.past.isForgotten():
+		case !kept || l.previous.isForgotten():
 			return errOtherEnded
 		default:
 			log.Info("Sending lists again: kubelet has kept the registration")
-			l.silence.Publish(speaks)
+			l.mute.Publish(muteNone)
 			l.report(PhaseServing)
 			return nil
 		}
 	}
 }
 
-// undisturbed reports whether kubelet still goes by the list that this life sent last, some time
-// after another server ended. On kubelet 1.36 it does so only if that server was never registered:
-// at its end, all devices would count as unhealthy.
-func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
+// undisturbed reports whether the kubelet still uses the last list of this registration, some time
+// after another server ended. The kubelet 1.36 does so only if the other server was never
+// registered: at the end of a registered server, all devices would count as unhealthy.
+func (l *registration) undisturbed(ctx context.Context, incarnation uint64) bool {
 	for _, d := range []time.Duration{stopDelay, checkSoon} {
 		if !l.pause(ctx, incarnation, d) {
 			return false
@@ -204,9 +205,9 @@ func (l *life) undisturbed(ctx context.Context, incarnation uint64) bool {
 	return true
 }
 
-// awaitEnd waits until one of the servers with these sockets has ended, or another process says
-// that it is ending, for which left is closed. An error means that the kubelet left or ctx ended.
-func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []string, left <-chan struct{}) error {
+// awaitEnd waits until one of the servers with these sockets has ended, or left is closed because
+// another process announces its end. An error means that the kubelet stopped or ctx ended.
+func (l *registration) awaitEnd(ctx context.Context, incarnation uint64, sockets []string, left <-chan struct{}) error {
 	var waits sync.WaitGroup
 	defer waits.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -231,7 +232,7 @@ func (l *life) awaitEnd(ctx context.Context, incarnation uint64, sockets []strin
 		case <-left:
 			return nil
 		case name := <-ended:
-			l.past.end(name)
+			l.previous.noteEnd(name)
 			return nil
 		}
 	}

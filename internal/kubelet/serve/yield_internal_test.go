@@ -76,10 +76,11 @@ func (d *sharedDirectory) behind(earlier ...string) {
 	d.earlier = earlier
 }
 
-func (d *sharedDirectory) Rivals(string) kubelet.Rivals {
+func (d *sharedDirectory) Peers(string) kubelet.Peers {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return kubelet.Rivals{Earlier: slices.Clone(d.earlier), Later: slices.Clone(d.later), Foreign: slices.Clone(d.foreign)}
+	return kubelet.Peers{Earlier: slices.Clone(d.earlier), Later: slices.Clone(d.later),
+		OtherPlugins: slices.Clone(d.foreign)}
 }
 
 func (d *sharedDirectory) Refuses(_ context.Context, name string) bool {
@@ -110,7 +111,7 @@ func (d *sharedDirectory) CallEarlier(
 
 // alone returns the service of a life beside which no other server is. Its Registrar, if it has
 // none, knows of none.
-func alone(l *life) *service {
+func alone(l *registration) *service {
 	if l.Registrar == nil {
 		l.Registrar = &sharedDirectory{}
 	}
@@ -119,7 +120,7 @@ func alone(l *life) *service {
 
 func (d *sharedDirectory) NewEndpoint(string) string { return filepath.Join(d.dir, "e.sock") }
 
-func (d *sharedDirectory) Leave(ctx context.Context, _ uint64, _ string) error {
+func (d *sharedDirectory) Detach(ctx context.Context, _ uint64, _ string) error {
 	d.asked(ctx, "")
 	return d.err
 }
@@ -142,22 +143,22 @@ func (d *sharedDirectory) Register(ctx context.Context, _ uint64, _, endpoint st
 func TestMaySend(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		before silence
+		before mute
 		later  []string
-		want   silence
+		want   mute
 	}{
-		"nobody else":                        {speaks, nil, speaks},
-		"one later":                          {speaks, []string{"a"}, forLater},
-		"one that has ended":                 {speaks, []string{"ended"}, speaks},
-		"one later, and the account differs": {forDifference, []string{"a"}, forDifference},
-		"the account differs":                {forDifference, nil, forDifference},
+		"nobody else":                        {muteNone, nil, muteNone},
+		"one later":                          {muteNone, []string{"a"}, muteLaterProcess},
+		"one that has ended":                 {muteNone, []string{"ended"}, muteNone},
+		"one later, and the account differs": {muteAccountDiffers, []string{"a"}, muteAccountDiffers},
+		"the account differs":                {muteAccountDiffers, nil, muteAccountDiffers},
 	} {
-		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}},
-			list: newList(gpuName, clock.RealClock{}), past: &past{}}
-		l.past.end("ended")
-		l.silence.Publish(tt.before)
-		if may, _ := l.maySend(); may != (tt.want == speaks) || l.silence.Value() != tt.want {
-			t.Errorf("%s: may send %v, silence %v, want %v", name, may, l.silence.Value(), tt.want)
+		l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}},
+			list: newList(gpuName, clock.RealClock{}), previous: &previous{}}
+		l.previous.noteEnd("ended")
+		l.mute.Publish(tt.before)
+		if may, _ := l.maySend(); may != (tt.want == muteNone) || l.mute.Value() != tt.want {
+			t.Errorf("%s: may send %v, silence %v, want %v", name, may, l.mute.Value(), tt.want)
 		}
 	}
 }
@@ -188,8 +189,8 @@ func TestTheLaterServerMayReturnFirst(t *testing.T) {
 				if tt.ends != never {
 					time.AfterFunc(tt.ends, cancel)
 				}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Sockets: sockets, Clock: clock.RealClock{}},
-					list: newList(gpuName, clock.RealClock{}), past: &past{}}
+				l := &registration{Collaborators: Collaborators{Registrar: directory, Sockets: sockets, Clock: clock.RealClock{}},
+					list: newList(gpuName, clock.RealClock{}), previous: &previous{}}
 				began := time.Now()
 				l.awaitLater(ctx)
 				if took := time.Since(began); took != tt.want {
@@ -224,10 +225,11 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				defer cancel()
 				account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
 				directory := &sharedDirectory{}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{},
+				l := &registration{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{},
 					Metrics: noMetrics{}},
-					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, compared: func(string) {},
-					adopt: func(context.Context) {}, connections: newConnections()}
+					list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {},
+					reportDifference: func(string) {},
+					adopt:            func(context.Context) {}, connections: newConnections()}
 				s := newService(l, klog.Background())
 				registered := false
 				directory.registered = func() {
@@ -243,7 +245,7 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 						close(s.began)
 					}
 					if tt.closed {
-						close(l.connections.gone)
+						close(l.connections.kubeletClosedCh)
 					}
 				}
 				if tt.before {
@@ -286,9 +288,12 @@ func TestWhatProvesARegistration(t *testing.T) {
 					}
 					return nil, nil
 				}}
-				l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{registered: func() {}}, Accountant: account,
-					Clock: clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName, clock.RealClock{}), past: &past{},
-					report: func(Phase) {}, compared: func(string) {}, adopt: func(context.Context) {}, connections: newConnections(),
+				l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{registered: func() {}},
+					Accountant: account,
+					Clock:      clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName, clock.RealClock{}),
+					previous: &previous{},
+					report:   func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
+					connections:    newConnections(),
 					siblingChanged: make(chan struct{}, 1)}
 				l.list.publish(oneGPU(), Options{}, nil)
 				l.sent.Publish(l.list.views.Value().response)
@@ -331,7 +336,7 @@ func TestUndisturbed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				account := &notedAccount{answer: func(n int) ([]string, error) { return tt.answers[n-1], tt.err }}
-				l := &life{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{},
+				l := &registration{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{},
 					Incarnation: feed.New(uint64(1))},
 					list: newList(gpuName, clock.RealClock{})}
 				if !tt.empty {
@@ -355,20 +360,20 @@ func TestUndisturbed(t *testing.T) {
 // register first.
 func TestASilentServerAtANewKubelet(t *testing.T) {
 	t.Parallel()
-	l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
+	l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
 		Incarnation: feed.New(uint64(2))},
-		list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
-	if err := l.yield(t.Context(), 1); !errors.Is(err, errKubeletLeft) || !l.past.yielded {
-		t.Errorf("yield() = %v, yielded %v", err, l.past.yielded)
+		list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {}}
+	if err := l.yield(t.Context(), 1); !errors.Is(err, errKubeletLeft) || !l.previous.yielded {
+		t.Errorf("yield() = %v, yielded %v", err, l.previous.yielded)
 	}
 }
 
 // TestTheTurnAfterASilence: the next life gives the later server time to return, once.
 func TestTheTurnAfterASilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{}, Sockets: feed.New([]string(nil)),
+		l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{}, Sockets: feed.New([]string(nil)),
 			Clock: clock.RealClock{}},
-			list: newList(gpuName, clock.RealClock{}), past: &past{yielded: true}}
+			list: newList(gpuName, clock.RealClock{}), previous: &previous{yielded: true}}
 		for _, want := range []time.Duration{returnTimeout, 0} {
 			began := time.Now()
 			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
@@ -389,10 +394,10 @@ func TestTheTurnAfterALaterServer(t *testing.T) {
 				}
 				return []string{"GPU-0"}, nil
 			}}
-			l := &life{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
+			l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
 				Accountant:  account,
 				Incarnation: feed.New(uint64(1)), Clock: clock.RealClock{}},
-				list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}}
+				list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {}}
 			began := time.Now()
 			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
 				t.Errorf("counted %d times: awaitLaterEnds() = %v after %v, want true after %v", counted, ended, time.Since(began),
@@ -429,7 +434,7 @@ func TestASilentServerThatMaySpeakAgain(t *testing.T) {
 				var phases []Phase
 				l.report = func(p Phase) { phases = append(phases, p) }
 				if tt.forgotten {
-					l.past.forget()
+					l.previous.noteForgotten()
 				}
 				began := time.Now()
 				err := l.yield(t.Context(), 1)
@@ -437,8 +442,8 @@ func TestASilentServerThatMaySpeakAgain(t *testing.T) {
 				if tt.want == nil {
 					want = append(want, PhaseServing)
 				}
-				if !errors.Is(err, tt.want) || !slices.Equal(phases, want) || (l.silence.Value() == speaks) != (tt.want == nil) {
-					t.Errorf("yield() = %v, want %v; phases %q, silence %v", err, tt.want, phases, l.silence.Value())
+				if !errors.Is(err, tt.want) || !slices.Equal(phases, want) || (l.mute.Value() == muteNone) != (tt.want == nil) {
+					t.Errorf("yield() = %v, want %v; phases %q, silence %v", err, tt.want, phases, l.mute.Value())
 				}
 				if took := time.Since(began); took != tt.takes {
 					t.Errorf("it took %v, want %v", took, tt.takes)
@@ -464,9 +469,9 @@ func TestTheTurnThatNeverComes(t *testing.T) {
 				cancel()
 			}
 		}
-		if ended := l.awaitLaterEnds(ctx, 1); ended || l.past.yielded != left ||
+		if ended := l.awaitLaterEnds(ctx, 1); ended || l.previous.yielded != left ||
 			!slices.Equal(phases, []Phase{PhaseYielding}) {
-			t.Errorf("kubelet left %v: its ended %v, yielded %v, phases %q", left, ended, l.past.yielded, phases)
+			t.Errorf("kubelet left %v: its ended %v, yielded %v, phases %q", left, ended, l.previous.yielded, phases)
 		}
 		cancel()
 	}

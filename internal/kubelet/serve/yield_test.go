@@ -450,7 +450,7 @@ func TestRegistrationsOfTwoProcessesFollowEachOther(t *testing.T) {
 	})
 }
 
-// The second resource of a Set begins its lives; those of the first go on.
+// The second resource of Servers begins its lives; those of the first go on.
 func TestAResourceThatComesLaterStartsNoOtherAgain(t *testing.T) {
 	t.Parallel()
 	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
@@ -471,7 +471,8 @@ func TestAResourceThatComesLaterStartsNoOtherAgain(t *testing.T) {
 			t.Error("the first resource was registered again")
 		}
 	}
-	if lists := slices.DeleteFunc(n.Events(mark2), func(e standin.Event) bool { return !standin.Is(standin.Listed, gpu)(e) }); len(lists) != 1 {
+	if lists := slices.DeleteFunc(n.Events(mark2),
+		func(e standin.Event) bool { return !standin.Is(standin.Listed, gpu)(e) }); len(lists) != 1 {
 		t.Errorf("one change came in %d lists", len(lists))
 	}
 }

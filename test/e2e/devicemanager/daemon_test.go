@@ -204,7 +204,7 @@ func newNode(t *testing.T) *node {
 
 // daemon is what serves GPUs, without the rest of its process.
 type daemon struct {
-	set        *serve.Set
+	set        *serve.Servers
 	stop       func()
 	registered *registrations
 }
@@ -236,7 +236,7 @@ func startDaemonWith(t *testing.T, n *node, count int) *daemon {
 	account := daemonkubelet.NewPodResources(n.podResourcesSocket, nil)
 	registered := &registrations{}
 	incarnation, sockets := feed.New(uint64(0)), feed.New([]string(nil))
-	set := serve.NewSet(serve.Collaborators{
+	set := serve.NewServers(serve.Collaborators{
 		Registrar: directory, Accountant: account,
 		Checkpoint: directory.Checkpoint, CheckpointVersion: directory.CheckpointVersion,
 		Incarnation: incarnation, Sockets: sockets, Clock: clock.RealClock{},

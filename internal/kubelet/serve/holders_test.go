@@ -159,7 +159,8 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 			{Resource: gpu, ID: id(1), Pod: "default/p"}}, nil)
 		poll.Until(t, "the pod is shown", func() bool { return users() == want })
 		starting = func() {
-			poll.Until(t, "the kubelet that starts answers", func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
+			poll.Until(t, "the kubelet that starts answers",
+				func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
 			if got := users(); strings.Count(got, "{") != 2 {
 				t.Errorf("while kubelet starts: %s, want a pod on both devices", got)
 			}

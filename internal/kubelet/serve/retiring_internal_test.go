@@ -45,7 +45,7 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 				defer cancel()
 				began := time.Now()
 				var at []time.Duration
-				set := NewSet(Collaborators{Registrar: &sharedDirectory{listening: true}, Accountant: emptyAccount{},
+				set := NewServers(Collaborators{Registrar: &sharedDirectory{listening: true}, Accountant: emptyAccount{},
 					Clock:       clock.RealClock{},
 					Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil)),
 					Checkpoint: func() (kubelet.Checkpoint, error) {
@@ -68,10 +68,10 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 				if tt.moved > 0 {
 					time.AfterFunc(tt.moved, func() { set.collaborators.Sockets.Publish(nil) })
 				}
-				if err := set.dropDeparting(ctx); err != nil || !slices.Equal(at, tt.want) {
+				if err := set.runReaper(ctx); err != nil || !slices.Equal(at, tt.want) {
 					t.Errorf("read after %v, want %v (%v)", at, tt.want, err)
 				}
-				if again := set.resources[oneGPU().Name].list.again.Value(); (again > 0) != tt.foreign {
+				if again := set.resources[oneGPU().Name].list.resend.Value(); (again > 0) != tt.foreign {
 					t.Errorf("the list was sent again %d times", again)
 				}
 			})
@@ -79,7 +79,7 @@ func TestWhenTheAccountsAreRead(t *testing.T) {
 	}
 }
 
-// TestABusyNodeIsReadSoon: after kubelet gave a departing device away, ten times a second for ten
+// TestABusyNodeIsReadSoon: after kubelet gave a retiring device away, ten times a second for ten
 // seconds; and then each second.
 func TestABusyNodeIsReadSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestABusyNodeIsReadSoon(t *testing.T) {
 		var at, want []time.Duration
 		held := []kubelet.HeldDevice{{Resource: gpuName, ID: "GPU-0", Pod: "p"}}
 		account := &notedAccount{answer: func(int) ([]string, error) { return nil, nil }}
-		set := NewSet(Collaborators{Registrar: &sharedDirectory{}, Accountant: account, Clock: clock.RealClock{},
+		set := NewServers(Collaborators{Registrar: &sharedDirectory{}, Accountant: account, Clock: clock.RealClock{},
 			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil)),
 			Checkpoint: func() (kubelet.Checkpoint, error) {
 				if took := time.Since(began); len(at) == 0 || at[len(at)-1] != took { // two reasons may come at once
@@ -99,18 +99,18 @@ func TestABusyNodeIsReadSoon(t *testing.T) {
 			}})
 		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 		set.Apply(resource.Plan{}, Options{}, 1)
-		set.regiven = began
+		set.lastRegrant = began
 		for d := time.Duration(0); d <= freeFor; d += readSoon {
 			want = append(want, d)
 		}
 		want = append(want, 11*time.Second, 12*time.Second)
-		if err := set.dropDeparting(ctx); err != nil || !slices.Equal(at, want) {
+		if err := set.runReaper(ctx); err != nil || !slices.Equal(at, want) {
 			t.Errorf("read after %v, want %v (%v)", at, want, err)
 		}
 		if len(account.asked) > 0 {
 			t.Errorf("what others serve was asked %d times, though no resource is another's", len(account.asked))
 		}
-		if again := set.resources[gpuName].list.again.Value(); again != 4 { // after 0, 1, 3 and 7 s
+		if again := set.resources[gpuName].list.resend.Value(); again != 4 { // after 0, 1, 3 and 7 s
 			t.Errorf("the list was sent again %d times, want that kubelet writes its checkpoint", again)
 		}
 	})
@@ -131,18 +131,18 @@ func TestAServerWithoutDevicesEnds(t *testing.T) {
 		"the empty list was not sent":     {unsent: true, phase: PhaseServing},
 		"it does not serve":               {unsent: true, phase: PhaseNoKubelet, want: true},
 		"a later process serves":          {phase: PhaseYielding},
-		"another program serves":          {phase: PhaseForeign},
+		"another program serves":          {phase: PhaseOtherPlugin},
 		"its lives have not begun":        {unstarted: true},
 		"a later process, and not sent":   {unsent: true, phase: PhaseYielding},
-		"another program, and not sent":   {unsent: true, phase: PhaseForeign},
+		"another program, and not sent":   {unsent: true, phase: PhaseOtherPlugin},
 		"kubelet left before it was sent": {unsent: true, phase: PhaseRegistering, want: true},
 	} {
-		s := NewSet(Collaborators{Clock: clock.RealClock{}})
+		s := NewServers(Collaborators{Clock: clock.RealClock{}})
 		s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 		s.Apply(resource.Plan{}, Options{}, 1)
 		entry, stopped := s.resources[gpuName], false
 		if !tt.departs {
-			clear(entry.list.departing)
+			clear(entry.list.retiring)
 		}
 		entry.list.retired, entry.phase = !tt.stays, tt.phase
 		if !tt.unstarted {
@@ -180,7 +180,7 @@ func TestWhatKubeletKnewIsAdopted(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				saved := []string{"saved"}
 				account := &adoptedAccount{hangs: tt.hangs}
-				s := NewSet(Collaborators{Clock: clock.RealClock{}, Accountant: account,
+				s := NewServers(Collaborators{Clock: clock.RealClock{}, Accountant: account,
 					Checkpoint: func() (kubelet.Checkpoint, error) {
 						return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: saved}}, tt.unreadable
 					}})
@@ -188,18 +188,18 @@ func TestWhatKubeletKnewIsAdopted(t *testing.T) {
 				began := time.Now()
 				for i, want := range tt.want {
 					s.adopt(t.Context(), entry)
-					if got := strings.Join(slices.Sorted(maps.Keys(entry.list.departing)), ","); got != want {
+					if got := strings.Join(slices.Sorted(maps.Keys(entry.list.retiring)), ","); got != want {
 						t.Errorf("registration %d: %q depart, want %q", i+1, got, want)
 					}
-					if got := len(entry.list.views.Value().response.Devices); got != len(entry.list.departing) {
+					if got := len(entry.list.views.Value().response.Devices); got != len(entry.list.retiring) {
 						t.Errorf("registration %d: %d devices are listed", i+1, got)
 					}
-					if looks, changed := len(s.departed) > 0, i == 0 &&
+					if looks, changed := len(s.reaperWoken) > 0, i == 0 &&
 						want != ""; looks != (changed || i == 1 && want != tt.want[0]) {
 						t.Errorf("registration %d: the accounts are read: %v", i+1, looks)
 					}
-					for len(s.departed) > 0 {
-						<-s.departed
+					for len(s.reaperWoken) > 0 {
+						<-s.reaperWoken
 					}
 					saved = append(saved, "saved2")
 				}
@@ -246,15 +246,15 @@ func TestTheWarningOfAnUnreadableCheckpoint(t *testing.T) {
 	for range 12 {
 		warns("a moment ago", false)
 		c.clock.Step(unreadableFor / 12)
-		c.drop(evidence{kubelet: 1, gap: "damaged", unreadable: true}, c.clock.Now())
+		c.drop(evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true}, c.clock.Now())
 	}
 	c.clock.Step(unreadableFor)
-	c.drop(evidence{kubelet: 1, gap: "damaged", unreadable: true}, c.clock.Now())
+	c.drop(evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true}, c.clock.Now())
 	warns("ten seconds ago", true)
 	c.gpus = all
 	c.plan(1)
 	warns("nothing departs any more", false)
-	if c.told.silence != (lasting{}) {
+	if c.observed.unreadable != (lasting{}) {
 		t.Error("the ten seconds do not begin anew")
 	}
 }

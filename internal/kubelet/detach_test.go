@@ -26,12 +26,12 @@ type laterProcess struct {
 
 func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
 	error) {
-	l.told <- kubelet.Leaves(ctx) != ""
+	l.told <- kubelet.LeavingToken(ctx) != ""
 	switch {
 	case l.again:
-		kubelet.RegistersAgain(ctx)
+		kubelet.WillReregister(ctx)
 	case l.soon:
-		kubelet.RegistersSoon(ctx)
+		kubelet.WillRegister(ctx)
 	}
 	return &pluginapi.DevicePluginOptions{}, nil
 }
@@ -65,7 +65,7 @@ func TestLeave(t *testing.T) {
 	d := later(t, path, hung)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	leave := func() error { return us.Leave(ctx, 1, "nvidia.com/gpu") }
+	leave := func() error { return us.Detach(ctx, 1, "nvidia.com/gpu") }
 	serve := func(endpoint string, register func(*grpc.Server)) {
 		t.Helper()
 		listener, err := net.Listen("unix", endpoint)
@@ -113,15 +113,15 @@ func TestLeave(t *testing.T) {
 	t.Cleanup(func() { _ = socket.Close() })
 	within, end := context.WithTimeout(ctx, 6*tellTimeout)
 	defer end()
-	if err := us.Leave(within, 1, "nvidia.com/gpu"); err != nil || !<-newest.told || <-refusing.asked == nil {
+	if err := us.Detach(within, 1, "nvidia.com/gpu"); err != nil || !<-newest.told || <-refusing.asked == nil {
 		t.Errorf("a process between the two hangs: %v", err)
 	}
 	watch(t, us)("kubelet", incarnation(1))
-	if err := us.Leave(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) ||
+	if err := us.Detach(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) ||
 		!strings.Contains(err.Error(), "have kubelet forget") {
 		t.Errorf("another kubelet: %v", err)
 	}
-	if kubelet.Leaves(t.Context()) != "" {
+	if kubelet.LeavingToken(t.Context()) != "" {
 		t.Error("a call without the header says that a process leaves")
 	}
 }
@@ -151,7 +151,7 @@ func TestLeaveToAnEarlierProcess(t *testing.T) {
 	serve("first", first.NewEndpoint("nvidia.com/gpu"))
 	kill := serve("second", second.NewEndpoint("nvidia.com/gpu"))
 	for _, want := range []string{"second", "first"} {
-		if err := us.Leave(t.Context(), 1, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotYet) ||
+		if err := us.Detach(t.Context(), 1, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotYet) ||
 			len(asked[want].told) != 1 {
 			t.Errorf("Leave() = %v, and the %s process was asked %d times, want once", err, want, len(asked[want].told))
 		}

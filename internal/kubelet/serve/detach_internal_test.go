@@ -33,27 +33,29 @@ func TestWhatIsForgotten(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 				defer cancel()
 				directory := &sharedDirectory{}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}, Metrics: noMetrics{}},
-					list: newList(gpuName, clock.RealClock{}), past: &past{}, report: func(Phase) {}, adopt: func(context.Context) {},
+				l := &registration{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{},
+					Metrics: noMetrics{}},
+					list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {},
+					adopt:       func(context.Context) {},
 					connections: newConnections()}
 				directory.registered = func() {
 					if tt.during {
-						l.past.forget()
+						l.previous.noteForgotten()
 					}
 				}
 				if tt.refused {
 					directory.err = errors.New("refused")
 				}
 				if tt.before {
-					l.past.forget()
+					l.previous.noteForgotten()
 				}
 				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", newService(l, klog.Background())); proven || err == nil {
 					t.Errorf("stayRegistered() = %v, %v, want an error, and nothing proven", proven, err)
 				}
-				if got := l.past.endsForgotten(); got != tt.want || l.past.isForgotten() != tt.want {
+				if got := l.previous.endsForgotten(); got != tt.want || l.previous.isForgotten() != tt.want {
 					t.Errorf("it ends forgotten: %v, want %v", got, tt.want)
 				}
-				if l.past.forget() || l.past.isForgotten() != tt.want {
+				if l.previous.noteForgotten() || l.previous.isForgotten() != tt.want {
 					t.Error("a process that ends promises to register again")
 				}
 			})
@@ -75,7 +77,7 @@ func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
 					directory.earlier = []string{"earlier.sock"}
 					defer time.AfterFunc(tt.ends-time.Millisecond, func() { directory.behind() }).Stop()
 				}
-				l := &life{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}},
+				l := &registration{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}},
 					list: newList(gpuName, clock.RealClock{})}
 				began := time.Now()
 				l.awaitEarlier(t.Context())
@@ -102,7 +104,7 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 		if endpoint == "" {
 			return
 		}
-		silent = l.silence.Value() == forNext
+		silent = l.mute.Value() == muteReplaced
 		if waited := time.Since(began); waited < leaveTimeout/2 {
 			t.Errorf("it waited for %v for the end of the earlier process", waited)
 		}
@@ -117,20 +119,20 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 			grpc.WaitForReady(true))
 		served = err == nil
 	}
-	l.leave(t.Context(), 1)
+	l.detachFromKubelet(t.Context(), 1)
 	server := grpc.NewServer()
 	defer server.Stop()
-	pluginapi.RegisterDevicePluginServer(server, newService(&life{list: l.list, connections: newConnections()},
+	pluginapi.RegisterDevicePluginServer(server, newService(&registration{list: l.list, connections: newConnections()},
 		klog.Background()))
 	directory.behind("earlier.sock")
 	began = time.Now()
-	l.sayFarewell(t.Context(), 1, server, nil)
+	l.registerBeforeExit(t.Context(), 1, server, nil)
 	if asked != 2 || !silent || !served || !directory.locked() {
 		t.Errorf("kubelet was asked %d times; silent %v, served %v, registrations locked %v", asked, silent, served,
 			directory.locked())
 	}
 	directory.dir = "/nowhere"
-	if l.sayFarewell(t.Context(), 1, server, nil); asked != 2 {
+	if l.registerBeforeExit(t.Context(), 1, server, nil); asked != 2 {
 		t.Error("it registers a socket that it cannot listen at")
 	}
 }

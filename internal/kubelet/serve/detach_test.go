@@ -132,9 +132,9 @@ type leavingRegistrar struct {
 	asked atomic.Int64
 }
 
-func (r *leavingRegistrar) Leave(ctx context.Context, incarnation uint64, name string) error {
+func (r *leavingRegistrar) Detach(ctx context.Context, incarnation uint64, name string) error {
 	r.asked.Add(1)
-	return r.Directory.Leave(ctx, incarnation, name)
+	return r.Directory.Detach(ctx, incarnation, name)
 }
 
 // A later process of an earlier version would not register again: kubelet must see its end.
@@ -236,8 +236,8 @@ type promisingServer struct {
 
 func (*promisingServer) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
 	error) {
-	if kubelet.Leaves(ctx) != "" {
-		kubelet.RegistersAgain(ctx)
+	if kubelet.LeavingToken(ctx) != "" {
+		kubelet.WillReregister(ctx)
 	}
 	return &pluginapi.DevicePluginOptions{}, nil
 }
@@ -292,7 +292,7 @@ func (n *node) startPromising(t *testing.T) (leave func(context.Context) error, 
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	check(t, directory.Register(t.Context(), incarnation.Value(), gpu, endpoint, &pluginapi.DevicePluginOptions{}))
-	return func(ctx context.Context) error { return directory.Leave(ctx, incarnation.Value(), gpu) }, server.Stop
+	return func(ctx context.Context) error { return directory.Detach(ctx, incarnation.Value(), gpu) }, server.Stop
 }
 
 // The earlier process may be killed at each step of its end: the later one serves, and kubelet sees

@@ -66,7 +66,7 @@ func TestWhatUsersSays(t *testing.T) {
 		account := &saidAccount{}
 		var saved kubelet.Checkpoint
 		var unread error
-		s := NewSet(Collaborators{Clock: clock, Accountant: account, Incarnation: feed.New(uint64(1)),
+		s := NewServers(Collaborators{Clock: clock, Accountant: account, Incarnation: feed.New(uint64(1)),
 			Checkpoint: func() (kubelet.Checkpoint, error) { return saved, unread }})
 		offer := func(healthy bool) *list {
 			r := oneGPU()
@@ -81,7 +81,7 @@ func TestWhatUsersSays(t *testing.T) {
 			}
 			clock.Step(time.Millisecond)
 			l := offer(step.offered)
-			before := l.again.Value()
+			before := l.resend.Value()
 			held := func(id string) (all []kubelet.HeldDevice) {
 				if id != "" {
 					all = append(all, kubelet.HeldDevice{Resource: gpuName, ID: id, Pod: "p"})
@@ -108,7 +108,7 @@ func TestWhatUsersSays(t *testing.T) {
 			if strings.Join(users, ",") != step.want || (said == "") != (step.says == "") || !strings.Contains(said, step.says) {
 				t.Errorf("%s, reading %d: %q, %q, want %q, %q", name, i, users, said, step.want, step.says)
 			}
-			if again := l.again.Value() != before; again != step.again {
+			if again := l.resend.Value() != before; again != step.again {
 				t.Errorf("%s, reading %d: the lists are sent again: %v, want %v", name, i, again, step.again)
 			}
 		}

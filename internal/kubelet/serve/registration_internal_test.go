@@ -66,15 +66,16 @@ func TestDisconnecting(t *testing.T) {
 					incarnation.Publish(0)
 				}
 				account := countingAccount{until: time.Now().Add(test.counted)}
-				l := &life{
+				l := &registration{
 					Collaborators: Collaborators{Incarnation: incarnation, Accountant: account, Clock: clock.RealClock{}},
-					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(), closing: make(chan struct{}), past: &past{},
+					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(),
+					closing: make(chan struct{}), previous: &previous{},
 				}
 				connection, far := net.Pipe()
 				defer func() { _ = far.Close() }()
 				kubelets := &conn{Conn: connection, connections: l.connections}
 				l.connections.add(kubelets)
-				l.connections.called(peer.NewContext(t.Context(), &peer.Peer{Addr: kubelets.RemoteAddr()}))
+				l.connections.noteCall(peer.NewContext(t.Context(), &peer.Peer{Addr: kubelets.RemoteAddr()}))
 				if test.closes == itself {
 					_ = kubelets.Close()
 				}
@@ -111,8 +112,8 @@ func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	open := false
-	l := &life{Collaborators: Collaborators{Incarnation: feed.New(uint64(0))},
-		past: &past{socket: &listener{UnixListener: unix}}}
+	l := &registration{Collaborators: Collaborators{Incarnation: feed.New(uint64(0))},
+		previous: &previous{socket: &listener{UnixListener: unix}}}
 	l.report = func(Phase) {
 		client, err := net.Dial("unix", path)
 		if open = err == nil; open {
@@ -134,10 +135,10 @@ func TestAKeptLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := &life{list: newList(gpuName, clock.RealClock{}), past: &past{}, connections: newConnections(),
+		l := &registration{list: newList(gpuName, clock.RealClock{}), previous: &previous{}, connections: newConnections(),
 			closing: make(chan struct{})}
 		ended := 0
-		l.past.kept = func() { ended++ }
+		l.previous.stopKept = func() { ended++ }
 		socket := &listener{UnixListener: unix, connections: l.connections}
 		silent, _ := opened(t, l.connections)
 		server, tasks, task := grpc.NewServer(), sync.WaitGroup{}, false
@@ -146,15 +147,15 @@ func TestAKeptLife(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			task = true
 		})
-		l.keep(socket, server, &tasks)
+		l.keepStream(socket, server, &tasks)
 		if _, err := socket.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("its server accepts connections: %v", err)
 		}
-		if may, _ := l.maySend(); may || l.silence.Value() != forNext {
+		if may, _ := l.maySend(); may || l.mute.Value() != muteReplaced {
 			t.Error("it sends lists beside its successor")
 		}
-		if ended != 0 || l.past.socket != socket {
-			t.Errorf("the life before ended %d times; the socket is kept: %v", ended, l.past.socket == socket)
+		if ended != 0 || l.previous.socket != socket {
+			t.Errorf("the life before ended %d times; the socket is kept: %v", ended, l.previous.socket == socket)
 		}
 		if client, err := net.Dial("unix", unix.Addr().String()); err != nil {
 			t.Error(err)
@@ -166,8 +167,8 @@ func TestAKeptLife(t *testing.T) {
 			t.Error("its stream ended at once")
 		default:
 		}
-		l.past.endKept()
-		l.past.endKept() // nothing is left to end
+		l.previous.endKept()
+		l.previous.endKept() // nothing is left to end
 		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || ended != 1 ||
 			silent.SetDeadline(time.Time{}) == nil {
 			t.Errorf("its server serves: %v, its tasks have ended: %v; the life before ended %d times, want once", err, task,
@@ -185,60 +186,68 @@ func TestAKeptLife(t *testing.T) {
 func TestWhyALifeEnds(t *testing.T) {
 	const s = time.Second
 	for name, tt := range map[string]struct {
-		happens func(l *life, d *sharedDirectory, socket string) // after a second
-		next    func(l *life, d *sharedDirectory, socket string) // after two
+		happens func(l *registration, d *sharedDirectory, socket string) // after a second
+		next    func(l *registration, d *sharedDirectory, socket string) // after two
 		want    error
 		after   time.Duration
 		signals bool // the socket of another server came or went
 	}{
 		"nothing": {want: context.DeadlineExceeded, after: 10 * s},
-		"another kubelet": {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(2) },
+		"another kubelet": {happens: func(l *registration, _ *sharedDirectory, _ string) { l.Incarnation.Publish(2) },
 			want: errKubeletLeft, after: s},
-		"the same kubelet": {happens: func(l *life, _ *sharedDirectory, _ string) { l.Incarnation.Publish(1) },
+		"the same kubelet": {happens: func(l *registration, _ *sharedDirectory, _ string) { l.Incarnation.Publish(1) },
 			want: context.DeadlineExceeded, after: 10 * s},
-		"its socket is removed": {happens: func(l *life, _ *sharedDirectory, socket string) {
+		"its socket is removed": {happens: func(l *registration, _ *sharedDirectory, socket string) {
 			_ = os.Remove(socket)
 			l.Sockets.Publish(nil)
 		}, want: errSocketRemoved, after: s},
-		"other options": {happens: func(l *life, _ *sharedDirectory, _ string) {
+		"other options": {happens: func(l *registration, _ *sharedDirectory, _ string) {
 			l.list.publish(oneGPU(), Options{Inspect: true}, nil)
 		}, want: errOptions, after: s},
-		"another list": {happens: func(l *life, _ *sharedDirectory, _ string) {
+		"another list": {happens: func(l *registration, _ *sharedDirectory, _ string) {
 			l.list.publish(oneGPU(), Options{}, nil)
 		}, want: context.DeadlineExceeded, after: 10 * s},
-		"another program": {happens: func(l *life, d *sharedDirectory, _ string) {
+		"another program": {happens: func(l *registration, d *sharedDirectory, _ string) {
 			d.beside(kubelet.Socket{Name: "another.sock"})
 			l.Sockets.Publish(nil)
 		}, want: context.DeadlineExceeded, after: 10 * s, signals: true},
-		"another program, of which this is not the first notice": {happens: func(l *life, d *sharedDirectory, _ string) {
+		"another program, of which this is not the first notice": {happens: func(l *registration, d *sharedDirectory,
+			_ string) {
 			d.beside(kubelet.Socket{Name: "another.sock"})
 			l.Sockets.Publish(nil)
-		}, next: func(l *life, _ *sharedDirectory, _ string) {
+		}, next: func(l *registration, _ *sharedDirectory, _ string) {
 			<-l.siblingChanged
 			l.Sockets.Publish(nil)
 		}, want: context.DeadlineExceeded, after: 10 * s},
-		"the end of a later process": {happens: func(l *life, d *sharedDirectory, _ string) {
+		"the end of a later process": {happens: func(l *registration, d *sharedDirectory, _ string) {
 			d.come("later.sock")
 			l.Sockets.Publish(nil)
 		}, want: errOtherEnded, after: s + stopDelay},
-		"a list that must not be sent": {happens: func(l *life, _ *sharedDirectory, _ string) {
-			l.silence.Publish(forLater)
+		"a list that must not be sent": {happens: func(l *registration, _ *sharedDirectory, _ string) {
+			l.mute.Publish(muteLaterProcess)
 		}, want: errOtherEnded, after: s + stopDelay},
-		"the end of an earlier process": {happens: func(l *life, _ *sharedDirectory, _ string) { l.leaves.Publish(true) },
+		"the end of an earlier process": {happens: func(l *registration, _ *sharedDirectory,
+			_ string) {
+			l.reregisterPromised.Publish(true)
+		},
 			want: errEarlierLeft, after: s + leftFor},
-		"that of one which is there still": {happens: func(l *life, d *sharedDirectory, _ string) {
+		"that of one which is there still": {happens: func(l *registration, d *sharedDirectory, _ string) {
 			d.behind("earlier.sock")
-			l.leaves.Publish(true)
-		}, next: func(l *life, d *sharedDirectory, _ string) {
+			l.reregisterPromised.Publish(true)
+		}, next: func(l *registration, d *sharedDirectory, _ string) {
 			d.behind()
 			l.Sockets.Publish(nil)
 		}, want: errEarlierLeft, after: 2*s + leftFor, signals: true},
-		"that of one while another program serves": {happens: func(l *life, _ *sharedDirectory, _ string) {
-			l.silence.Publish(forForeign)
-			l.leaves.Publish(true)
+		"that of one while another program serves": {happens: func(l *registration, _ *sharedDirectory, _ string) {
+			l.mute.Publish(muteOtherPlugin)
+			l.reregisterPromised.Publish(true)
 		}, want: context.DeadlineExceeded, after: 10 * s},
-		"another program serves since": {happens: func(l *life, _ *sharedDirectory, _ string) { l.leaves.Publish(true) },
-			next: func(l *life, _ *sharedDirectory, _ string) { l.silence.Publish(forForeign) }, want: context.DeadlineExceeded, after: 10 * s},
+		"another program serves since": {happens: func(l *registration, _ *sharedDirectory,
+			_ string) {
+			l.reregisterPromised.Publish(true)
+		},
+			next: func(l *registration, _ *sharedDirectory, _ string) { l.mute.Publish(muteOtherPlugin) },
+			want: context.DeadlineExceeded, after: 10 * s},
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "e.sock")

@@ -22,82 +22,83 @@ import (
 )
 
 const (
-	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. Kubelet
-	// tries to connect to our socket for up to 10 s before it answers.
+	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. The
+	// kubelet tries to connect to the socket for up to 10 s before it answers.
 	registerTimeout = 15 * time.Second
-	// stopDelay is the pause after kubelet closed the connection of one life, before the next
-	// Register. Kubelet 1.36 marks the resource as stopped a little after it closed the connection. A
-	// server that registers before that is marked, too.
+	// stopDelay is the pause between the end of the kubelet's connection and the next Register. The
+	// kubelet 1.36 marks the resource as stopped shortly after it closes the connection. A server that
+	// registers earlier is marked, too.
 	stopDelay = 50 * time.Millisecond
-	// stopTimeout limits the further wait until kubelet's account shows that the resource is stopped.
-	// If another server of the resource goes on, the account never shows that.
+	// stopTimeout limits the further wait until the kubelet's account shows that the resource is
+	// stopped. If another server of the resource continues, the account never shows a stop.
 	stopTimeout = 500 * time.Millisecond
-	// deadCloseTimeout limits the wait for the connection of a kubelet that ended to close.
+	// deadCloseTimeout limits the wait for the connection of a stopped the kubelet to close.
 	deadCloseTimeout = 5 * time.Millisecond
-	// closeTimeout limits the wait for kubelet to close its connection after the stream ended.
+	// closeTimeout limits the wait for the kubelet to close its connection after the stream ended.
 	closeTimeout = 500 * time.Millisecond
-	// handshakeTimeout is how long a connection may stay silent. gRPC's default is two minutes, and a
-	// server that stops waits for such a connection.
+	// handshakeTimeout is how long a connection may stay silent. The default of gRPC is two minutes,
+	// and a stopping server waits for silent connections.
 	handshakeTimeout = time.Second
-	// finishTimeout limits the wait for calls that are being answered when a life ends.
+	// finishTimeout limits the wait for running calls when a registration ends.
 	finishTimeout = time.Second
-	// provenAfter is how long a stream must last for its registration to count as one that worked.
+	// provenAfter is how long a stream must last for its registration to count as successful.
 	provenAfter = time.Second
 	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a
-	// list, and again those that must be chosen.
+	// list, and the required devices a second time.
 	maxRequest = 2 * resource.MaxList
-	// largeRequest is the size of a request, in bytes, whose memory is given back when it was
-	// answered.
+	// largeRequest is the size of a request, in bytes, whose memory is released after the answer.
 	largeRequest = 1 << 20
 )
 
-// Why a life ends.
+// Why a registration ends.
 var (
 	errKubeletLeft   = errors.New("kubelet restarted or went away")
 	errSocketRemoved = errors.New("our socket was removed from kubelet's directory")
 	errStreamEnded   = errors.New("kubelet ended the stream")
 	errNoStream      = errors.New("kubelet accepted the registration and did not call ListAndWatch")
 	errOptions       = errors.New("the options changed that kubelet reads only when a plugin registers")
-	errClosedEarly   = errors.New("kubelet accepted the registration and closed its connection before it called ListAndWatch")
-	errDisagrees     = errors.New("the devices that kubelet counts differ from the list that it was sent")
-	errLaterCame     = errors.New("a process that started later serves the resource")
-	errOtherEnded    = errors.New("the server that had registered after this one has ended")
-	errEarlierLeft   = errors.New("another process has ended, and kubelet has forgotten this server for that")
-	errTakesOver     = errors.New("a process that started later is ending, and this one serves the resource again")
+	errClosedEarly   = errors.New("kubelet accepted the registration and closed its connection before it called " +
+		"ListAndWatch")
+	errDisagrees   = errors.New("the devices that kubelet counts differ from the list that it was sent")
+	errLaterCame   = errors.New("a process that started later serves the resource")
+	errOtherEnded  = errors.New("the server that had registered after this one has ended")
+	errEarlierLeft = errors.New("another process has ended, and kubelet has forgotten this server for that")
+	errTakesOver   = errors.New("a process that started later is ending, and this one serves the resource again")
 )
 
-// A life is one registration of the server of one resource: from a new socket to the end of its
-// stream. It runs once.
-type life struct {
+// A registration is one registration of the server of a resource, from a new socket to the end of
+// its stream. It runs once.
+type registration struct {
 	Collaborators
-	list   *list
-	past   *past
-	report func(Phase)
-	// compared is called with the difference between kubelet's account and the list; empty if there is
-	// none.
-	compared func(difference string)
-	// adopt adds devices to the list that kubelet knows and the plan does not have. It is called
-	// before each registration.
+	list     *list
+	previous *previous
+	report   func(Phase)
+	// reportDifference is called with the difference between the kubelet's account and the list; empty
+	// if there is none.
+	reportDifference func(difference string)
+	// adopt adds devices to the list that the kubelet knows and the plan lacks. It is called before
+	// each registration.
 	adopt func(context.Context)
 	// allocating returns the view of the list for the answer to a call of Allocate.
 	allocating func(*pluginapi.AllocateRequest) *view
 
-	silence        feed.Feed[silence]
-	again          feed.Feed[uint64]                          // changes when the last list is to be sent again
-	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this life; nil before the first
+	mute           feed.Feed[mute]
+	resend         feed.Feed[uint64]                          // changes when the last list is to be sent again
+	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this registration; nil before the first
 	connections    *connections
 	siblingChanged chan struct{}           // holds a value after the socket of another server came or went
 	closing        chan struct{}           // closed when streams are to end
-	end            context.CancelCauseFunc // ends the life, with the reason
-	accepted       bool                    // kubelet has accepted the registration
+	end            context.CancelCauseFunc // ends the registration, with the reason
+	accepted       bool                    // the kubelet has accepted the registration
 	unlock         func()                  // lets other processes register
-	leaves         feed.Feed[bool]         // another process is ending, and this one has promised to register again then
-	checkpoint     atomic.Pointer[string]  // the version of the kubelet's checkpoint before the last list was sent
+	// Another process is ending, and this process has promised to register again afterwards.
+	reregisterPromised feed.Feed[bool]
+	checkpoint         atomic.Pointer[string] // the version of the kubelet's checkpoint before the last list was sent
 }
 
-// run registers and serves until ctx ends or the registration ends. It returns nil if the next life
-// may begin at once, and otherwise the reason for which the registration failed.
-func (l *life) run(parent context.Context) error {
+// run registers and serves until ctx or the registration ends. It returns nil if the next
+// registration may begin at once, and otherwise the reason for the failure.
+func (l *registration) run(parent context.Context) error {
 	incarnation, ok := l.awaitKubelet(parent)
 	if !ok || !l.awaitLaterEnds(parent, incarnation) {
 		return nil
@@ -110,11 +111,11 @@ func (l *life) run(parent context.Context) error {
 	}
 	l.connections = newConnections()
 	socket := &listener{UnixListener: unix, connections: l.connections, logger: log}
-	l.past.release()
+	l.previous.release()
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
 	l.end, l.unlock = end, func() {}
-	defer func() { l.unlock() }() // not before a registration that has come to nothing has ended for kubelet, too
+	defer func() { l.unlock() }() // not before a registration that has come to nothing has ended for the kubelet, too
 	l.closing = make(chan struct{})
 	l.siblingChanged = make(chan struct{}, 1)
 	service := newService(l, log)
@@ -138,8 +139,8 @@ func (l *life) run(parent context.Context) error {
 		if errors.Is(cause, errEarlierLeft) {
 			l.endKept(parent, incarnation)
 		}
-		l.past.prepareEnd = prepareEnd
-		l.keep(socket, server, &tasks)
+		l.previous.prepareEnd = prepareEnd
+		l.keepStream(socket, server, &tasks)
 		return nil
 	}
 	l.disconnect(parent, server, incarnation, cause)
@@ -172,27 +173,27 @@ func newServer(s *service) *grpc.Server {
 	return server
 }
 
-// leaveSocket leaves the socket to the next life and returns nil if that may begin at once: the
-// registration was proven, or a new one cures why it ended. Otherwise it closes the socket and
-// returns the cause.
-func (l *life) leaveSocket(socket *listener, proven bool, cause error) error {
+// leaveSocket leaves the socket to the next registration and returns nil if the next registration
+// may begin at once: this registration was successful, or a new registration repairs the cause.
+// Otherwise leaveSocket closes the socket and returns the cause.
+func (l *registration) leaveSocket(socket *listener, proven bool, cause error) error {
 	cured := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
 	if proven || slices.ContainsFunc(cured, func(e error) bool { return errors.Is(cause, e) }) {
-		l.past.socket = socket
+		l.previous.socket = socket
 		return nil
 	}
 	socket.release()
 	return cause
 }
 
-// awaitKubelet waits for a kubelet. It reports false if ctx ended first.
-func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
+// awaitKubelet waits for a kubelet. It returns false if ctx ends first.
+func (l *registration) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 	for {
 		incarnation, changed := l.Incarnation.Latest()
 		if incarnation != 0 {
 			return incarnation, true
 		}
-		l.past.release()
+		l.previous.release()
 		l.report(PhaseNoKubelet)
 		if !feed.WaitAny(ctx, changed) {
 			return 0, false
@@ -200,22 +201,22 @@ func (l *life) awaitKubelet(ctx context.Context) (incarnation uint64, ok bool) {
 	}
 }
 
-// follow returns the reason why this life has to end, as far as kubelet's directory and the list
-// show one. Until then, it signals siblingChanged when the socket of another server came or went.
-func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
-	before := l.Registrar.Rivals(l.list.name)
+// follow returns why this registration must end, as shown by the kubelet's directory and the list.
+// Until then, it signals siblingChanged when the socket of another server appears or disappears.
+func (l *registration) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
+	before := l.Registrar.Peers(l.list.name)
 	var alone <-chan time.Time
 	for {
 		now, came := l.Incarnation.Latest()
 		_, moved := l.Sockets.Latest()
 		view, listed := l.list.views.Latest()
-		silence, silenced := l.silence.Latest()
-		leaves, told := l.leaves.Latest()
-		rivals := l.Registrar.Rivals(l.list.name)
+		silence, silenced := l.mute.Latest()
+		leaves, told := l.reregisterPromised.Latest()
+		rivals := l.Registrar.Peers(l.list.name)
 		switch {
 		case now != incarnation:
 			return errKubeletLeft
-		case silence == forLater || len(l.past.running(rivals.Later)) > 0:
+		case silence == muteLaterProcess || len(l.previous.running(rivals.Later)) > 0:
 			if err := l.yield(ctx, incarnation); err != nil {
 				return err
 			}
@@ -231,7 +232,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 			default:
 			}
 		}
-		if leaves && alone == nil && silence == speaks && len(rivals.Earlier)+len(l.past.ofLeaving(rivals.Later)) == 0 {
+		if leaves && alone == nil && silence == muteNone && len(rivals.Earlier)+len(l.previous.ofLeaving(rivals.Later)) == 0 {
 			alone = l.Clock.After(leftFor)
 		}
 		select {
@@ -239,7 +240,7 @@ func (l *life) follow(ctx context.Context, endpoint string, incarnation uint64, 
 			return ctx.Err()
 		case <-told:
 		case <-alone:
-			if alone = nil; silence == speaks {
+			if alone = nil; silence == muteNone {
 				return errEarlierLeft
 			}
 		case <-came:
@@ -255,10 +256,10 @@ func isGone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// stayRegistered registers, and returns when ctx ends or kubelet does not serve the registration.
-// It reports whether the registration worked: kubelet counted the devices or allocated one, or the
-// stream lasted.
-func (l *life) stayRegistered(
+// stayRegistered registers, and returns when ctx ends or the kubelet no longer serves the
+// registration. It reports whether the registration was successful: the kubelet counted the
+// devices, the kubelet allocated a device, or the stream lasted.
+func (l *registration) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
 	l.report(PhaseRegistering)
@@ -267,17 +268,18 @@ func (l *life) stayRegistered(
 	if len(l.later()) > 0 {
 		return false, errLaterCame
 	}
-	forgotten := l.past.beginRegistration()
+	forgotten := l.previous.beginRegistration()
 	err = l.register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
 		return false, err
 	}
 	l.accepted = true
-	l.past.remembered(forgotten)
+	l.previous.noteRegistered(forgotten)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// A later server that is there now may have registered before us or after us. If we sent a list
-	// before its socket came, it registers after us. So does one whose socket comes from now on.
+	// A later server whose socket exists now may have registered before or after this registration. If
+	// this registration sent a list before the other socket appeared, the other server registers
+	// afterwards. So does a server whose socket appears from now on.
 	if len(l.later()) > 0 && l.sent.Value() == nil {
 		return false, errLaterCame
 	}
@@ -290,14 +292,14 @@ func (l *life) stayRegistered(
 	case <-timeout.C():
 		return false, errNoStream
 	case <-l.connections.kubeletClosed():
-		// If the stream had begun, its end is the better reason.
+		// If the stream had begun, the end of the stream is the better reason.
 		if !service.streamed() {
 			return false, errClosedEarly
 		}
 	case <-service.began:
 	}
 	l.report(PhaseServing)
-	if l.silence.Value() != speaks {
+	if l.mute.Value() != muteNone {
 		l.report(PhaseYielding)
 	}
 	began := l.Clock.Now()
@@ -305,7 +307,7 @@ func (l *life) stayRegistered(
 	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
 }
 
-func (l *life) register(
+func (l *registration) register(
 	ctx context.Context, incarnation uint64, endpoint string, options *pluginapi.DevicePluginOptions,
 ) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
@@ -313,20 +315,20 @@ func (l *life) register(
 	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
 }
 
-// disconnect ends the streams and stops the gRPC server. If the kubelet that registered us still
-// runs, disconnect waits until that kubelet has closed its connection and stopped the resource,
-// because kubelet can mistake an earlier Register for this life.
-func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
-	// A kubelet that ended has closed its connection, or the kernel does so soon. A kubelet that only
-	// made its socket anew keeps it.
+// disconnect ends the streams and stops the gRPC server. If the kubelet of this registration still
+// runs, disconnect waits until the kubelet has closed its connection and stopped the resource,
+// because the kubelet can mistake an earlier Register for this registration.
+func (l *registration) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
+	// A stopped the kubelet has closed its connection, or the kernel does so soon. A kubelet that only
+	// created its socket again keeps the connection.
 	left := errors.Is(cause, errKubeletLeft)
-	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.left(), deadCloseTimeout))
-	if l.accepted { // else kubelet asks the server of the life before still
-		l.past.endKept()
+	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.kubeletGone(), deadCloseTimeout))
+	if l.accepted { // otherwise the kubelet still calls the previous server
+		l.previous.endKept()
 	}
 	close(l.closing)
 	if stays {
-		l.wait(parent, l.connections.left(), closeTimeout)
+		l.wait(parent, l.connections.kubeletGone(), closeTimeout)
 	}
 	l.connections.close()
 	finished := make(chan struct{})
@@ -345,8 +347,8 @@ func (l *life) disconnect(parent context.Context, server *grpc.Server, incarnati
 	}
 }
 
-// wait waits until done is closed. It reports false if d passed or ctx ended first.
-func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
+// wait waits until done is closed. It returns false if d passes or ctx ends first.
+func (l *registration) wait(ctx context.Context, done <-chan struct{}, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -359,9 +361,9 @@ func (l *life) wait(ctx context.Context, done <-chan struct{}, d time.Duration) 
 	}
 }
 
-// awaitStopped waits until kubelet's account shows no device of the resource, for stopTimeout at
-// most. It returns early when ctx ends or, if incarnation is not 0, when another kubelet comes.
-func (l *life) awaitStopped(ctx context.Context, incarnation uint64) {
+// awaitStopped waits until the kubelet's account shows no device of the resource, for stopTimeout
+// at most. It returns early when ctx ends or, if incarnation is not 0, when another kubelet starts.
+func (l *registration) awaitStopped(ctx context.Context, incarnation uint64) {
 	for began := l.Clock.Now(); ; {
 		if !l.pause(ctx, incarnation, stopDelay) || !l.counted(ctx) || l.Clock.Since(began) >= stopTimeout {
 			return
@@ -369,9 +371,9 @@ func (l *life) awaitStopped(ctx context.Context, incarnation uint64) {
 	}
 }
 
-// pause waits for d. It reports false if ctx ended or, if incarnation is not 0, another kubelet
-// came first.
-func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
+// pause waits for d. It returns false if ctx ends or, if incarnation is not 0, another kubelet
+// starts first.
+func (l *registration) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
 	for {
@@ -389,9 +391,9 @@ func (l *life) pause(ctx context.Context, incarnation uint64, d time.Duration) b
 	}
 }
 
-// counted reports whether kubelet's account shows healthy devices of the resource. Without an
-// answer it reports false.
-func (l *life) counted(ctx context.Context) bool {
+// counted reports whether the kubelet's account shows healthy devices of the resource. It returns
+// false without an answer.
+func (l *registration) counted(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	ids, _ := l.allocatable(ctx)

@@ -271,7 +271,7 @@ func TestNothingIsDroppedWhereNoAccountCanBeRead(t *testing.T) {
 		t.Errorf("capacity = %d after 2 minutes without an account, want 2", n.Capacity(gpu))
 	}
 	d.status(t, "one device waits for the account", func(s serve.Status) bool {
-		return len(s.Departing) == 1 && s.Departing[0].ID == id(1) && strings.Contains(s.Departing[0].Waiting, "no such file")
+		return len(s.Retiring) == 1 && s.Retiring[0].ID == id(1) && strings.Contains(s.Retiring[0].Waiting, "no such file")
 	})
 }
 
@@ -357,13 +357,15 @@ func TestWithoutACheckpointPodResourcesTellsWhatWasListed(t *testing.T) {
 				var c clock.WithTicker = clocktesting.NewFakeClock(time.Now())
 				if !answers {
 					c = clock.RealClock{}
-					account = badAccount{Accountant: account, answer: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
+					account = badAccount{Accountant: account,
+						answer: func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }}
 				}
 				mark := n.Mark()
 				d := n.startSetOn(t, serve.Collaborators{Accountant: account, Clock: c,
 					Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, errors.New("of a later kubelet") }})
 				d.offerUnder(2, 1)
-				n.await(t, "the later daemon's list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
+				n.await(t, "the later daemon's list",
+					func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 1 })
 				if !answers {
 					return
 				}

@@ -45,7 +45,7 @@ func (s *replicated) offers(replicas int, announce bool, sick ...int) {
 			Rules: []resource.SharingRule{{Name: gpu, Replicas: replicas}}}
 	}
 	how := asEnvironment
-	how.Announce = announce
+	how.AnnounceShrink = announce
 	s.daemon.Apply(resource.New(inventory.Snapshot{GPUs: all}, o), how, 1)
 }
 
@@ -67,22 +67,22 @@ func TestFewerDevicesWait(t *testing.T) {
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		s := newReplicated(t, v)
 		s.offers(1, true)
-		if got := s.daemon.Fewer().Value(); got != 1 {
+		if got := s.daemon.PendingShrink().Value(); got != 1 {
 			t.Fatalf("the change that waits is %d, want 1", got)
 		}
 		for _, pod := range []string{"a", "b", "c", "d", "e"} { // sent by the old count
 			s.admit(pod)
 		}
-		s.daemon.Proceed(2)
-		if got := s.daemon.Fewer().Value(); got != 1 || s.Allocatable(gpu) != 8 {
+		s.daemon.ApproveShrink(2)
+		if got := s.daemon.PendingShrink().Value(); got != 1 || s.Allocatable(gpu) != 8 {
 			t.Errorf("change %d waits, and kubelet counts %d, want 1 and 8", got, s.Allocatable(gpu))
 		}
 		if holds := s.daemon.Offered().Value().Holds; len(holds) != 2 ||
 			!strings.Contains(holds[0].Reason, "is tainted before") {
 			t.Errorf("the holds are %+v", holds)
 		}
-		s.daemon.Proceed(1)
-		if got := s.daemon.Fewer().Value(); got != 0 {
+		s.daemon.ApproveShrink(1)
+		if got := s.daemon.PendingShrink().Value(); got != 0 {
 			t.Errorf("change %d waits still", got)
 		}
 		s.awaitAllocatable(t, 2)
@@ -101,7 +101,7 @@ func TestFewerDevicesWaitThirtySecondsAtMost(t *testing.T) {
 	s := newReplicated(t, standin.V137)
 	s.offers(1, true)
 	s.awaitAllocatable(t, 8)
-	waited := until(t, s.clock, "the devices are gone", func() bool { return s.daemon.Fewer().Value() == 0 })
+	waited := until(t, s.clock, "the devices are gone", func() bool { return s.daemon.PendingShrink().Value() == 0 })
 	if waited < 30*time.Second || waited > 2*time.Minute { // the clock may be ahead of a process that has no processor
 		t.Errorf("it waited for %v, want 30s", waited)
 	}
@@ -109,7 +109,7 @@ func TestFewerDevicesWaitThirtySecondsAtMost(t *testing.T) {
 	s.offers(4, true)
 	until(t, s.clock, "the replicas are there", func() bool { return s.Allocatable(gpu) == 8 })
 	s.offers(1, true)
-	if got := s.daemon.Fewer().Value(); got != 2 {
+	if got := s.daemon.PendingShrink().Value(); got != 2 {
 		t.Errorf("the next change is %d, want 2", got)
 	}
 }
@@ -121,17 +121,17 @@ func TestAChangeBackEndsTheWait(t *testing.T) {
 	s.offers(1, true)
 	s.admit("a")
 	s.offers(4, true)
-	if got := s.daemon.Fewer().Value(); got != 0 {
+	if got := s.daemon.PendingShrink().Value(); got != 0 {
 		t.Errorf("change %d waits still", got)
 	}
-	s.daemon.Proceed(1)
+	s.daemon.ApproveShrink(1)
 	s.awaitAllocatable(t, 8)
 	s.offers(2, true) // some of them go
-	if got := s.daemon.Fewer().Value(); got != 2 {
+	if got := s.daemon.PendingShrink().Value(); got != 2 {
 		t.Errorf("the next change is %d, want 2", got)
 	}
 	s.awaitAllocatable(t, 8)
-	s.daemon.Proceed(2)
+	s.daemon.ApproveShrink(2)
 	until(t, s.clock, "four replicas", func() bool { return s.Allocatable(gpu) == 4 })
 }
 
@@ -159,10 +159,10 @@ func TestAnotherProcessTakesDevicesAway(t *testing.T) {
 			first.stop()
 			s.awaitAllocatable(t, 8)
 			s.admit("sent")
-			if got := s.daemon.Fewer().Value(); got != 1 {
+			if got := s.daemon.PendingShrink().Value(); got != 1 {
 				t.Errorf("the change that waits is %d, want 1", got)
 			}
-			s.daemon.Proceed(1)
+			s.daemon.ApproveShrink(1)
 			until(t, s.clock, "the devices are gone", func() bool { return s.Allocatable(gpu) == 2 })
 			s.Remove("held")
 			s.Remove("sent")
@@ -180,7 +180,7 @@ func TestWhatDoesNotWait(t *testing.T) {
 		s := newReplicated(t, standin.V137)
 		s.offers(8, true)
 		until(t, s.clock, "16 replicas", func() bool { return s.Allocatable(gpu) == 16 })
-		if got := s.daemon.Fewer().Value(); got != 0 {
+		if got := s.daemon.PendingShrink().Value(); got != 0 {
 			t.Errorf("change %d waits", got)
 		}
 	})
@@ -188,7 +188,7 @@ func TestWhatDoesNotWait(t *testing.T) {
 		t.Parallel()
 		s := newReplicated(t, standin.V137)
 		s.offers(1, false)
-		if got := s.daemon.Fewer().Value(); got != 0 {
+		if got := s.daemon.PendingShrink().Value(); got != 0 {
 			t.Errorf("change %d waits", got)
 		}
 		until(t, s.clock, "both GPUs are whole", s.whole)
@@ -200,12 +200,12 @@ func TestWhatDoesNotWait(t *testing.T) {
 		s.awaitAllocatable(t, 8)
 		s.offers(1, true, 0)
 		s.awaitAllocatable(t, 4)
-		if got := s.daemon.Fewer().Value(); got != 1 {
+		if got := s.daemon.PendingShrink().Value(); got != 1 {
 			t.Errorf("change %d waits, want 1", got)
 		}
 		s.offers(1, true, 0, 1)
 		poll.Until(t, "nothing is on offer", func() bool { return s.Allocatable(gpu) == 0 })
-		if got := s.daemon.Fewer().Value(); got != 0 {
+		if got := s.daemon.PendingShrink().Value(); got != 0 {
 			t.Errorf("change %d waits for devices that are sick", got)
 		}
 	})
@@ -221,7 +221,7 @@ func TestAKeptDeviceBeginsToDepartWhenItGoes(t *testing.T) {
 	for range 20 {
 		s.clock.Step(time.Second)
 	}
-	s.daemon.Proceed(1)
+	s.daemon.ApproveShrink(1)
 	s.awaitAllocatable(t, 4)
 	if _, listed := s.Devices(gpu)[gone]; !listed {
 		t.Error("a device that was on offer until now is dropped at once")

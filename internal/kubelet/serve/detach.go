@@ -1,0 +1,391 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// A kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that
+// registered last. In a roll-out, the end of the earlier process would cost the later process its
+// registration. So the earlier process first makes the kubelet forget the last registration: then
+// the kubelet ignores the end of a stream. The later process registers a second time when the
+// earlier process has ended, and the kubelet knows the later process again. The first stream of the
+// later process stays open as long as the second: the kubelet would take the end of the first for
+// the end of the second.
+//
+// A roll-out that overtakes the previous roll-out ends the later process: the earlier process
+// serves again until the next process starts. The later process tells the earlier process so, and
+// stays until the earlier process has registered. From then on the roles are exchanged. A process
+// whose successor listens and has not registered yet waits in the same way.
+//
+// The kubelet 1.37 knows whose stream ends, so none of this is done: with two streams of one
+// process, the kubelet could call the stream that ends last.
+
+const (
+	// leaveTimeout limits the preparation of the end of a process, without the wait for another
+	// process. The process has 2 s in all.
+	leaveTimeout = 800 * time.Millisecond
+	// handOverTimeout limits the wait for the registration of the process that serves afterwards.
+	handOverTimeout = 5 * time.Second
+	// handOverPause is the time between two questions to that process.
+	handOverPause = 20 * time.Millisecond
+	// leftFor is how long no earlier process must have had a socket before this process registers
+	// again. By then, the kubelet has noticed the end of the earlier stream. The resource is served
+	// all the time.
+	leftFor = time.Second
+	// earlierPause is how often an ending process checks whether the earlier process has ended.
+	earlierPause = 5 * time.Millisecond
+)
+
+// detachFromKubelet prepares the end of the stream of this registration, while another process
+// serves the resource or is about to. It reports whether the kubelet will ignore the end.
+func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64) bool {
+	log := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	defer cancel()
+	if rivals := l.Registrar.Peers(l.list.name); len(rivals.Later)+len(rivals.Earlier) > 0 {
+		l.awaitTakenIn(ctx)
+	}
+	err := l.tryDetach(ctx, incarnation)
+	if errors.Is(err, kubelet.ErrNotYet) {
+		l.ExtendEnd(handOverTimeout + leaveTimeout)
+		log.Info("Staying until the process that serves the resource from now on has registered")
+		for err != nil && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil { // it changes its socket meanwhile
+			l.wait(ctx, nil, handOverPause)
+			err = l.tryDetach(ctx, incarnation)
+		}
+	}
+	switch {
+	case err == nil:
+		log.V(2).Info("Kubelet takes no notice of the end of this stream")
+	case !errors.Is(err, fs.ErrNotExist):
+		log.Info("Kubelet disconnects the other process when this one ends; that one registers again",
+			"reason", err.Error())
+	}
+	return err == nil
+}
+
+// noteCheckpoint is called before a list is sent.
+func (l *registration) noteCheckpoint() {
+	if l.CheckpointVersion != nil {
+		version := l.CheckpointVersion()
+		l.checkpoint.Store(&version)
+	}
+}
+
+// awaitTakenIn waits until the kubelet has processed the last list of this registration, as far as
+// known. The kubelet writes its checkpoint for each list, and notices the end of the stream only
+// afterwards: on a busy disk, a second later. It would take that end for the end of a process that
+// has registered meanwhile.
+func (l *registration) awaitTakenIn(ctx context.Context) {
+	before := l.checkpoint.Load()
+	if before == nil || *before == "" || l.CheckpointVersion() != *before {
+		return
+	}
+	l.ExtendEnd(handOverTimeout + leaveTimeout)
+	klog.FromContext(ctx).Info("Staying until the kubelet has taken in the list of this process")
+	for ctx.Err() == nil && l.CheckpointVersion() == *before {
+		l.wait(ctx, nil, handOverPause)
+	}
+}
+
+// tryDetach keeps other processes from registering once the kubelet has forgotten the other
+// process: the kubelet would take the end of this process for the end of a process that registers
+// meanwhile.
+func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	unlock := l.Registrar.LockRegistrations(ctx)
+	err := l.Registrar.Detach(ctx, incarnation, l.list.name)
+	if err != nil {
+		unlock()
+		return err
+	}
+	l.previous.unlock = unlock
+	return nil
+}
+
+// prepareEnd prepares the end of this process, whose newest stream belongs to this registration.
+func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
+	forgotten := l.previous.endsForgotten()
+	switch silence := l.mute.Value(); {
+	case !service.streamed() || !service.oneClient, silence == muteOtherPlugin: // another program serves the resource
+	default:
+		l.mute.Publish(muteReplaced) // the other process has the list
+		if l.detachFromKubelet(ctx, incarnation) {
+			return
+		}
+	}
+	if forgotten && len(l.later()) == 0 {
+		l.registerBeforeExit(ctx, incarnation, server, service.options())
+	}
+}
+
+// registerBeforeExit registers once more before this process ends. It is called after an earlier
+// process has made the kubelet forget this process, while no other process serves the resource: the
+// kubelet would not notice the end of this process's streams. It first waits for the end of earlier
+// processes, because they could make the kubelet forget this registration, too.
+func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint64, server *grpc.Server,
+	options *pluginapi.DevicePluginOptions) {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	defer cancel()
+	l.mute.Publish(muteReplaced) // a list that kubelet took in after the end would bring the devices back
+	l.awaitEarlier(ctx)
+	l.previous.unlock = l.Registrar.LockRegistrations(ctx) // a process that starts now registers when this one has ended
+	endpoint := l.Registrar.NewEndpoint(l.list.name)
+	socket, err := statefile.Listen(ctx, endpoint)
+	if err == nil {
+		go func() { _ = server.Serve(socket) }() // it ends with the server
+		err = l.register(ctx, incarnation, endpoint, options)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Info("Kubelet up to 1.36 may not see that this process ends", "reason", err.Error())
+	}
+}
+
+// awaitEarlier waits until no earlier process has a socket, for half of leaveTimeout at most. The
+// directory may no longer be watched.
+func (l *registration) awaitEarlier(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, leaveTimeout/2)
+	defer cancel()
+	for ctx.Err() == nil && len(l.Registrar.Peers(l.list.name).Earlier) > 0 {
+		l.wait(ctx, nil, earlierPause)
+	}
+}
+
+// noteForgotten records that an earlier process makes the kubelet forget this process. It returns
+// false if this process is ending and will not register again.
+func (p *previous) noteForgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.ending {
+		p.forgotten++
+	}
+	return !p.ending
+}
+
+// beginRegistration records that a registration begins, and returns how often the kubelet was made
+// to forget this process.
+func (p *previous) beginRegistration() (forgotten int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgottenAtStart = p.forgotten
+	return p.forgotten
+}
+
+// noteRegistered records that the kubelet has accepted a registration. forgotten is the result of
+// beginRegistration.
+func (p *previous) noteRegistered(forgotten int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgottenAtAccept = forgotten
+}
+
+// isForgotten reports whether the kubelet was made to forget this process and has accepted no
+// registration of it since. The kubelet may have forgotten a later process, too, and missed the end
+// of that process.
+func (p *previous) isForgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.forgotten > p.forgottenAtAccept
+}
+
+// endsForgotten records that this process is ending, and reports whether the kubelet was made to
+// forget it.
+func (p *previous) endsForgotten() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ending = true
+	return p.forgotten > p.forgottenAtAccept
+}
+
+// answerLeaving records that the process with this token is ending. again reports whether this
+// process serves the resource now and registers again after that end. Otherwise soon reports
+// whether this process is about to register. Both are false if another server serves the resource
+// or this process is ending itself.
+//
+// This process serves the resource when the kubelet has its list and calls no other process. The
+// kubelet calls a later process that registered after this registration, even if this registration
+// has not noticed the other socket yet.
+func (s *service) answerLeaving(token string) (again, soon bool) {
+	if !s.previous.noteForgotten() {
+		return false, false
+	}
+	s.previous.noteLeaving(token)
+	if !s.streamed() {
+		return false, true
+	}
+	if !s.oneClient {
+		return false, false
+	}
+	switch s.mute.Value() {
+	case muteNone, muteAccountDiffers:
+		switch {
+		case s.mayHaveRegisteredLater(token):
+			s.mute.Publish(muteLaterProcess)
+			return false, true
+		case s.sent.Value() == nil:
+			return false, true
+		}
+		s.reregisterPromised.Publish(true)
+		return true, false
+	case muteReplaced:
+		return false, true
+	case muteLaterProcess: // if not for that process, then for another one that has come since
+		return false, len(s.previous.ofLeaving(s.Registrar.Peers(s.list.name).Later)) > 0
+	default:
+		return false, false
+	}
+}
+
+// mayHaveRegisteredLater reports whether the process with this token started later and was not
+// known to be ending when this registration began.
+func (l *registration) mayHaveRegisteredLater(token string) bool {
+	later := slices.ContainsFunc(l.Registrar.Peers(l.list.name).Later, func(name string) bool {
+		_, its, _ := kubelet.ParseSocketName(name)
+		return its == token
+	})
+	l.previous.mu.Lock()
+	defer l.previous.mu.Unlock()
+	return later && l.previous.leaving[token] > l.previous.forgottenAtStart
+}
+
+// noteLeaving records that the process with this token is ending. It no longer counts as a later
+// process.
+func (p *previous) noteLeaving(token string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.leaving[token]; known {
+		return
+	}
+	if p.leaving == nil {
+		p.leaving = map[string]int{}
+	}
+	p.leaving[token] = p.forgotten
+	p.leavingCount.Publish(len(p.leaving))
+}
+
+// ofLeaving returns the sockets whose processes are ending.
+func (p *previous) ofLeaving(names []string) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !p.isLeaving(name) })
+}
+
+// isLeaving requires the lock.
+func (p *previous) isLeaving(name string) bool {
+	_, token, _ := kubelet.ParseSocketName(name)
+	_, leaving := p.leaving[token]
+	return leaving
+}
+
+// forgetLeaving removes ending processes without any of these sockets. It requires the lock.
+func (p *previous) forgetLeaving(names []string) {
+	there := map[string]bool{}
+	for _, name := range names {
+		_, token, _ := kubelet.ParseSocketName(name)
+		there[token] = true
+	}
+	maps.DeleteFunc(p.leaving, func(token string, _ int) bool { return !there[token] })
+}
+
+// endKept ends the server of the previous registration, if it still runs, while the kubelet has
+// forgotten this process and ignores the end. It returns when the kubelet has noticed the end: the
+// kubelet would take it for the end of whichever process registers meanwhile. If a later process
+// may have registered, the server continues.
+func (l *registration) endKept(ctx context.Context, incarnation uint64) {
+	if l.previous.stopKept == nil {
+		return
+	}
+	defer l.Registrar.LockRegistrations(ctx)()
+	if len(l.later()) > 0 {
+		return
+	}
+	l.previous.endKept()
+	l.pause(ctx, incarnation, stopDelay)
+}
+
+// keepStream leaves the stream of this registration open, without further lists, and its server
+// running until the next registration ends. A stream that was kept before stays open, too.
+func (l *registration) keepStream(socket *listener, server *grpc.Server, tasks *sync.WaitGroup) {
+	before := l.previous.stopKept
+	l.mute.Publish(muteReplaced)
+	_ = socket.Close() // the socket stays until the next one is there
+	l.previous.socket = socket
+	l.previous.serveKept = func(unix *net.UnixListener) *listener {
+		socket := &listener{UnixListener: unix, connections: l.connections, logger: socket.logger}
+		tasks.Go(func() { _ = server.Serve(socket) }) // it ends with the server
+		return socket
+	}
+	l.previous.stopKept = func() {
+		if before != nil {
+			before()
+		}
+		close(l.closing)
+		l.connections.close()
+		server.Stop()
+		tasks.Wait()
+	}
+}
+
+// beReachable makes the server of the previous registration, if it still runs, answer other
+// processes while this process has no registration. Without such a server it closes the last
+// socket.
+func (l *registration) beReachable(ctx context.Context) {
+	if l.previous.stopKept == nil {
+		l.previous.release()
+		return
+	}
+	if l.previous.reachable {
+		return
+	}
+	unix, err := statefile.Listen(ctx, l.Registrar.NewEndpoint(l.list.name))
+	l.previous.release()
+	if err != nil {
+		klog.FromContext(ctx).Info("Other processes cannot ask this one to serve the resource", "reason", err.Error())
+		return
+	}
+	l.previous.socket, l.previous.reachable = l.previous.serveKept(unix), true
+}
+
+// endBetween prepares the end of a process that ends between two registrations, while the server of
+// the previous registration still runs.
+func (p *previous) endBetween() {
+	if p.stopKept != nil && p.unlock == nil { // else the end is prepared already
+		p.prepareEnd()
+	}
+}
+
+// letRegister lets other processes register again, if this process locked them out until the
+// kubelet noticed its end.
+func (p *previous) letRegister(c clock.WithTicker) {
+	if p.unlock == nil {
+		return
+	}
+	timer := c.NewTimer(stopDelay)
+	defer timer.Stop()
+	<-timer.C()
+	p.unlock()
+}
+
+// endKept ends the server of the previous registration, if it still runs.
+func (p *previous) endKept() {
+	if p.stopKept != nil {
+		p.stopKept()
+		p.stopKept, p.serveKept = nil, nil
+	}
+}

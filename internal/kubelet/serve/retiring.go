@@ -1,0 +1,312 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+)
+
+// This file handles devices and resources that left the plan. list.go decides when a list drops a
+// device.
+
+// adoptTimeout bounds the wait for PodResources before the first registration if the checkpoint
+// cannot be read. It is short because pods admitted before the registration fail.
+const adoptTimeout = time.Second
+
+// adopt adds to the list, as retiring, the devices of the resource that the kubelet knows and the
+// plan lacks. An earlier process listed them, or a process that is about to end. adopt is called
+// before each registration. The checkpoint has all such devices. If the checkpoint cannot be read,
+// adopt asks PodResources, before the first registration only.
+func (s *Servers) adopt(ctx context.Context, entry *servedResource) {
+	s.mu.Lock()
+	first := !entry.adopted
+	entry.adopted = true
+	s.mu.Unlock()
+	checkpoint, err := s.collaborators.Checkpoint()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot read kubelet's checkpoint", "reason", err.Error())
+		if !first {
+			return
+		}
+		checkpoint = s.askPodResources(ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if entry.list.adopt(knownOf(checkpoint, entry.list.name)) {
+		s.wakeReaper()
+		s.refresh()
+	}
+}
+
+// knownOf returns the devices of a resource in a checkpoint, by ID, with the NUMA nodes of held
+// devices.
+func knownOf(checkpoint kubelet.Checkpoint, resource string) map[string][]int64 {
+	nodes := map[string][]int64{}
+	for _, id := range checkpoint.Healthy[resource] {
+		nodes[id] = nil
+	}
+	for _, d := range checkpoint.Held {
+		if d.Resource == resource {
+			nodes[d.ID] = append(nodes[d.ID], d.NUMANodes...)
+		}
+	}
+	return nodes
+}
+
+// askPodResources returns the answers of PodResources in the form of a checkpoint. The result may
+// be incomplete.
+func (s *Servers) askPodResources(ctx context.Context) kubelet.Checkpoint {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	patience := s.collaborators.Clock.NewTimer(adoptTimeout)
+	defer patience.Stop()
+	go func() {
+		select {
+		case <-patience.C():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	healthy, err := s.collaborators.Accountant.Allocatable(ctx)
+	held, err2 := s.collaborators.Accountant.Held(ctx)
+	if err := cmp.Or(err, err2); err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot ask kubelet for the devices of the resource", "reason", err.Error())
+	}
+	return kubelet.Checkpoint{Healthy: healthy, Held: held}
+}
+
+const (
+	// readInterval is how often the checkpoint and PodResources are read while devices are retiring.
+	readInterval = time.Second
+	// readSoon is how often the accounts are read after the kubelet allocated a retiring device. On a
+	// node without a free device, the next pod gets a device moments after the last pod ended. The
+	// device changes its form only if a reading finds it free in between.
+	readSoon = 100 * time.Millisecond
+	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again to
+	// make the kubelet write its checkpoint. The pause doubles.
+	resendSoon  = time.Second
+	resendLater = 30 * time.Second
+)
+
+// runReaper drops retiring devices held by no pod, and stops the servers of retired resources
+// without devices.
+//
+// The checkpoint may name pods that have ended, because the kubelet does not write its checkpoint
+// when a pod ends. The kubelet writes the checkpoint when it receives a list. So the lists are sent
+// again while only the checkpoint names the pod of a device, and while the checkpoint cannot be
+// read.
+//
+// While no device is retiring, the accounts are read after the kubelet or another plugin starts or
+// stops, because pods may hold devices without a server.
+func (s *Servers) runReaper(ctx context.Context) error {
+	r := s.newAccountPoller()
+	for {
+		if !r.await(ctx) {
+			return nil
+		}
+		waits, ending := s.waits(r.tickDue)
+		if waits || ending {
+			r.tickIn(s.readPause())
+		}
+		if !waits && !r.lookDue {
+			continue
+		}
+		if r.soon == nil && s.isBusy() {
+			r.soon = s.collaborators.Clock.After(readSoon)
+		}
+		e := r.accounts.read(ctx)
+		if s.hasUnservedForms() {
+			r.accounts.readOthers(ctx, &e)
+		}
+		now := s.collaborators.Clock.Now()
+		outdated := s.drop(e, now)
+		if r.pacing.due(now, outdated && waits) {
+			s.sendAgain()
+		}
+		if e.unknownBecause != "" {
+			r.lookIn(checkLater)
+		}
+		if !waits && s.hasUnservedForms() {
+			s.wakeReaper()
+		}
+	}
+}
+
+// An accountPoller decides when runReaper reads the accounts.
+type accountPoller struct {
+	set                            *Servers
+	accounts                       accounts
+	pacing                         resendPacing
+	tick                           <-chan time.Time // nil while nothing departs, so as not to wake an idle process
+	pause                          time.Duration    // before tick
+	soon                           <-chan time.Time // after the kubelet gave away a retiring device
+	look                           <-chan time.Time // after the kubelet or another plugin came or went
+	lookAt                         time.Time        // of look
+	kubeletChanged, socketsChanged <-chan struct{}
+
+	tickDue, lookDue bool // what the last wait ended with: tick, look
+}
+
+func (s *Servers) newAccountPoller() *accountPoller {
+	r := &accountPoller{set: s, accounts: accounts{Collaborators: s.collaborators}}
+	_, r.kubeletChanged = s.collaborators.Incarnation.Latest()
+	_, r.socketsChanged = s.collaborators.Sockets.Latest()
+	r.lookIn(readInterval)
+	return r
+}
+
+// lookIn sets the latest time of the next reading, even if no device is retiring.
+func (r *accountPoller) lookIn(d time.Duration) {
+	c := r.set.collaborators.Clock
+	if at := c.Now().Add(d); r.look == nil || at.Before(r.lookAt) {
+		r.look, r.lookAt = c.After(d), at
+	}
+}
+
+// tickIn sets the time of the next reading. It shortens a longer pause that has begun, because
+// units were allocated or released since.
+func (r *accountPoller) tickIn(d time.Duration) {
+	if r.tick == nil || d < r.pause {
+		r.tick, r.pause = r.set.collaborators.Clock.After(d), d
+	}
+}
+
+// await waits for the next work. It returns false if ctx ends.
+func (r *accountPoller) await(ctx context.Context) bool {
+	r.tickDue, r.lookDue = false, false
+	select {
+	case <-ctx.Done():
+		return false
+	case <-r.set.reaperWoken:
+	case <-r.soon:
+		r.soon = nil
+	case <-r.tick:
+		r.tickDue, r.tick = true, nil
+	case <-r.kubeletChanged:
+		_, r.kubeletChanged = r.set.collaborators.Incarnation.Latest()
+		r.lookIn(readInterval)
+	case <-r.socketsChanged:
+		_, r.socketsChanged = r.set.collaborators.Sockets.Latest()
+		r.lookIn(readInterval)
+	case <-r.look:
+		r.lookDue, r.look = true, nil
+	}
+	return true
+}
+
+// sendAgain sends all lists again, so that the kubelet writes its checkpoint.
+func (s *Servers) sendAgain() {
+	for _, l := range s.lists() {
+		l.resend.Publish(l.resend.Value() + 1)
+	}
+}
+
+// hasUnservedForms reports whether the kubelet has devices of resources that this process does not
+// serve and may have to serve.
+func (s *Servers) hasUnservedForms() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.observed.unservedForms) > 0
+}
+
+// waits reports whether new evidence is awaited, and whether servers will stop with the next tick.
+// With a tick, waits stops the servers of retired resources without devices once the empty list was
+// sent: the kubelet has received the list by the next tick.
+func (s *Servers) waits(ticked bool) (waits, ending bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	waits = len(s.observed.unservedForms) > 0
+	for _, entry := range s.resources {
+		departs, ended := entry.list.leaving()
+		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
+		// With a kubelet up to 1.36, the end of this stream would end the service of another plugin.
+		yields := entry.phase == PhaseYielding || entry.phase == PhaseOtherPlugin
+		if ended && ticked && !unsent && !yields && entry.stop != nil {
+			entry.stop()
+		}
+		waits, ending = waits || departs || entry.list.units.used > 0 || len(entry.list.units.grants) > 0, ending || ended
+	}
+	if !waits {
+		counted := s.observed.unreadable.counts()
+		if s.observed.unreadable = (lasting{}); counted {
+			s.refresh()
+		}
+	}
+	return waits, ending
+}
+
+// isBusy reports whether the kubelet allocated a retiring device a short time ago.
+func (s *Servers) isBusy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.collaborators.Clock.Since(s.lastRegrant) < freeFor
+}
+
+// drop applies new evidence, and reports whether the kubelet's checkpoint may be outdated.
+func (s *Servers) drop(e evidence, now time.Time) (outdated bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	outdated, changed := s.update(e, now)
+	changed = changed || s.shrink.over(now) || s.forms.drain.due(now) ||
+		s.forms.drain.next != "" && s.shrink.since.IsZero()
+	changed = changed || !s.forms.growsAt.IsZero() && !now.Before(s.forms.growsAt)
+	for _, entry := range s.resources {
+		o, c := entry.list.drop(e, s.observed.unreadable.counts())
+		outdated, changed = outdated || o, changed || c
+		o, c = s.updateUnits(entry.list, e)
+		outdated, changed = outdated || o, changed || c
+	}
+	if changed {
+		s.refresh()
+	}
+	return outdated
+}
+
+// resendPacing limits how often lists are sent again. The zero value is ready.
+type resendPacing struct {
+	last  time.Time
+	pause time.Duration // after last
+}
+
+// due reports whether lists are to be sent again now. outdated says whether the checkpoint is
+// outdated.
+func (p *resendPacing) due(now time.Time, outdated bool) bool {
+	if !outdated {
+		p.pause = 0
+		return false
+	}
+	if now.Sub(p.last) < p.pause {
+		return false
+	}
+	p.last, p.pause = now, min(max(2*p.pause, resendSoon), resendLater)
+	return true
+}
+
+func (s *Servers) lists() []*list {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var lists []*list
+	for _, entry := range s.resources {
+		lists = append(lists, entry.list)
+	}
+	return lists
+}
+
+// forget removes a retired resource from Servers unless the plan has the resource again. It reports
+// whether the resource was removed.
+func (s *Servers) forget(ctx context.Context, entry *servedResource) bool {
+	s.mu.Lock()
+	_, ended := entry.list.leaving()
+	if ended {
+		delete(s.resources, entry.list.name)
+	}
+	s.mu.Unlock()
+	if ended {
+		klog.FromContext(ctx).Info("Resource retired")
+	}
+	return ended
+}
