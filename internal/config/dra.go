@@ -177,9 +177,9 @@ func (d *document) dra(c *Config, s Sources) {
 		return
 	}
 	for _, needed := range []struct{ flag, value, why string }{
-		{"--state-dir", c.StateDir, "it holds what pods have"},
-		{"--kubelet-socket", c.KubeletSocket, "kubelet tells what pods have"},
-		{"--pod-resources-socket", c.PodResourcesSocket, "kubelet tells there what pods have"},
+		{"--state-dir", c.StateDir, "it records the devices of pods"},
+		{"--kubelet-socket", c.KubeletSocket, "the kubelet reports the devices of pods"},
+		{"--pod-resources-socket", c.PodResourcesSocket, "the kubelet lists the devices of pods there"},
 	} {
 		if needed.value == "" && d.reads(needed.flag[2:]) {
 			d.problem("--dra-mode", d.line("dra.mode"), fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))

@@ -217,7 +217,7 @@ func setEvents(c *Config, text string) error {
 // features checks the settings that need the API server.
 func (d *document) features(c *Config, s Sources) {
 	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.named() != "" {
-		d.problem("--node-config-dir", 0, "chooses the configuration file; do not give --config-file, too")
+		d.problem("--node-config-dir", 0, "chooses the configuration file; remove --config-file")
 	}
 	needs := "features"
 	if s.Discovery {

@@ -110,7 +110,7 @@ func (d *document) mig(c *Config, s Sources) {
 	}
 	if !m.Enabled {
 		if m.Layout != "" || m.Label {
-			d.warn("mig", d.line("mig"), "layouts are not changed: set mig.enabled, too")
+			d.warn("mig", d.line("mig"), "layouts are not changed; also set mig.enabled")
 		}
 		return
 	}

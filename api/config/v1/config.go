@@ -240,15 +240,16 @@ type Selector struct {
 	// Models are patterns of the GPU's model; "*" stands for any characters.
 	Models []string `json:"models,omitempty"`
 
-	// Exclude leaves the devices out of every resource. It excludes the other settings.
+	// Exclude leaves the devices out of every resource. It cannot be combined with the
+	// other settings.
 	Exclude *bool `json:"exclude,omitempty"`
 	// Rename is the resource of the devices.
 	Rename *string `json:"rename,omitempty"`
 	// Replicas is the number of containers that share each device, 1 for no sharing; it overrides
 	// the sharing block.
 	Replicas *int `json:"replicas,omitempty"`
-	// Units offers the GPUs in units of their memory, by the rules of the block units. It excludes
-	// the other settings.
+	// Units offers the GPUs in units of their memory, by the rules of the block units. It cannot
+	// be combined with the other settings.
 	Units *bool `json:"units,omitempty"`
 }
 

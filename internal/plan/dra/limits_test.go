@@ -122,7 +122,7 @@ func TestLimits(t *testing.T) {
 	for _, want := range []string{
 		"GPU 3: cannot be identified",
 		"MIG device 1:8 (MIG-8): a GPU can have 8 devices at most",
-		"MIG device 2:1 (MIG-twice): another MIG device is called gpu-2-mig-1g5gb-19-0, too",
+		"MIG device 2:1 (MIG-twice): another MIG device has the name gpu-2-mig-1g5gb-19-0",
 		"MIG device 2:2 (MIG-unplaced): where it lies on the GPU could not be read; only a privileged process may ask the " +
 			"driver for it",
 		"cannot be the name of a device",

@@ -216,7 +216,7 @@ func partitions(
 			name, reason := migName(number, m)
 			switch {
 			case reason == "" && names[name]:
-				reason = fmt.Sprintf("another MIG device is called %s, too", name)
+				reason = fmt.Sprintf("another MIG device has the name %s", name)
 			case reason == "" && len(found) == most:
 				reason = fmt.Sprintf("a GPU can have %d devices at most", most)
 			}

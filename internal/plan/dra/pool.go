@@ -122,7 +122,7 @@ func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, di
 		case division.own(m):
 			reason = "it was made for a claim, and ends with it"
 		case reason == "" && names[name]:
-			reason = fmt.Sprintf("another MIG device is called %s, too", name)
+			reason = fmt.Sprintf("another MIG device has the name %s", name)
 		case reason == "" && len(found) == devicesOfGPU:
 			reason = fmt.Sprintf("a GPU can have %d devices at most", devicesOfGPU)
 		}
