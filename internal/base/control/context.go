@@ -15,8 +15,8 @@ var (
 	errGone = errors.New("the caller has gone: nothing was begun")
 )
 
-// An instant is a time of the node, in nanoseconds of its monotonic clock: all processes on the
-// node have the same, and nobody sets it. 0 is never.
+// An instant is a time of the node's monotonic clock, in nanoseconds. All processes on the node
+// share the clock, and nobody can set it. 0 means never.
 type instant int64
 
 // now returns the time of the node.
@@ -29,12 +29,12 @@ func now() instant {
 // isOver reports whether the instant has passed.
 func (i instant) isOver() bool { return i != 0 && now() > i }
 
-// A callContext is the context of a call. It ends with the server, with the time of the call, and
-// when the client has closed its connection. Err looks at the client and the clock itself: in a
-// process that was stopped (SIGSTOP, a frozen cgroup) what waits at the socket is read before
-// timers and notices come. So a handler asks Err right before it changes something.
+// A callContext is the context of a call. It ends with the server, at the deadline of the call, and
+// when the client closes its connection. Err also checks the client and the clock directly: a
+// process that was stopped (SIGSTOP, a frozen cgroup) reads waiting data from the socket before its
+// timers and notices fire. A handler therefore calls Err right before it changes something.
 type callContext struct {
-	context.Context //nolint:containedctx // it is one
+	context.Context //nolint:containedctx // callContext implements Context
 	end             context.CancelFunc
 	deadline        instant
 	conn            syscall.RawConn
@@ -48,8 +48,9 @@ func (c *callContext) Err() error {
 	return c.Context.Err()
 }
 
-// begin returns the context of a call whose client wants no answer after the deadline, if there is
-// one. The error says that the call has ended before. End has to be called when the call has ended.
+// begin returns the context of a call that must not start after the deadline, if there is one. It
+// returns an error if the deadline has passed or the client has gone. The caller must call end when
+// the call has ended.
 func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant) (_ context.Context, end func(),
 	err error) {
 	raw, err := conn.SyscallConn()
@@ -69,18 +70,18 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 	} else {
 		calling, cancel = context.WithTimeout(ctx, time.Duration(deadline-now()))
 	}
-	_ = conn.SetReadDeadline(time.Time{}) // that of the request; the end of the call closes the connection
+	_ = conn.SetReadDeadline(time.Time{}) // removes the deadline of the request; the end of the call closes the connection
 	s.calls.Go(func() {
 		defer cancel()
-		// The runtime asks again when something happens at the connection, also while bytes that
-		// nobody reads wait there.
+		// The runtime repeats the check after each event of the connection, even if unread bytes
+		// wait there.
 		_ = raw.Read(func(uintptr) bool { return calling.Err() != nil || hasGone(raw) })
 	})
 	return &callContext{calling, cancel, deadline, raw}, cancel, nil
 }
 
-// hasGone reports whether the other end of a connection is closed. A client that only sends no more
-// is still there.
+// hasGone reports whether the other end of a connection is closed. A client that only stops sending
+// has not gone.
 func hasGone(conn syscall.RawConn) (gone bool) {
 	err := conn.Control(func(fd uintptr) {
 		poll := []unix.PollFd{{Fd: int32(fd)}}

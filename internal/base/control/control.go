@@ -1,14 +1,14 @@
-// Package control is the daemon's local control socket: how an operator, by another invocation of
-// the same binary, asks a running daemon what it sees or tells it to do something. It carries named
-// calls; their meaning is that of the handlers.
+// Package control provides the daemon's local control socket. Through it, an operator who runs the
+// same binary again asks a running daemon for its state or gives it a command. The handlers define
+// the meaning of the named calls.
 //
 // A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and
-// receives one JSON object with either "result" or "error". A call that is followed receives an
-// empty object at once, and then such objects until one of both ends closes the connection. Only
-// the daemon's own user, root in a cluster, may connect.
+// receives one JSON object with either "result" or "error". A followed call receives an empty
+// object immediately, and then such objects until either side closes the connection. Only the
+// daemon's own user, root in a cluster, may connect.
 //
-// A call whose client has gone, or has waited to its deadline, changes nothing that it has not
-// begun: an operator who gave up does not find the change made later. See callContext.
+// A call starts no change after its client has gone or its deadline has passed: an operator who
+// gave up does not find the change made later. See callContext.
 package control
 
 import (
@@ -25,32 +25,31 @@ import (
 )
 
 const (
-	// maxRequest bounds one request, in bytes. The largest, a fault with a layout of MIG devices,
-	// takes some hundred.
+	// maxRequest is the size limit of a request, in bytes. The largest request, a fault with a layout
+	// of MIG devices, has a few hundred.
 	maxRequest = 64 << 10
-	// answerTimeout is how long a client waits for the first answer. The deadline of its call is
+	// answerTimeout limits a client's wait for the first answer. The deadline of the call is
 	// farewellTimeout earlier, so that the daemon's own reason arrives.
 	answerTimeout = 30 * time.Second
-	// busyPause is the pause before a client connects again to a daemon whose backlog is full.
+	// busyPause is the pause before a client reconnects to a daemon whose backlog is full.
 	busyPause = 50 * time.Millisecond
-	// maxAnswer bounds one answer, in bytes. The status of a node with thousands of replicas takes
-	// some hundred thousand.
+	// maxAnswer is the size limit of an answer, in bytes. The status of a node with thousands of
+	// replicas has a few hundred thousand.
 	maxAnswer = 16 << 20
 )
 
-// A Handler answers one kind of call. What it returns is sent as JSON; the sentence of its error is
-// sent as it is.
+// A Handler answers one kind of call. Its result is sent as JSON, and its error as text.
 type Handler func(ctx context.Context, arguments json.RawMessage) (any, error)
 
-// A Stream answers a call that is followed, with its arguments: each value that it sends reaches
-// the client as JSON. The error of send says that the client takes no more values. Its ctx ends
-// when the client has gone or the server ends; the sentence of another error is sent as it is.
+// A Stream answers a followed call with its arguments: each value passed to send reaches the client
+// as JSON. An error of send means that the client accepts no more values. ctx ends when the client
+// has gone or the server stops. Another error is sent as text.
 type Stream func(ctx context.Context, arguments json.RawMessage, send func(any) error) error
 
 var (
-	// ErrNoDaemon is wrapped by the error of a Call that found nobody at the socket.
+	// ErrNoDaemon is wrapped by the error of a Call if no daemon listens at the socket.
 	ErrNoDaemon = errors.New("no daemon answers")
-	// ErrSilent is wrapped by the error of a Call or Follow that got no answer in time.
+	// ErrSilent is wrapped by the error of a Call or Follow without an answer in time.
 	ErrSilent = errors.New("the daemon does not answer")
 	// ErrEnded is wrapped by the error of a Follow whose connection ended, and of a Call that could
 	// not be sent.
@@ -60,7 +59,7 @@ var (
 type request struct {
 	Call      string          `json:"call"`
 	Arguments json.RawMessage `json:"arguments,omitempty"`
-	Deadline  instant         `json:"deadline,omitzero"` // nothing is to begin after it
+	Deadline  instant         `json:"deadline,omitzero"` // no change may start later
 }
 
 type response struct {
@@ -68,8 +67,8 @@ type response struct {
 	Error  string          `json:"error,omitempty"`
 }
 
-// Call makes one call to the daemon at the given socket and decodes its result into result, unless
-// that is nil. It waits for the answer until ctx ends, and for 30 s at most.
+// Call makes one call to the daemon at a socket and decodes its result into result, unless result
+// is nil. It waits for the answer until ctx ends, and for 30 s at most.
 func Call(ctx context.Context, socket, call string, arguments, result any) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
@@ -83,10 +82,9 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 	return a.decode(call, result)
 }
 
-// Follow makes a call with arguments and passes each of its results to take, until ctx ends, take
-// fails, or the daemon or the connection ends. The first answer may take 30 s. Follow returns the
-// error of take, an error that wraps ErrNoDaemon, ErrSilent or ErrEnded, or what the daemon
-// refused.
+// Follow makes a call and passes each of its results to take, until ctx ends, take fails, or the
+// daemon or the connection ends. The first answer may take 30 s. Follow returns the error of take,
+// an error that wraps ErrNoDaemon, ErrSilent or ErrEnded, or the daemon's error.
 func Follow[T any](ctx context.Context, socket, call string, arguments any, take func(T) error) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
@@ -123,8 +121,8 @@ type caller struct {
 	stop     func() bool
 }
 
-// dial connects to the daemon at a socket and sends a request. Nothing can be read any more once
-// ctx has ended, or the first answer takes too long.
+// dial connects to the daemon at a socket and sends a request. Reads from the connection fail after
+// ctx has ended, or if the first answer takes too long.
 func dial(ctx context.Context, socket, call string, arguments any) (*caller, error) {
 	encoded, err := json.Marshal(arguments)
 	if err != nil {
@@ -147,8 +145,8 @@ func dial(ctx context.Context, socket, call string, arguments any) (*caller, err
 	return c, nil
 }
 
-// connect connects to the daemon. While the backlog of a daemon is full, it tries again until the
-// time is over.
+// connect connects to the daemon. It retries until the time over while the daemon's backlog is
+// full.
 func (c *caller) connect(ctx context.Context, over time.Time) error {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
@@ -171,13 +169,13 @@ func (c *caller) connect(ctx context.Context, over time.Time) error {
 	}
 }
 
-// silent returns the error of a call that got no answer in time.
+// silent returns the error of a call without an answer in time.
 func (c *caller) silent() error {
 	return fmt.Errorf("%w at %s within %v, and will not start the requested change; read its log, or restart its pod",
 		ErrSilent, c.socket, c.patience)
 }
 
-// explain returns the error of a call: that the first answer did not come in time, or err.
+// explain returns the error of a call: the first answer did not arrive in time, or err.
 func (c *caller) explain(ctx context.Context, err error) error {
 	late := c.late != nil && !c.late.Stop()
 	if late || errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -186,7 +184,7 @@ func (c *caller) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// answered notes that the first answer has come.
+// answered records that the first answer has arrived.
 func (c *caller) answered() {
 	if c.late != nil && c.late.Stop() {
 		c.late = nil
@@ -201,7 +199,7 @@ func (c *caller) close() {
 	_ = c.Close()
 }
 
-// decode decodes the result into result, unless that is nil. It returns the error of the answer.
+// decode decodes the result into result, unless result is nil. It returns the error in the answer.
 func (a response) decode(call string, result any) error {
 	if a.Error != "" {
 		return errors.New(terminal.Line(a.Error)) // another program may listen there

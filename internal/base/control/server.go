@@ -24,25 +24,23 @@ import (
 )
 
 const (
-	// maxCalls is how many connections are served at a time. When there are more, the oldest one
-	// without a request is closed. Where all have one, others wait until the kernel's backlog is
-	// full.
+	// maxCalls is the maximum number of open connections. At the limit, the server closes the oldest
+	// connection without a request. If all have one, new connections wait in the kernel's backlog.
 	maxCalls = 64
-	// callTimeout bounds one call as the server sees it, requestTimeout how long its request may take
-	// to come.
+	// callTimeout limits a call in the server, and requestTimeout the wait for its request.
 	callTimeout    = 30 * time.Second
 	requestTimeout = 5 * time.Second
-	// maxStreams is how many calls are followed at a time; more are refused. They leave room for other
-	// calls.
+	// maxStreams is the maximum number of followed calls, which leaves capacity for other calls. The
+	// server refuses more.
 	maxStreams = 8
-	// sendTimeout is how long a client that follows a call may take to receive a value. One that stops
-	// reading loses its place.
+	// sendTimeout limits the time to send one value to a client that follows a call. A client that
+	// stops reading is disconnected.
 	sendTimeout = 30 * time.Second
-	// farewellTimeout bounds the answer to a call that ended because the server or the call's time
-	// does.
+	// farewellTimeout limits the time to answer a call that ended because the server stops or the time
+	// of the call is over.
 	farewellTimeout = time.Second
-	// lookOften is how often the socket is looked for where inotify does not tell that it was removed,
-	// lookRarely where it does. Each look wakes an idle process.
+	// lookOften is the interval at which the server checks the socket if inotify does not report its
+	// removal, and lookRarely the interval if inotify does. Each check wakes an idle process.
 	lookOften  = 500 * time.Millisecond
 	lookRarely = 10 * time.Second
 )
@@ -62,8 +60,7 @@ type Server struct {
 	sendTimeout time.Duration
 }
 
-// NewServer returns a server for the given calls and calls that are followed, by name. It takes
-// over the maps.
+// NewServer returns a server for the given handlers and streams, by name. It owns the maps.
 func NewServer(socket string, handlers map[string]Handler, streams map[string]Stream) *Server {
 	return &Server{
 		socket: socket, handlers: handlers, streams: streams,
@@ -72,9 +69,9 @@ func NewServer(socket string, handlers map[string]Handler, streams map[string]St
 }
 
 // Run answers calls until ctx ends, then removes the socket and returns nil. It also returns nil
-// when the socket was removed; calls that are under way are answered then. A socket at which
-// another daemon answers, and anything that is no socket, is an error, and is left alone; a socket
-// that a dead daemon left behind is replaced.
+// when the socket was removed; calls under way are then still answered. Run returns an error, and
+// changes nothing, if another daemon answers at the socket or the file is not a socket. It replaces
+// the socket of a dead daemon.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := listen(ctx, s.socket)
 	if err != nil {
@@ -127,10 +124,10 @@ func awaitRemoval(ctx context.Context, own fs.FileInfo, path string) {
 	}
 }
 
-// isThere reports whether a socket is at path still.
+// isThere reports whether path still is the server's own socket.
 func isThere(own fs.FileInfo, path string) bool {
 	now, err := os.Lstat(path)
-	return err == nil && os.SameFile(own, now) && own.ModTime().Equal(now.ModTime()) // numbers of files are used again
+	return err == nil && os.SameFile(own, now) && own.ModTime().Equal(now.ModTime()) // inode numbers are reused
 }
 
 // accept serves connections until life ends. Calls are answered with ctx.
@@ -163,8 +160,8 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 	}
 }
 
-// enter waits until there is room for a connection. It makes room by ending the wait for the
-// request of the oldest idle connection. It reports false if life ends before.
+// enter waits for capacity for a connection. At the limit, it ends the wait for the request of the
+// oldest idle connection. It returns false if life ends first.
 func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 	select {
 	case s.room <- struct{}{}:
@@ -188,7 +185,7 @@ func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 	return true
 }
 
-// read reads the request of an idle connection, which is not idle any more then.
+// read reads the request of an idle connection, which is then no longer idle.
 func (s *Server) read(conn *net.UnixConn) (r request, err error) {
 	err = json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r)
 	s.mu.Lock()
@@ -197,7 +194,7 @@ func (s *Server) read(conn *net.UnixConn) (r request, err error) {
 	return r, err
 }
 
-// listen listens at path, for this user alone.
+// listen listens at path for the user of this process only.
 func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make folder of control socket: %w; choose another with --control-socket", err)
@@ -205,16 +202,18 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err == nil {
 		_ = conn.Close()
-		return nil, fmt.Errorf("listen at control socket %s: another daemon answers there; choose another with --control-socket", path)
+		return nil, fmt.Errorf("listen at control socket %s: another daemon answers there; choose another with "+
+			"--control-socket", path)
 	}
 	switch info, lost := os.Lstat(path); {
 	case errors.Is(lost, fs.ErrNotExist):
 	case lost == nil && info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("listen at control socket %s: a file that is not a socket is there; remove it, or choose another path with "+
+		return nil, fmt.Errorf("listen at control socket %s: a file that is not a socket is there; remove it, or choose "+
+			"another path with "+
 			"--control-socket", path)
 	case !errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("listen at control socket %s: %w; choose another with --control-socket", path, err)
-	default: // of a daemon that has ended
+	default: // the socket of a dead daemon
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("replace control socket: %w", err)
 		}
@@ -239,7 +238,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	r, err := s.read(conn)
 	var a response
 	switch {
-	case errors.Is(err, io.EOF): // it was only to see whether we are here
+	case errors.Is(err, io.EOF): // the client only checked whether the daemon runs
 		return
 	case err != nil:
 		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s, %d connections at a time): %v",
@@ -286,8 +285,8 @@ func (s *Server) answer(ctx context.Context, conn *net.UnixConn, r request) (any
 	return handle(calling, r.Arguments)
 }
 
-// stream sends the client what the Stream of its call sends, until the client has gone or ctx ends.
-// It returns nil when the client has gone.
+// stream sends the values of a Stream to the client until the client has gone or ctx ends. It
+// returns nil when the client has gone.
 func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) error {
 	if err := allowed(conn); err != nil {
 		return err
@@ -313,7 +312,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 	defer end()
 	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // where that fails, the client's end counts
 	if err := json.NewEncoder(conn).Encode(response{}); err != nil {
-		return nil // as it has gone
+		return nil // the client has gone
 	}
 	values := json.NewEncoder(conn)
 	gone := false
@@ -327,7 +326,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 			return following.Err()
 		}
 		if err := values.Encode(response{Result: encoded}); err != nil {
-			gone = true // also one that does not read: the rest of the value would follow
+			gone = true // or does not read; the rest of the value cannot be sent later
 			return fmt.Errorf("send a value: %w", err)
 		}
 		return nil
@@ -335,12 +334,12 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 	if gone || following.Err() != nil {
 		return nil
 	}
-	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // that of the last value may be over
+	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // the deadline of the last value may have passed
 	return err
 }
 
-// allowed lets in root and the user that the daemon runs as. The socket's mode says the same; this
-// holds also where somebody changed it.
+// allowed returns an error unless the caller is root or the daemon's own user. The mode of the
+// socket says the same, but somebody may have changed the mode.
 func allowed(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -17,7 +17,7 @@ type Feed[T any] struct {
 // New returns a Feed that holds value.
 func New[T any](value T) *Feed[T] { return &Feed[T]{value: value} }
 
-// Publish makes value the latest, and wakes all that wait for a change. It never blocks.
+// Publish sets the latest value and wakes all readers that wait for a change. It never blocks.
 func (f *Feed[T]) Publish(value T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 )
 
 // WaitAny waits until one of the channels is closed, such as those of Latest, or ctx ends. It
-// reports whether ctx goes on. A nil channel is never closed.
+// returns false if ctx has ended. A nil channel is never closed.
 func WaitAny(ctx context.Context, changed ...<-chan struct{}) bool {
 	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
 	for _, c := range changed {
@@ -17,8 +17,8 @@ func WaitAny(ctx context.Context, changed ...<-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
-// Until waits until the latest value of a feed is as wanted, or ctx ends. It reports whether the
-// value is.
+// Until waits until wanted returns true for the latest value of a feed, or ctx ends. It returns
+// false if ctx ended first.
 func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
 	for {
 		value, changed := f.Latest()
@@ -34,19 +34,19 @@ func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
 // An Alarm wakes a loop at a time. It is for one goroutine. The zero Alarm is not set.
 type Alarm struct {
 	rings Feed[struct{}]
-	due   time.Time       // when it rings next
-	until <-chan struct{} // once it is closed, nothing is due
+	due   time.Time       // the next time at which the Alarm rings
+	until <-chan struct{} // no ring is due once this is closed
 }
 
-// Rings returns a channel that is closed when the Alarm rings next. To take it before the Alarm is
-// set misses nothing.
+// Rings returns a channel that is closed when the Alarm rings next. The channel may be taken before
+// the Alarm is set.
 func (a *Alarm) Rings() <-chan struct{} {
 	_, rings := a.rings.Latest()
 	return rings
 }
 
-// After has the Alarm ring after a time; it stays if it rings earlier already. Once ctx ends, it
-// does not ring any more.
+// After sets the Alarm to ring after a time, unless it already rings earlier. The Alarm does not
+// ring after ctx has ended.
 func (a *Alarm) After(ctx context.Context, d time.Duration) {
 	now := time.Now()
 	select {

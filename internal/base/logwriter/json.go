@@ -15,15 +15,15 @@ import (
 
 // JSON returns a logger that writes each message to w as one JSON object in one line, with the keys
 // of Kubernetes' own components: ts (milliseconds since 1970), caller, msg, v (of an Info), err (of
-// an Error), and the message's own. klog's level decides what is written. The lines of w itself are
-// JSON from now on.
+// an Error), and the keys of the message. The level of klog selects the messages. The notices of w
+// are JSON from now on.
 func (w *Writer) JSON() klog.Logger {
 	w.json.Store(true)
 	return logr.FromSlogHandler(newHandler(w))
 }
 
-// A handler writes records as JSON. A key that is given twice has its last value, because many
-// readers of JSON refuse both.
+// A handler writes records as JSON. Of duplicate keys it writes only the last one, because many
+// JSON readers reject duplicates.
 type handler struct {
 	to    slog.Handler
 	attrs []slog.Attr
@@ -64,8 +64,8 @@ func (h *handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 // WithGroup implements slog.Handler. No message has groups.
 func (h *handler) WithGroup(string) slog.Handler { return h }
 
-// asKubernetes gives slog's own keys the names and values that Kubernetes' components use, and
-// values their text.
+// asKubernetes converts slog's own keys to the names and values used by Kubernetes' components, and
+// other values to text.
 func asKubernetes(_ []string, a slog.Attr) slog.Attr {
 	switch value := a.Value.Any().(type) {
 	case *slog.Source:

@@ -1,4 +1,4 @@
-// Package logwriter keeps logging from blocking the daemon while nobody reads its standard error.
+// Package logwriter keeps the daemon from blocking on its log while nobody reads standard error.
 package logwriter
 
 import (
@@ -12,31 +12,32 @@ import (
 	"k8s.io/klog/v2/textlogger"
 )
 
-// maxKept is how many bytes wait at most to be written: some 5,000 lines.
+// maxKept is the maximum number of bytes waiting to be written: about 5,000 lines.
 const maxKept = 1 << 20
 
-// A Writer passes on what is written to it, in a goroutine of its own, which lives as long as the
-// process. Make one with New.
+// A Writer forwards its input in a separate goroutine, which lives as long as the process. Create
+// it with New.
 type Writer struct {
 	to      io.Writer
 	changed chan struct{}      // holds one notice
-	flushes chan chan struct{} // closed when everything written before was passed on
+	flushes chan chan struct{} // each channel is closed when all earlier text was forwarded
 	json    atomic.Bool        // the writer's own lines are JSON
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	kept    []byte
-	dropped int // lines, since a line said how many
+	dropped int // lines dropped since the last notice
 }
 
-// New returns a Writer to w. Only the Writer may write to w from now on.
+// New returns a Writer to the given writer. Only the Writer may write there from now on.
 func New(to io.Writer) *Writer {
 	w := &Writer{to: to, changed: make(chan struct{}, 1), flushes: make(chan chan struct{})}
 	go w.run()
 	return w
 }
 
-// Write keeps text, whole lines, until it can be passed on. It never blocks and never fails: text
-// for which there is no room is dropped. A later line says how many lines were.
+// Write stores text, which consists of whole lines, until it can be forwarded. It never blocks and
+// never fails. Text that exceeds the buffer is dropped, and a later line reports the number of
+// dropped lines.
 func (w *Writer) Write(text []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -52,7 +53,7 @@ func (w *Writer) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// FlushWithin returns when everything written before was passed on, and no later than after limit.
+// FlushWithin returns when all earlier text was forwarded, or after the limit.
 func (w *Writer) FlushWithin(limit time.Duration) {
 	late := time.After(limit)
 	flushed := make(chan struct{})
@@ -79,7 +80,7 @@ func (w *Writer) run() {
 	}
 }
 
-// pass passes on what is kept. What cannot be written counts as dropped.
+// pass forwards the stored text. Text that cannot be written counts as dropped.
 func (w *Writer) pass() {
 	w.mu.Lock()
 	kept, dropped := w.kept, w.dropped
@@ -99,7 +100,7 @@ func (w *Writer) pass() {
 	}
 }
 
-// notice is the line that says how many lines were dropped.
+// notice returns the line that reports the number of dropped lines.
 func (w *Writer) notice(dropped int) []byte {
 	var line bytes.Buffer
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&line)))

@@ -6,19 +6,19 @@ import (
 	"time"
 )
 
-// ErrHangs is the error of a disk that does not answer.
+// ErrHangs is returned if the disk does not answer.
 var ErrHangs = errors.New("the disk does not answer")
 
-// A Disk does work on files in a goroutine of its own, so that a disk that hangs delays its callers
-// no longer than they allow. Make it with NewDisk.
+// A Disk runs file operations in a separate goroutine, so that a hanging disk delays its callers
+// only up to their limits. Create it with NewDisk.
 type Disk struct{ busy chan struct{} }
 
-// NewDisk returns a Disk that does nothing yet.
+// NewDisk returns an idle Disk.
 func NewDisk() *Disk { return &Disk{make(chan struct{}, 1)} }
 
-// Do calls work and returns its error. It runs one work at a time. It returns ErrHangs after the
-// limit, and the error of ctx when ctx ends: the work then never begins, or ends later. Work that
-// may end later must keep its result itself.
+// Do calls work and returns its error. It runs one function at a time. It returns ErrHangs after
+// the limit, and the error of ctx when ctx ends: work then never starts, or ends later. If work may
+// end later, it must store its result itself.
 func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) error {
 	late := time.After(limit)
 	select {
@@ -43,8 +43,7 @@ func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) e
 	}
 }
 
-// Within returns what read returns of the disk, and its error; the zero value where Do ends before
-// it.
+// Within returns the result of read, or the zero value if Do returns before read does.
 func Within[T any](ctx context.Context, d *Disk, limit time.Duration, read func() (T, error)) (value T, err error) {
 	found := make(chan T, 1) // read may end later
 	err = d.Do(ctx, limit, func() error {

@@ -12,17 +12,17 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// ErrLocked is the error of a lock that another process has.
+// ErrLocked is returned if another process has the lock.
 var ErrLocked = errors.New("another instance has the lock")
 
-// LockFolder takes the lock of a folder alone. It never waits: the error wraps ErrLocked when
-// another process has the lock. The end of a process gives its locks back.
+// LockFolder takes the exclusive lock of a folder. It never waits: the error wraps ErrLocked if
+// another process has the lock. The kernel releases the locks of a process that exits.
 func LockFolder(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
-	// Closing the file gives the lock back.
+	// Closing the file releases the lock.
 	unlock = func() { _ = f.Close() }
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		unlock()
@@ -34,9 +34,9 @@ func LockFolder(path string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// AwaitLock calls take, which takes a lock, again and again with pauses as long as it returns
-// ErrLocked, and for limit at most: the process that has the lock may be stopped. It returns the
-// last error of take, or that of ctx.
+// AwaitLock calls take, which takes a lock, until take returns another error than ErrLocked, with
+// pauses, for limit at most: the process that has the lock may be stopped. It returns the last
+// error of take, or the error of ctx.
 func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, take func() error) error {
 	late := c.NewTimer(limit)
 	defer late.Stop()
@@ -55,16 +55,17 @@ func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, t
 	}
 }
 
-// A Lock is a lock in an open file (F_OFD_SETLK of fcntl(2)). It shows that a process which was
-// killed is still there: the kernel keeps the lock as long as one of the threads of the process is
-// in the driver. Others can ask about it without taking it.
+// A Lock is a lock of an open file (F_OFD_SETLK of fcntl(2)). The lock shows that a killed process
+// still exists: the kernel keeps it as long as a thread of the process is in the driver. Other
+// processes can query the lock without taking it.
 type Lock struct{ f *os.File }
 
-// TakeLock takes the lock of a file alone. It makes the file if there is none, and never waits: the
-// error wraps ErrLocked when another process has the lock or a share of it. Close gives it back.
+// TakeLock takes the exclusive lock of a file, and creates the file if necessary. It never waits:
+// the error wraps ErrLocked if another process has the lock or a share of it. Close releases the
+// lock.
 func TakeLock(path string) (*Lock, error) { return take(path, unix.F_WRLCK) }
 
-// TakeShare takes a share of that lock, as TakeLock does.
+// TakeShare takes a share of the same lock, as TakeLock does.
 func TakeShare(path string) (*Lock, error) { return take(path, unix.F_RDLCK) }
 
 func take(path string, kind int16) (*Lock, error) {
@@ -88,7 +89,7 @@ func (l *Lock) Others() bool {
 	return unix.FcntlFlock(l.f.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
 }
 
-// Close gives the lock back. It may be called again.
+// Close releases the lock. It may be called again.
 func (l *Lock) Close() { _ = l.f.Close() }
 
 // IsLocked reports whether a process has the lock of a file or a share of it.

@@ -9,8 +9,9 @@ import (
 	"syscall"
 )
 
-// Open opens the regular file at path, or the null device, for reading. Anything else is an error,
-// and is not waited for: opening or reading a FIFO, a socket or a device can block for ever.
+// Open opens the regular file at path, or the null device, for reading. It returns an error for
+// anything else without blocking: opening or reading a FIFO, a socket or a device can block
+// forever.
 func Open(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -31,17 +32,17 @@ func isNull(info fs.FileInfo) bool {
 	return os.SameFile(info, null)
 }
 
-// IsAbsent reports whether an error says that there is no file of a path, and that there never was
-// one since that path is what it is: the file is not there, or a file is where its folder is to be.
+// IsAbsent reports whether an error means that there is no file at a path: the file does not exist,
+// or its folder is a file.
 func IsAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// ErrTooLarge is wrapped by the error of a Read of a file that is larger than its limit.
+// ErrTooLarge is wrapped by the error of Read for a file larger than the limit.
 var ErrTooLarge = errors.New("is larger than")
 
-// Read returns the content of the file at path as Open opens it, of at most limit bytes; a larger
-// file is an error.
+// Read returns the content of the file at path, opened as by Open, of at most limit bytes. It
+// returns an error for a larger file.
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {
@@ -62,7 +63,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// kind names what is not a regular file.
+// kind returns the kind of a file that is not regular.
 func kind(mode fs.FileMode) string {
 	switch mode.Type() {
 	case fs.ModeDir:

@@ -12,16 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// temporarySuffix is what the name of a file ends with that this program writes and that has not
-// its place yet. The name also has random digits: two processes have different ones, also where
-// both are process 1 of their containers.
+// temporarySuffix is the suffix of a file that this program has not moved to its final path yet.
+// The name also has random digits, as two processes may both be process 1 of their containers.
 const temporarySuffix = ".gpu-device-plugin.tmp"
 
-// swept has the folders in which this process has looked for what killed processes left.
+// swept holds the folders that this process has already swept.
 var swept sync.Map
 
-// createTemporary makes a file that is to take its place at path. This process has its lock. The
-// first file in a folder has the folder swept.
+// createTemporary creates a locked file for a later rename to path. It sweeps each folder once.
 func createTemporary(path string) (*os.File, error) {
 	folder := filepath.Dir(path)
 	if _, again := swept.LoadOrStore(folder, true); !again {
@@ -41,8 +39,8 @@ func createTemporary(path string) (*os.File, error) {
 	}
 }
 
-// Sweep removes the temporary files of Write and Replace in a folder whose processes were killed. A
-// file that a process writes is locked, and stays. No folder is no error.
+// Sweep removes the temporary files of killed processes from a folder. A file that is being written
+// is locked, and stays. A missing folder is no error.
 func Sweep(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil && !IsAbsent(err) {
@@ -57,19 +55,18 @@ func Sweep(folder string) error {
 	return errors.Join(failed...)
 }
 
-// IsTemporary reports whether the name of a file is one that this program gives to files that have
-// not their places yet.
+// IsTemporary reports whether a file name is a temporary name of this program.
 func IsTemporary(name string) bool {
 	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, temporarySuffix)
 }
 
-// TemporaryName returns the path of a half-made file that is to take its place at path and that
-// Write does not make, such as a device node. Each try and each process needs another token.
+// TemporaryName returns a temporary path for a file that Write does not create, such as a device
+// node. Each attempt and each process needs a different token.
 func TemporaryName(path, token string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+token+temporarySuffix)
 }
 
-// sweep removes a temporary file if nobody has its lock.
+// sweep removes a temporary file if no process has its lock.
 func sweep(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,4 +1,4 @@
-// Package statefile reads and writes files in folders that other programs use, too.
+// Package statefile reads and writes files in folders shared with other programs.
 package statefile
 
 import (
@@ -19,8 +19,8 @@ func Write(path string, content []byte, mode fs.FileMode, check func(temporary s
 	return write(path, content, mode, (*os.File).Sync, check)
 }
 
-// Replace is Write without a check, and without waiting for the disk: when the node loses power,
-// the file may be gone, empty or the old one. It is for what can be made again.
+// Replace is Write without a check and without a sync of the disk: after a power failure the file
+// may be missing, empty or the old one. Use it for content that can be recreated.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return write(path, content, mode, func(*os.File) error { return nil }, nil)
 }
@@ -63,8 +63,8 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 	return unnamed(os.Rename(f.Name(), path))
 }
 
-// unnamed returns an error without the path of the temporary file. Each try has another one, and an
-// error that lasts is logged once because it stays the same.
+// unnamed returns an error without the path of the temporary file. The path differs in each
+// attempt, and a lasting error is logged only once if its text stays the same.
 func unnamed(err error) error {
 	var file *fs.PathError
 	var link *os.LinkError

@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// A Pulse shows that a loop is not stuck: where the loop waits it offers a beat, and Check takes
-// one. Make it with NewPulse.
+// A Pulse shows that a loop is not stuck: the loop offers a beat wherever it waits, and Check takes
+// one. Create it with NewPulse.
 type Pulse struct{ beats chan struct{} }
 
 // NewPulse returns the Pulse of one loop.
@@ -16,7 +16,7 @@ func NewPulse() Pulse { return Pulse{make(chan struct{})} }
 // waits.
 func (p Pulse) Heartbeat() chan<- struct{} { return p.beats }
 
-// Check returns nil once the loop waits, and an error if it does not before ctx ends.
+// Check returns nil once the loop waits, or an error if ctx ends first.
 func (p Pulse) Check(ctx context.Context) error {
 	select {
 	case <-p.beats:

@@ -1,5 +1,5 @@
-// Package supervise runs something that lives once, again and again: a life ends, and a new one
-// begins. No other package begins lives again.
+// Package supervise runs a function repeatedly: when one run ends, the next one starts. No other
+// package restarts such functions.
 package supervise
 
 import (
@@ -12,23 +12,23 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Backoff says how long to wait between a life that failed and the next.
+// Backoff configures the wait between a failed run and the next one.
 type Backoff struct {
-	// First is the wait after the first failure in a row; each further one doubles it, up to Most.
+	// First is the wait after the first failure in a row. Each further failure doubles the wait, up to
+	// Most.
 	First, Most time.Duration
-	// Proven is how long a life must last for its failure to count as the first again.
+	// Proven is the duration of a run after which its failure counts as the first one again.
 	Proven time.Duration
-	// Nudge, if not nil, returns a channel that is closed when waiting on has become pointless: the
-	// next life then begins at once. It is called before each life, so that a nudge during the life
-	// counts.
+	// Nudge, if not nil, returns a channel that is closed to start the next run immediately. Run calls
+	// Nudge before each run, so a nudge during the run counts.
 	Nudge func() <-chan struct{}
-	// Clock is the clock to wait by; nil means the real one.
+	// Clock is used for waiting; nil means the real clock.
 	Clock clock.Clock
 }
 
-// Run runs life until ctx ends, and then returns nil. A life that returns nil ended as it should:
-// the next begins at once. A life that returns an error is followed by the next after the backoff;
-// the error is logged here, once.
+// Run calls life until ctx ends, and then returns nil. If life returns nil, the next run starts
+// immediately. If life returns an error, Run logs it once and starts the next run after the
+// backoff.
 func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
 	b.Clock = cmp.Or[clock.Clock](b.Clock, clock.RealClock{})
 	if b.Nudge == nil {
@@ -57,7 +57,7 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 	return nil
 }
 
-// sleep waits for d, or until nudged or until ctx ends.
+// sleep waits for d, until nudge is closed, or until ctx ends.
 func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan struct{}) {
 	timer := c.NewTimer(d)
 	defer timer.Stop()
@@ -68,7 +68,7 @@ func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan str
 	}
 }
 
-// jitter spreads waits by a quarter, so that a thousand nodes do not come back in step.
+// jitter varies a wait by a quarter, so that a thousand nodes do not retry at the same time.
 func jitter(d time.Duration) time.Duration {
 	return d - d/8 + rand.N(d/4+1)
 }

@@ -1,13 +1,13 @@
-// Package version says which build this is.
+// Package version identifies the build.
 package version
 
 import "runtime/debug"
 
-// Number is the release that this source becomes. The chart and the manifests name it too; make
+// Number is the next release of this source. The chart and the manifests contain it as well; make
 // set-version writes all of them.
 const Number = "v0.1.0"
 
-// String returns Number, and the commit it was built from where the build recorded one.
+// String returns Number and, if the build recorded one, the commit.
 func String() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
