@@ -63,7 +63,7 @@ func TestClients(t *testing.T) {
 	}
 	process("5000009", "hidden", "0::/", "/dev/nvidia1")
 	if got, err := nvidia.Clients(hiding{root}, 1); len(got) != 4 || err == nil ||
-		!strings.Contains(err.Error(), "some processes (1) have open") {
+		!strings.Contains(err.Error(), "the open files of 1 processes are hidden") {
 		t.Errorf("with a process that is not shown: %v, %v", got, err)
 	}
 	if _, err := nvidia.Clients(fstest.MapFS{}, 1); err == nil {
@@ -88,7 +88,7 @@ func TestClientsWhoseFilesAreNotShown(t *testing.T) {
 		"proc/5000003/fd/3": open}}
 	got, err := nvidia.Clients(root, 1)
 	if diff := cmp.Diff([]inventory.DriverClient{{PID: 5000001}, {PID: 5000003}}, got); diff != "" || err == nil ||
-		!strings.Contains(err.Error(), "(1)") {
+		!strings.Contains(err.Error(), "the open files of 1 processes") {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }

@@ -146,7 +146,7 @@ func loadersLibrary(t *testing.T, d *nvidia.Driver, root string) {
 	}
 	_, err = d.Open(t.Context())
 	if !errors.Is(err, inventory.ErrDriverReplaced) || !strings.Contains(err.Error(),
-		"its library was the loader's libnvidia-ml.so.1 and is "+path+" of 20") {
+		"the library was the loader's libnvidia-ml.so.1 and is now "+path+" of 20") {
 		t.Errorf("got error %v", err)
 	}
 }

@@ -27,7 +27,7 @@ func TestSMIReset(t *testing.T) { // not parallel: a process that is forked mean
 			"nvidia-smi: exit status 255: The following GPUs could not be reset: GPU 0000:1B:00.0: In use[2J by another client",
 		},
 		"no reset": {
-			`echo "Resetting GPU 00000000:1B:00.0 is not supported."`, "does not say that the GPU was reset: Resetting GPU",
+			`echo "Resetting GPU 00000000:1B:00.0 is not supported."`, "did not report a reset of the GPU: Resetting GPU",
 		},
 		"many warnings": {`yes word | head -n 1000; echo "GPU 0000:1b:00.0 was successfully reset."`, ""},
 		"no word":       {"exit 3", "nvidia-smi: exit status 3: it printed nothing"},
