@@ -107,7 +107,7 @@ func TestReporter(t *testing.T) {
 		p := s.reporter(everything, gpu(0, good))
 		s.untilCondition("True AllHealthy")
 		p.gpus(gpu(0, gone))
-		s.untilCondition("False GPULost: GPU-0 Lost: lost, cure: reconnect")
+		s.untilCondition("False GPULost: GPU-0 Lost: lost, remedy: reconnect")
 		s.untilEvents(map[string]int{"GPULost GPU-0": 1})
 		s.until("tainted", s.tainted)
 		since := s.told().LastTransitionTime
@@ -134,7 +134,7 @@ func TestWritesInSteadyState(t *testing.T) {
 		since := s.told().LastTransitionTime
 		s.pass(10 * time.Second)
 		p.gpus(gpu(0, bad), gpu(1, gone))
-		s.untilCondition("False GPULost: GPU-0 Unhealthy: hang, cure: reset; GPU-1")
+		s.untilCondition("False GPULost: GPU-0 Unhealthy: hang, remedy: reset; GPU-1")
 		if now := s.told().LastTransitionTime; !now.Equal(&since) {
 			s.Errorf("the transition was at %v, want %v", now, since)
 		}
@@ -235,7 +235,7 @@ func TestReportsBesideAnotherPlugin(t *testing.T) {
 		p := s.reporter(everything, gpu(0, good))
 		s.untilCondition("True")
 		p.set(func(now *status.Status) {
-			now.Resources = []status.Resource{{Name: "nvidia.com/gpu", Server: "silent: another program has registered"}}
+			now.Resources = []status.Resource{{Name: "nvidia.com/gpu", Server: "standing by: another program has registered"}}
 		})
 		p.gpus(gpu(0, bad))
 		s.untilCondition("False")

@@ -23,7 +23,7 @@ func TestOldCondition(t *testing.T) {
 		s.change(func(n *corev1.Node) {
 			n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
 				Type: conditionType, Status: corev1.ConditionFalse, Reason: "GPUUnhealthy",
-				Message: "GPU-0 Unhealthy: hang, cure: reset",
+				Message: "GPU-0 Unhealthy: hang, remedy: reset",
 			})
 		})
 		s.reporter(config.Features{Events: true}, gpu(0, good), gpu(1, bad))
@@ -104,7 +104,8 @@ func TestFewRequestsWhileRefused(t *testing.T) {
 		"forbidden":         {apiserver.Fault{Status: 403, Only: apiserver.Request.IsWrite}, 60},
 		"too many requests": {apiserver.Fault{Status: 429, RetryAfter: 5 * time.Minute, Only: apiserver.Request.IsWrite}, 12},
 		"internal error":    {apiserver.Fault{Status: 500, Only: apiserver.Request.IsWrite}, 60},
-		"wrong Events":      {apiserver.Fault{Status: 422, Only: func(r apiserver.Request) bool { return r.Resource == "events" }}, 2},
+		"wrong Events": {apiserver.Fault{Status: 422,
+			Only: func(r apiserver.Request) bool { return r.Resource == "events" }}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {

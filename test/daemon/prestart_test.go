@@ -52,7 +52,7 @@ func TestContainersStartAgainOnGoodGPUsOnly(t *testing.T) {
 	t.Parallel()
 	struck := simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"}
 	used := simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 2}
-	bad := []string{"GPU 3 (GPU-", "recovery action gpu-reset", "cure: reset"}
+	bad := []string{"GPU 3 (GPU-", "recovery action gpu-reset", "remedy: reset"}
 	inUse := []string{"GPU 5 (GPU-", "PID 100000 with 1024 MiB, PID 100001 with 1024 MiB"}
 	for mode, want := range map[string]struct{ struck, used []string }{
 		"none": {}, "health": {struck: bad}, "clean": {struck: bad, used: inUse},
@@ -122,7 +122,7 @@ func TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs(t *testing.T) {
 
 	s.restarts("work", "")
 	s.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"})
-	s.restarts("work", "GPU 3 (GPU-", "recovery action gpu-reset", "cure: reset")
+	s.restarts("work", "GPU 3 (GPU-", "recovery action gpu-reset", "remedy: reset")
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.restarts("work", "")
 	s.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})

@@ -129,8 +129,9 @@ func TestWatch(t *testing.T) {
 	}
 
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
-	people.printsAll("GPU 3: Healthy → Lost (cure: reboot): XID 79",
-		"nvidia.com/gpu: 8 of 8 devices Healthy, serving → 7 of 8 devices Healthy, serving", "degraded: GPU 3 Lost; nvidia.com/gpu: 7 of 8")
+	people.printsAll("GPU 3: Healthy → Lost (remedy: reboot): XID 79",
+		"nvidia.com/gpu: 8 of 8 devices Healthy, serving → 7 of 8 devices Healthy, serving",
+		"degraded: GPU 3 Lost; nvidia.com/gpu: 7 of 8")
 	programs.prints(`"from":"Healthy","to":"Lost","reason":"XID 79`)
 	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "2", Call: "DeviceGetHandleByIndex"})
 	s.signal(s.Running(), syscall.SIGHUP)
@@ -251,7 +252,7 @@ func TestFirstLineOfStatus(t *testing.T) {
 		s := serving(t, node.Setup{})
 		later := s.beside(s.Profile)
 		later.start()
-		s.firstLine("silent: another device plugin has registered nvidia.com/gpu")
+		s.firstLine("standing by: another device plugin serves nvidia.com/gpu")
 		later.firstLine("ready: ")
 		if err := later.StopDaemon(); err != nil {
 			t.Error(err)

@@ -16,7 +16,8 @@ func newAliveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "alive",
 		Short: "Report whether a running daemon is alive, for a liveness probe",
-		Long: "alive exits with 0 when no task of the daemon is stuck, and with 1 and the reasons otherwise. It says nothing of GPUs: a\n" +
+		Long: "alive exits with 0 when no task of the daemon is stuck, and with 1 and the reasons otherwise. It says " +
+			"nothing of GPUs: a\n" +
 			"driver that hangs, a bad GPU and a kubelet that is not there are no reasons to start the daemon again.",
 		Args: cobra.NoArgs,
 	}

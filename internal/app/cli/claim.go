@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -26,10 +27,11 @@ func newClaimCommand() *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Check the configuration of GPUs in ResourceClaims, ResourceClaimTemplates and DeviceClasses",
 		Long: "check reads manifests and checks the opaque configuration in them: GpuConfig and\n" +
-			"MigDeviceConfig of resource.nvidia.com/v1beta1. It prints what each does, with all defaults, or its problems. The API server\n" +
+			"MigDeviceConfig of resource.nvidia.com/v1beta1. It prints what each does, with all defaults, or its problems. " +
+			"The API server\n" +
 			"does not check it: a driver refuses it when a pod starts. Other objects are ignored.",
 		Example: "  gpu-device-plugin claim check claims.yaml",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    needs("a file", math.MaxInt),
 		RunE: func(cmd *cobra.Command, paths []string) error {
 			problems := 0
 			for _, path := range paths {

@@ -131,7 +131,8 @@ ResourceClaim settings: sharing.mpsConfig: the requests a and b have different s
 ResourceClaim zero, config 0: sharing.mpsConfig.defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100
 ResourceClaim fine, config 0: GpuConfig: MPS, 1024 MiB on device 31, 1024 MiB on device GPU-x
 `, "4 problems found"},
-		"one problem": {"kind: DeviceClass\nmetadata: {name: a}\nspec: {config: [{opaque: {driver: gpu.nvidia.com, parameters: {kind: GpuConfig}}}]}\n",
+		"one problem": {"kind: DeviceClass\nmetadata: {name: a}\n" +
+			"spec: {config: [{opaque: {driver: gpu.nvidia.com, parameters: {kind: GpuConfig}}}]}\n",
 			"DeviceClass a, config 0: apiVersion: \"\" is not known; use resource.nvidia.com/v1beta1\n", "1 problem found"},
 		"nothing": {"kind: Pod\n", "FILE: no configuration for gpu.nvidia.com\n", ""},
 		"a key twice": {"kind: Pod\nkind: Pod\n", "", `read manifest FILE: yaml: unmarshal errors:

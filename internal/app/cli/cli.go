@@ -63,9 +63,11 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newRecordCommand(),
 		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
-		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(), p.newMPSCommand(),
+		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(),
+		p.newMPSCommand(),
 		p.newDiscoveryCommand(), newResetCommand(), newCleanupCommand(),
-		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(), newSimulatedSMICommand(),
+		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(),
+		newSimulatedSMICommand(),
 	)
 	if p.Cluster != nil {
 		root.AddCommand(p.Cluster.Commands()...)
@@ -163,6 +165,22 @@ func noArguments(cmd *cobra.Command, args []string) error {
 		problem += `, did you mean "` + strings.Join(near, `" or "`) + `"?`
 	}
 	return errors.New(problem + "; " + cmd.CommandPath() + " --help lists the commands")
+}
+
+// needs returns the check of a command's arguments: from one to most of what is named.
+func needs(what string, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 && len(args) <= most {
+			return nil
+		}
+		path := cmd.CommandPath()
+		name := strings.TrimPrefix(path, cmd.Root().CommandPath()+" ")
+		more := ""
+		if len(args) > most {
+			more = " and no more arguments"
+		}
+		return fmt.Errorf("%s needs %s%s: %s%s", name, what, more, path, strings.TrimPrefix(cmd.Use, cmd.Name()))
+	}
 }
 
 func newVersionCommand() *cobra.Command {

@@ -32,7 +32,8 @@ func printed(t *testing.T, args ...string) (string, error) {
 func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
 	deep := "/" + strings.Repeat("d", 100) + "/kubelet.sock"
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
-	if err := os.WriteFile(broken, []byte("version: v1\nflags: {migStrategy: some}\nsharing: {timeSlicing: {resources: []}}\n"), 0o600); err != nil {
+	if err := os.WriteFile(broken, []byte("version: v1\nflags: {migStrategy: some}\n"+
+		"sharing: {timeSlicing: {resources: []}}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	tests := map[string]struct {
@@ -100,7 +101,8 @@ func TestPlan(t *testing.T) {
 		says []string
 	}{
 		"what is excluded": {[]string{"--simulate=dgx-h100", "--config-file=" + file}, []string{
-			"nvidia.com/gpu: 7", "left out: device 0 (GPU-", "): it is excluded by selectors[0] of the configuration\nwarning: selectors[1] selects no",
+			"nvidia.com/gpu: 7", "left out: device 0 (GPU-",
+			"): it is excluded by selectors[0] of the configuration\nwarning: selectors[1] selects no",
 		}},
 		"what is not fit": {[]string{"--simulate=a100-mig-mixed", "--mig-strategy=single", "-o=yaml"},
 			[]string{"leftOut:\n- 'device 0 (GPU-"}},
@@ -178,7 +180,8 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 // the daemon refuses where it refuses any, change nothing of what a command prints.
 func TestCommandsReadNoFlagThatTheirHelpDoesNotShow(t *testing.T) {
 	for command, most := range map[string]int{
-		"plan": 36, "plan --dra --node-name=n": 36, "topology": 9, "topology prefer": 13, "mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
+		"plan": 36, "plan --dra --node-name=n": 36, "topology": 9, "topology prefer": 13,
+		"mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
 	} {
 		args := append(strings.Fields(command), "--simulate=t4", "--control-socket=")
 		help, err := run(t, append(args, "--help")...)

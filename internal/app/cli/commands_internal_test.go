@@ -136,18 +136,25 @@ func TestCommandsThatAsk(t *testing.T) {
 		"not ready": {"ready", map[string][]any{daemon.CallReady: {status.Readiness{Reason: "starting"}}},
 			[]string{`ready {"waitMilliseconds":0}`}, "", "not ready: starting"},
 		"quiesce": {"quiesce", map[string][]any{daemon.CallQuiesce: {nil}},
-			[]string{`quiesce {"allocate":false}`}, "", ""},
+			[]string{`quiesce {"allocate":false}`},
+			"driver released, and new pods get no GPU; to end this, run: gpu-device-plugin resume\n", ""},
 		"quiesce, with pods": {"quiesce --allocate", map[string][]any{daemon.CallQuiesce: {nil}},
-			[]string{`quiesce {"allocate":true}`}, "", ""},
+			[]string{`quiesce {"allocate":true}`},
+			"driver released, and new pods get GPUs; to end this, run: gpu-device-plugin resume\n", ""},
 		"quiesce, refused": {"quiesce", map[string][]any{daemon.CallQuiesce: {errors.New("no")}},
 			[]string{`quiesce {"allocate":false}`}, "", "no"},
-		"resume": {"resume", map[string][]any{daemon.CallResume: {nil}}, []string{"resume null"}, "", ""},
+		"resume": {"resume", map[string][]any{daemon.CallResume: {nil}}, []string{"resume null"},
+			"driver in use again\n", ""},
+		"record stop": {"record stop", map[string][]any{daemon.CallRecordStop: {nil}}, []string{"record.stop null"},
+			"recording stopped\n", ""},
 		"health clear": {"health clear --gpu 3", map[string][]any{daemon.CallHealthClear: {nil}},
-			[]string{`health.clear {"gpu":"3"}`}, "", ""},
+			[]string{`health.clear {"gpu":"3"}`}, "GPU 3: faults cleared\n", ""},
 		"health clear of one": {"health clear", nil, nil, "", `required flag(s) "gpu" not set`},
 		"MIG status": {"mig status", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{GPUs: []daemon.MIGGPU{{Index: 3, Model: "H100", UUID: "GPU-3", Phase: "done"}}}}},
 			[]string{"mig.status null"}, "No layout is named. GPUs stay as they are.\n\n" + called, ""},
-		"MIG status in YAML": {"mig status -o yaml", map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{Layout: "a"}}}, []string{"mig.status null"}, "gpus: null\nlayout: a\n", ""},
+		"MIG status in YAML": {"mig status -o yaml",
+			map[string][]any{daemon.CallMIGStatus: {daemon.MIGProgress{Layout: "a"}}}, []string{"mig.status null"},
+			"gpus: null\nlayout: a\n", ""},
 		"MIG status, refused": {"mig status", map[string][]any{daemon.CallMIGStatus: {errors.New("off")}},
 			[]string{"mig.status null"}, "", "off"},
 		"neither":             {"mig apply", nil, nil, "", "give either --layout, or --forget alone"},
@@ -162,7 +169,9 @@ func TestCommandsThatAsk(t *testing.T) {
 		"apply, as a dry run": {"mig apply --layout a --gpu 1,GPU-2 --dry-run",
 			map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan}}},
 			[]string{`mig.apply {"layout":"a","gpus":["1","GPU-2"],"dryRun":true}`}, planText, ""},
-		"apply, impossible": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: &layout.Planned{Layout: "a", GPUs: []layout.PlannedGPU{{Index: 4, Reason: "r"}, {Index: 5}}}}}},
+		"apply, impossible": {"mig apply --layout a",
+			map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: &layout.Planned{Layout: "a",
+				GPUs: []layout.PlannedGPU{{Index: 4, Reason: "r"}, {Index: 5}}}}}},
 			[]string{`mig.apply {"layout":"a"}`}, "", "layout a is not possible on GPU 4: the plan says why"},
 		"apply, and wait": {"mig apply --layout a", map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan,
 			Again: 7}}, daemon.CallMIGStatus: {
@@ -174,18 +183,22 @@ func TestCommandsThatAsk(t *testing.T) {
 		"the plan for a program": {"mig apply --layout a -o json", map[string][]any{
 			daemon.CallMIGApply: {daemon.OrderedMIG{Plan: plan, Again: 7}}, daemon.CallMIGStatus: {daemon.MIGProgress{Again: 7,
 				State: "success"}},
-		}, []string{`mig.apply {"layout":"a"}`, "mig.status null"}, "{\n  \"layout\": \"a\",\n  \"possible\": true,\n  \"gpus\": []\n}\n", ""},
+		}, []string{`mig.apply {"layout":"a"}`, "mig.status null"},
+			"{\n  \"layout\": \"a\",\n  \"possible\": true,\n  \"gpus\": []\n}\n", ""},
 		"simulate list": {"simulate list", map[string][]any{daemon.CallSimulateList: {[]simulator.Status{
 			{Index: 1, UUID: "GPU-1", BDF: "0000:01:00.0", Model: "h100", State: "present", Faults: []string{"a", "b"},
 				MIG: []simulator.MIGStatus{{Index: 2, UUID: "MIG-1", Profile: "1g", GI: 3, CI: 4}}},
 		}}}, []string{"simulate.list null"}, "GPU   UUID    BDF            MODEL    STATE     FAULTS\n" +
 			"1     GPU-1   0000:01:00.0   h100     present   a; b\n1:2   MIG-1   GI 3, CI 4     MIG 1g             \n", ""},
-		"simulate list, of real GPUs": {"simulate list", map[string][]any{daemon.CallSimulateList: {errors.New("not simulated")}}, []string{"simulate.list null"}, "", "not simulated"},
+		"simulate list, of real GPUs": {"simulate list",
+			map[string][]any{daemon.CallSimulateList: {errors.New("not simulated")}}, []string{"simulate.list null"}, "",
+			"not simulated"},
 		"status of nothing": {"status -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
 			[]string{"status {}"}, "gpus: null\nresources: null\nversion: v1\n", ""},
 		"status, refused": {"status", map[string][]any{daemon.CallStatus: {errors.New("no")}},
 			[]string{"status {}"}, "", "no"},
-		"status with holders": {"status --holders -o yaml", map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
+		"status with holders": {"status --holders -o yaml",
+			map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}},
 			[]string{`status {"holders":true}`}, "gpus: null\nresources: null\nversion: v1\n", ""},
 		"a watch in YAML": {"status --watch -o yaml", nil, nil, "", "--watch prints no YAML: give -o json"},
 	} {
@@ -205,6 +218,21 @@ func TestCommandsThatAsk(t *testing.T) {
 				t.Errorf("it asks (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestMissingArguments: the error names what a command needs, and how it is written.
+func TestMissingArguments(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"config check":     "config check needs a file: gpu-device-plugin config check FILE",
+		"config check a b": "config check needs a file and no more arguments: gpu-device-plugin config check FILE",
+		"claim check":      "claim check needs a file: gpu-device-plugin claim check FILE...",
+		"simulate replay":  "simulate replay needs a recording: gpu-device-plugin simulate replay PATH",
+	} {
+		if _, err := execute(t.Context(), strings.Fields(args)...); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
 	}
 }
 
@@ -234,9 +262,11 @@ func TestFaultsAsCommands(t *testing.T) {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
 			socket, came := answering(t, map[string][]any{daemon.CallSimulateInject: {nil}})
-			if _, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket",
-				socket)...); err != nil {
-				t.Fatal(err)
+			got, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket",
+				socket)...)
+			kind, _, _ := strings.Cut(args, " ")
+			if err != nil || !strings.HasSuffix(got, ": "+kind+" simulated\n") && got != "the node: faults removed\n" {
+				t.Fatalf("it prints %q: %v", got, err)
 			}
 			if diff := cmp.Diff([]string{daemon.CallSimulateInject + " " + want}, came.all()); diff != "" {
 				t.Errorf("it asks (-want +got):\n%s", diff)
@@ -274,18 +304,21 @@ func TestMIGIsWaitedFor(t *testing.T) {
 		"forgotten": {[]any{daemon.MIGProgress{Again: 7}}, time.Minute,
 			"\nNo layout is named. GPUs stay as they are.\n", "", 0},
 		"an earlier one": {[]any{daemon.MIGProgress{Layout: "a", Again: 6, State: "failed"},
-			daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n", "", migPoll},
+			daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n",
+			"", migPoll},
 		"it cannot be": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}},
 			time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
 		"quickly": {[]any{pending, pending, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}},
 			time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
 		"never": {[]any{pending}, time.Minute, "\nLayout a of b: pending: GPU 0: in use\n",
-			"the layout is not made within 1m0s; the daemon goes on, and mig status says how far it is", time.Minute},
+			"layout not applied after 1m0s: the daemon keeps trying; check progress with: gpu-device-plugin mig status",
+			time.Minute},
 		"after a reset": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "rebooting"},
 			daemon.MIGProgress{Again: 7, State: "success", Layout: "a",
 				From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
 		"a short wait": {[]any{pending}, 700 * time.Millisecond, "\nLayout a of b: pending: GPU 0: in use\n",
-			"the layout is not made within 700ms; the daemon goes on, and mig status says how far it is", 700 * time.Millisecond},
+			"layout not applied after 700ms: the daemon keeps trying; check progress with: gpu-device-plugin mig status",
+			700 * time.Millisecond},
 		"a daemon's error": {[]any{pending, errors.New("no")}, time.Minute, "", "no", migPoll},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -20,13 +20,15 @@ func (p Program) newConfigCommand() *cobra.Command {
 	check := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a configuration file, without a GPU",
-		Long: "check reads a file as the daemon does with the same flags and environment, and prints its problems. Some settings\n" +
-			"depend on flags: sharing by MPS needs --mps-root. With --simulate, check also prints what the file means for that node,\n" +
+		Long: "check reads a file as the daemon does with the same flags and environment, and prints its problems. Some " +
+			"settings\n" +
+			"depend on flags: sharing by MPS needs --mps-root. With --simulate, check also prints what the file means for " +
+			"that node,\n" +
 			"and fails if a running daemon would refuse the file there because no GPU would be offered.",
 		Example: "  gpu-device-plugin config check config.yaml\n" +
 			"  gpu-device-plugin config check config.yaml --simulate dgx-h100\n" +
 			"  gpu-device-plugin config check config.yaml --mps-root=/run/nvidia/mps",
-		Args: cobra.ExactArgs(1),
+		Args: needs("a file", 1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			sources := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}
 			if p.Cluster == nil {

@@ -24,14 +24,17 @@ func TestCheckAndDaemonAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{
-		"good":               "version: v1\nflags: {migStrategy: single}\n",
-		"warnings":           "flags: {gfd: {oneshot: true}}\nnothing: 1\n",
-		"problems":           "flags: {migStrategy: many, gdsEnabled: 3}\n",
-		"two documents":      "version: v1\n---\nversion: v1\n",
-		"text after JSON":    `{"version": "v1"} {}`,
-		"ignored by NVIDIA":  "sharing: {timeSlicing: {resources: [{name: gpu, rename: a, devices: [0], replicas: 2}, {name: gpu, replicas: 3}]}}\n",
-		"ignored here":       "flags: {compatibility: nvidia}\nresources: {gpus: [{pattern: '', name: a}]}\nsharing: {timeSlicing: {resources: [{name: gpu, devices: [], replicas: 2}]}}\n",
-		"refused by NVIDIA":  "imex: {channelIDs: [0, 0]}\nsharing: {timeSlicing: }\nresources: {gpus: [{pattern: '*', name: 123}]}\n",
+		"good":            "version: v1\nflags: {migStrategy: single}\n",
+		"warnings":        "flags: {gfd: {oneshot: true}}\nnothing: 1\n",
+		"problems":        "flags: {migStrategy: many, gdsEnabled: 3}\n",
+		"two documents":   "version: v1\n---\nversion: v1\n",
+		"text after JSON": `{"version": "v1"} {}`,
+		"ignored by NVIDIA": "sharing: {timeSlicing: {resources: [{name: gpu, rename: a, devices: [0], replicas: 2}, " +
+			"{name: gpu, replicas: 3}]}}\n",
+		"ignored here": "flags: {compatibility: nvidia}\nresources: {gpus: [{pattern: '', name: a}]}\n" +
+			"sharing: {timeSlicing: {resources: [{name: gpu, devices: [], replicas: 2}]}}\n",
+		"refused by NVIDIA": "imex: {channelIDs: [0, 0]}\nsharing: {timeSlicing: }\n" +
+			"resources: {gpus: [{pattern: '*', name: 123}]}\n",
 		"a relative path":    "flags: {nvidiaDriverRoot: run}\n",
 		"JSON":               `{"version": "v1", "flags": {"migStrategy": "single"}}`,
 		"duration, no unit":  "health: {unknownGrace: 10}\n",

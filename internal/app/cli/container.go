@@ -20,7 +20,8 @@ func newCheckContainerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check-container",
 		Short: "Check that this container got the devices that it requested",
-		Long: "check-container looks at the container that it runs in: what NVIDIA_VISIBLE_DEVICES names, and which device nodes of GPUs\n" +
+		Long: "check-container looks at the container that it runs in: what NVIDIA_VISIBLE_DEVICES names, and which device " +
+			"nodes of GPUs\n" +
 			"there are and can be opened. It exits with 1 if that is not what --devices asks for. It needs no driver library.",
 		Example: "  gpu-device-plugin check-container --devices 1",
 		Args:    cobra.NoArgs,

@@ -1,12 +1,24 @@
 package cli
 
 import (
+	"fmt"
 	"os"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
+
+// succeed prints what an action has done, or returns the error of the action.
+func succeed(cmd *cobra.Command, done string, err error) error {
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), terminal.Line(done))
+	return err
+}
 
 // addControlFlag adds the flag that names the daemon to talk to, which is read from the same
 // variable as the daemon's.

@@ -21,7 +21,8 @@ func (p Program) newDiscoveryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpu-feature-discovery",
 		Short: "Write the labels of NVIDIA's GPU feature discovery",
-		Long: "gpu-feature-discovery finds the GPUs of the node and writes the labels that NVIDIA's program of this name writes, with the\n" +
+		Long: "gpu-feature-discovery finds the GPUs of the node and writes the labels that NVIDIA's program of this name " +
+			"writes, with the\n" +
 			"same flags, environment and configuration file. It also runs where this program is started under the name\n" +
 			"gpu-feature-discovery. A daemon writes more labels without it: see --node-labels.",
 		Example: "  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false\n" +

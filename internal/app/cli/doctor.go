@@ -45,10 +45,12 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the node: driver, container runtime, kubelet and the running daemon",
-		Long: "doctor reads the node's files and asks the running daemon, and prints what is wrong, with evidence and the commands that\n" +
+		Long: "doctor reads the node's files and asks the running daemon, and prints what is wrong, with evidence and the " +
+			"commands that\n" +
 			"cure it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
 			"environment of the daemon. A check that cannot see what it needs is printed as not checked.\n\n" +
-			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it is an\n" +
+			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it " +
+			"is an\n" +
 			"error, and 1 if doctor itself cannot be run, as with a wrong flag.",
 		Example: "  gpu-device-plugin doctor\n" +
 			"  kubectl -n kube-system exec POD -- gpu-device-plugin doctor -o json\n" +
@@ -57,7 +59,8 @@ func newDoctorCommand() *cobra.Command {
 	}
 	config.AddFlags(cmd.Flags(), doctorFlags...)
 	hostRoot := cmd.Flags().String("host-root", "",
-		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the node's root")
+		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the "+
+			"node's root")
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, problem, err := doctorConfig(asTheDaemon(cmd.Context(), cmd.Flags()))
@@ -204,14 +207,16 @@ func places(c config.Config, hostRoot string, container bool) (p nodefacts.Place
 	}
 	below := func(name string) fs.FS { return os.DirFS(filepath.Join(hostRoot, name)) }
 	p = nodefacts.Places{
-		Kernel: os.DirFS("/"), DriverRoot: c.Driver.Root, SearchPath: c.Driver.SearchPath, DevFolder: filepath.Join(c.Driver.DevRoot, "dev"),
+		Kernel: os.DirFS("/"), DriverRoot: c.Driver.Root, SearchPath: c.Driver.SearchPath,
+		DevFolder:     filepath.Join(c.Driver.DevRoot, "dev"),
 		KubeletSocket: c.KubeletSocket, PodResourcesSocket: c.PodResourcesSocket,
 	}
 	if container {
 		p.Container = os.DirFS("/")
 	}
 	if hostRoot == "" {
-		p.Hidden = "The node's files are not visible in this container: mount the node's / read-only and give its path with --host-root, " +
+		p.Hidden = "The node's files are not visible in this container: mount the node's / read-only and give its path " +
+			"with --host-root, " +
 			"or run doctor on the node"
 		at = "the node's files are not visible in this container"
 	} else {

@@ -115,11 +115,12 @@ const doctorDoc = "../../../docs/reference.md"
 // exampleNode is a node whose driver was upgraded and that was not restarted, with containerd as
 // its packages install it.
 var exampleNode = fstest.MapFS{
-	"sys/bus/pci/devices/0000:3b:00.0/vendor":          {Data: []byte("0x10de\n")},
-	"sys/bus/pci/devices/0000:3b:00.0/class":           {Data: []byte("0x030200\n")},
-	"sys/bus/pci/devices/0000:3b:00.0/driver":          {Data: []byte("../../drivers/nvidia"), Mode: fs.ModeSymlink},
-	"sys/bus/pci/drivers/nvidia/bind":                  {},
-	"proc/driver/nvidia/version":                       {Data: []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")},
+	"sys/bus/pci/devices/0000:3b:00.0/vendor": {Data: []byte("0x10de\n")},
+	"sys/bus/pci/devices/0000:3b:00.0/class":  {Data: []byte("0x030200\n")},
+	"sys/bus/pci/devices/0000:3b:00.0/driver": {Data: []byte("../../drivers/nvidia"), Mode: fs.ModeSymlink},
+	"sys/bus/pci/drivers/nvidia/bind":         {},
+	"proc/driver/nvidia/version": {Data: []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  " +
+		"570.86.15\n")},
 	"proc/driver/nvidia/gpus/0000:3b:00.0/information": {Data: []byte("Device Minor: \t 0\n")},
 	"proc/1/comm":   {Data: []byte("systemd\n")},
 	"proc/600/comm": {Data: []byte("nvidia-persiste\n")},
@@ -130,9 +131,11 @@ var exampleNode = fstest.MapFS{
 	"dev/nvidiactl":  {Mode: fs.ModeDevice | fs.ModeCharDevice},
 	"dev/nvidia0":    {Mode: fs.ModeDevice | fs.ModeCharDevice},
 	"dev/nvidia-uvm": {Mode: fs.ModeDevice | fs.ModeCharDevice},
-	"etc/containerd/config.toml": {Data: []byte("version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = false\n" +
+	"etc/containerd/config.toml": {Data: []byte("version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n" +
+		"enable_cdi = false\n" +
 		"[plugins.'io.containerd.grpc.v1.cri'.containerd]\ndefault_runtime_name = 'nvidia'\n" +
-		"[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n")},
+		"[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.nvidia.options]\n" +
+		"BinaryName = '/usr/bin/nvidia-container-runtime'\n")},
 	"usr/bin/nvidia-container-runtime": {},
 }
 

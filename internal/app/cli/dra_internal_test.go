@@ -15,7 +15,8 @@ func TestStatusOfDRA(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	s := status.Status{DRA: &status.DRA{
-		Mode: "split", Driver: status.DRADriver{Registered: true}, Slices: 1, Devices: 2, Generation: 4, Problem: "the API server is away",
+		Mode: "split", Driver: status.DRADriver{Registered: true}, Slices: 1, Devices: 2, Generation: 4,
+		Problem: "the API server is away",
 		GPUs: []status.DRAGPU{{Index: 0, Owner: "plugin"}, {Index: 1, Owner: "dra"},
 			{Index: 2, Owner: "leaving-dra", Waiting: "claim a/b has it"},
 			{Index: 3, Owner: "leaving-plugin"}, {Index: 4, Owner: "nobody"}, {Index: 5}},
@@ -24,7 +25,8 @@ func TestStatusOfDRA(t *testing.T) {
 			Shares: []status.DRAShare{{Device: "gpu-1", MemoryBytes: 20 << 30},
 				{Device: "gpu-2", MemoryBytes: 10 << 30, Limited: true}}},
 			{Namespace: "a", Name: "c", Devices: []string{"gpu-3-mig-1g10gb-19-0"},
-				Released: "the driver does not answer"}, {Namespace: "a", Name: "d", Devices: []string{"gpu-4-mig-1g10gb-19-0"}, Released: "in use", Destroyed: true}},
+				Released: "the driver does not answer"},
+			{Namespace: "a", Name: "d", Devices: []string{"gpu-4-mig-1g10gb-19-0"}, Released: "in use", Destroyed: true}},
 	}}
 	var out bytes.Buffer
 	printStatus(&out, s, view{wide: true, now: now})

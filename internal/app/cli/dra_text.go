@@ -86,12 +86,14 @@ func claimSentences(s *status.DRA, v view) []string {
 			sentence += fmt.Sprintf("; %d MiB of %s, %s", share.MemoryBytes>>20, share.Device, limit)
 		}
 		if c.Released != "" {
-			sentence = fmt.Sprintf("%s/%s was given back, but what was made for it at %s is there still: %s; no claim gets that part "+
+			sentence = fmt.Sprintf("%s/%s was given back, but what was made for it at %s is there still: %s; no claim gets "+
+				"that part "+
 				"of the GPU until it is taken back, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices,
 				", "), c.Released)
 		}
 		if c.Destroyed {
-			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: %s; it is tried "+
+			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: "+
+				"%s; it is tried "+
 				"every 10 s to switch it off", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Problem != "" {

@@ -31,7 +31,8 @@ var (
 		"pod-resources-socket",
 	})
 	mpsFlags = slices.Concat(judgedFlags, []string{
-		"config-file", "driver-root-ctr-path", "simulate", "mps-root-ctr-path", "logging-format", "kubeconfig", "node-name", "node-config-dir",
+		"config-file", "driver-root-ctr-path", "simulate", "mps-root-ctr-path", "logging-format", "kubeconfig", "node-name",
+		"node-config-dir",
 		"node-config-label", "node-config-default", "node-config-fallbacks",
 	})
 )

@@ -12,7 +12,8 @@ func newHealthCommand() *cobra.Command {
 	clearing := &cobra.Command{
 		Use:   "clear --gpu GPU",
 		Short: "Clear the faults of a GPU or MIG device",
-		Long: "clear removes the recorded faults of a GPU or MIG device, also those that only an operator can remove. The daemon checks\n" +
+		Long: "clear removes the recorded faults of a GPU or MIG device, also those that only an operator can remove. The " +
+			"daemon checks\n" +
 			"the device at once, and finds a fault again that still exists.",
 		Example: "  gpu-device-plugin health clear --gpu 3",
 		Args:    cobra.NoArgs,
@@ -20,7 +21,8 @@ func newHealthCommand() *cobra.Command {
 	socket := addControlFlag(clearing.Flags())
 	gpu := clearing.Flags().String("gpu", "", "index or UUID of the GPU or MIG device")
 	clearing.RunE = func(cmd *cobra.Command, _ []string) error {
-		return control.Call(cmd.Context(), *socket, daemon.CallHealthClear, daemon.ClearArguments{GPU: *gpu}, nil)
+		return succeed(cmd, "GPU "+*gpu+": faults cleared",
+			control.Call(cmd.Context(), *socket, daemon.CallHealthClear, daemon.ClearArguments{GPU: *gpu}, nil))
 	}
 	if err := clearing.MarkFlagRequired("gpu"); err != nil {
 		panic(err) // the flag was declared above
@@ -33,14 +35,20 @@ func newQuiesceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "quiesce",
 		Short: "Release the driver, so that GPUs can be reset or the driver replaced",
-		Long: "quiesce closes NVML until resume. The daemon continues to serve the last known state. New pods get no GPUs, unless\n" +
+		Long: "quiesce closes NVML until resume. The daemon continues to serve the last known state. New pods get no GPUs, " +
+			"unless\n" +
 			"--allocate is set. SIGUSR1 does the same without --allocate.",
 		Args: cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())
 	allocate := cmd.Flags().Bool("allocate", false, "allow new pods to get GPUs until resume")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return control.Call(cmd.Context(), *socket, daemon.CallQuiesce, daemon.QuiesceArguments{Allocate: *allocate}, nil)
+		pods := "new pods get no GPU"
+		if *allocate {
+			pods = "new pods get GPUs"
+		}
+		return succeed(cmd, "driver released, and "+pods+"; to end this, run: gpu-device-plugin resume",
+			control.Call(cmd.Context(), *socket, daemon.CallQuiesce, daemon.QuiesceArguments{Allocate: *allocate}, nil))
 	}
 	return cmd
 }
@@ -54,7 +62,7 @@ func newResumeCommand() *cobra.Command {
 	}
 	socket := addControlFlag(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return control.Call(cmd.Context(), *socket, daemon.CallResume, nil, nil)
+		return succeed(cmd, "driver in use again", control.Call(cmd.Context(), *socket, daemon.CallResume, nil, nil))
 	}
 	return cmd
 }

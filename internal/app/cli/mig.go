@@ -33,7 +33,8 @@ func newMIGExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Print the MIG layout that the GPUs have, as a configuration file of mig-parted",
-		Long: "export reads the MIG instances of this node once, or of a simulated node (--simulate). It prints a file with one layout,\n" +
+		Long: "export reads the MIG instances of this node once, or of a simulated node (--simulate). It prints a file " +
+			"with one layout,\n" +
 			"current. What the layout cannot say is written to standard error, and the exit status is 1.",
 		Example: "  gpu-device-plugin mig export --simulate a100-mig-mixed > layouts.yaml",
 		Args:    noArguments,
@@ -67,11 +68,15 @@ func newMIGPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Print how a MIG layout would divide the GPUs, and the steps to it",
-		Long: "plan reads the MIG instances of this node once, or of a simulated node (--simulate). For each GPU it prints the instances\n" +
-			"before and after, and the steps. It changes nothing. Instances that exist and that the layout wants stay as they are.\n" +
+		Long: "plan reads the MIG instances of this node once, or of a simulated node (--simulate). For each GPU it prints " +
+			"the instances\n" +
+			"before and after, and the steps. It changes nothing. Instances that exist and that the layout wants stay as " +
+			"they are.\n" +
 			"The exit status is 1 if the layout is not possible on some GPU.\n\n" +
-			"Layouts are those of a configuration file of NVIDIA's mig-parted (--config), in which devices may also be UUIDs of GPUs.\n" +
-			"Without a file they are all-disabled, all-enabled, all-balanced, and all-PROFILE for each profile of the GPUs, such as\n" +
+			"Layouts are those of a configuration file of NVIDIA's mig-parted (--config), in which devices may also be UUIDs " +
+			"of GPUs.\n" +
+			"Without a file they are all-disabled, all-enabled, all-balanced, and all-PROFILE for each profile of the GPUs, " +
+			"such as\n" +
 			"all-1g.10gb. The driver shows all instances only to root.",
 		Example: "  gpu-device-plugin mig plan --simulate dgx-h100 --layout all-balanced\n" +
 			"  gpu-device-plugin mig plan --config layouts.yaml --layout training --gpu 0,1 -o yaml",

@@ -16,8 +16,10 @@ func newMIGStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Print how far a running daemon is with the MIG layout",
-		Long: "status prints the layout that counts and who named it, its state, and for each GPU with multi-instance mode how it is divided,\n" +
-			"how it is to be divided, and what the daemon waits for. The states are none, pending, rebooting, success and failed.",
+		Long: "status prints the layout that counts and who named it, its state, and for each GPU with multi-instance mode " +
+			"how it is divided,\n" +
+			"how it is to be divided, and what the daemon waits for. The states are none, pending, rebooting, success and " +
+			"failed.",
 		Example: "  gpu-device-plugin mig status -o json",
 		Args:    noArguments,
 	}

@@ -119,7 +119,8 @@ func TestMIGPlanImpossible(t *testing.T) {
 	}
 	for _, want := range []string{
 		"Layout too-much is not possible. It changes 0 of 4 GPUs.\n",
-		"  before  MIG disabled\n  not possible: the instances need 9 memory slices, and the GPU has 8: of them, 2 of 3g.40gb would\n    fit\n",
+		"  before  MIG disabled\n" +
+			"  not possible: the instances need 9 memory slices, and the GPU has 8: of them, 2 of 3g.40gb would\n    fit\n",
 		"  before  MIG unsupported\n  not possible: the GPU has no multi-instance mode: leave it out of the layout\n",
 		"\nwarning: the layout names GPU 9, and there is no such GPU\n",
 	} {
@@ -152,7 +153,8 @@ func TestMIGPlanJSON(t *testing.T) {
 		actions = append(actions, s.Action)
 	}
 	want := []inventory.MIGAction{
-		inventory.MIGDestroyCompute, inventory.MIGDestroyCompute, inventory.MIGDestroyInstance, inventory.MIGCreateInstance, inventory.MIGCreateCompute,
+		inventory.MIGDestroyCompute, inventory.MIGDestroyCompute, inventory.MIGDestroyInstance, inventory.MIGCreateInstance,
+		inventory.MIGCreateCompute,
 	}
 	if diff := cmp.Diff(want, actions); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -239,7 +241,8 @@ faults:
 	}
 	for _, want := range []string{
 		"  after   |1g.20gb              |1g.20gb              |1g.20gb              |1g.20gb              |\n",
-		"  before  MIG enabled, not known how it is divided\n  not possible: the instances cannot be read: no permission: add",
+		"  before  MIG enabled, not known how it is divided\n" +
+			"  not possible: the instances cannot be read: no permission: add",
 		"SYS_ADMIN",
 	} {
 		if !strings.Contains(got, want) {

@@ -19,8 +19,10 @@ func (p Program) newMPSCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mps-control-daemon",
 		Short: "Run the control daemons of CUDA MPS (Multi-Process Service)",
-		Long: "mps-control-daemon runs one nvidia-cuda-mps-control for each resource that is shared by MPS. It limits the threads and\n" +
-			"the memory of each replica, and restarts a control daemon that ends. It takes the configuration file of the device\n" +
+		Long: "mps-control-daemon runs one nvidia-cuda-mps-control for each resource that is shared by MPS. It limits the " +
+			"threads and\n" +
+			"the memory of each replica, and restarts a control daemon that ends. It takes the configuration file of the " +
+			"device\n" +
 			"plugin. It needs nvidia-cuda-mps-control in the PATH, the right to set compute modes, and the directory of\n" +
 			"MPS state on the host (--mps-root), mounted at --mps-root-ctr-path.",
 		Args: noArguments,
@@ -55,8 +57,9 @@ func newMountSHMCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount-shm",
 		Short: "Mount the shared memory of MPS servers and clients",
-		Long:  "mount-shm mounts a tmpfs on the folder shm of --mps-root-ctr-path, unless one is mounted. Its size is half of the memory.",
-		Args:  noArguments,
+		Long: "mount-shm mounts a tmpfs on the folder shm of --mps-root-ctr-path, unless one is mounted. Its size is half " +
+			"of the memory.",
+		Args: noArguments,
 	}
 	config.AddFlags(cmd.Flags(), "mps-root-ctr-path")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

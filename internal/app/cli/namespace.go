@@ -22,6 +22,7 @@ func unseenProcesses(c config.Config, root fs.FS) []string {
 	if c.Simulate != "" || !confined(root) {
 		return nil
 	}
-	return []string{"without hostPID the driver shows no processes of other containers: an instance that the plan does not call in use " +
+	return []string{"without hostPID the driver shows no processes of other containers: an instance that the plan does " +
+		"not call in use " +
 		"may be in use; the driver refuses to destroy it then"}
 }

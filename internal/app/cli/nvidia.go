@@ -20,7 +20,8 @@ const (
 
 // titles are how NVIDIA's programs call themselves, by their names.
 var titles = map[string]string{
-	nvidiaDevicePlugin: "NVIDIA Device Plugin", nvidiaMPS: "NVIDIA MPS Control Daemon", nvidiaDiscovery: "GPU Feature Discovery",
+	nvidiaDevicePlugin: "NVIDIA Device Plugin", nvidiaMPS: "NVIDIA MPS Control Daemon",
+	nvidiaDiscovery:     "GPU Feature Discovery",
 	nvidiaConfigManager: nvidiaConfigManager,
 }
 

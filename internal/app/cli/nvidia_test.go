@@ -62,10 +62,13 @@ func TestVersionUnderNVIDIAsNames(t *testing.T) {
 // with each of its names.
 func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 	for name, flags := range map[string]string{
-		"gpu-feature-discovery": "mig-strategy fail-on-init-error oneshot no-timestamp sleep-interval output-file output machine-type-file config-file " +
-			"use-node-feature-api device-discovery-strategy driver-root-ctr-path container-driver-root kubeconfig kube-api-qps kube-api-burst " +
+		"gpu-feature-discovery": "mig-strategy fail-on-init-error oneshot no-timestamp sleep-interval output-file output " +
+			"machine-type-file config-file " +
+			"use-node-feature-api device-discovery-strategy driver-root-ctr-path container-driver-root kubeconfig " +
+			"kube-api-qps kube-api-burst " +
 			"namespace node-name pod-name",
-		"config-manager": "oneshot kubeconfig node-name node-label config-file-srcdir config-file-dst default-config fallback-strategies send-signal " +
+		"config-manager": "oneshot kubeconfig node-name node-label config-file-srcdir config-file-dst default-config " +
+			"fallback-strategies send-signal " +
 			"signal process-to-signal",
 	} {
 		for _, flag := range append(strings.Fields(flags), "version", "help") {

@@ -29,12 +29,17 @@ func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Print the resources of a node, and what a container gets",
-		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers with the\n" +
-			"same flags, environment and configuration file. For each resource it prints what a container with the first device gets.\n\n" +
-			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource Allocation:\n" +
+		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers " +
+			"with the\n" +
+			"same flags, environment and configuration file. For each resource it prints what a container with the first " +
+			"device gets.\n\n" +
+			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource " +
+			"Allocation:\n" +
 			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.\n\n" +
-			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With them, pods that ask for these\n" +
-			"resources get devices by Dynamic Resource Allocation. A resource of which claims cannot have all devices is named on\n" +
+			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With them, pods that ask for " +
+			"these\n" +
+			"resources get devices by Dynamic Resource Allocation. A resource of which claims cannot have all devices is " +
+			"named on\n" +
 			"standard error, with exit status 1.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
 			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +

@@ -66,7 +66,8 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 	for _, l := range pool.LeftOut {
 		fmt.Fprintf(cmd.ErrOrStderr(), "left out: %s\n", l)
 	}
-	return fmt.Errorf("claims cannot replace %s on this node: change the configuration, or let the device plugin keep these GPUs with "+
+	return fmt.Errorf("claims cannot replace %s on this node: change the configuration, or let the device plugin keep "+
+		"these GPUs with "+
 		"dra.mode: split", strings.Join(names, ", "))
 }
 
@@ -144,7 +145,8 @@ func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValu
 		}
 		values.DRA.ShareBy, values.DRA.Shares = dra.ByCount, min(most, resource.MPSClients)
 		if most > n.replicas[0] || most > resource.MPSClients {
-			n.notes = append(n.notes, fmt.Sprintf("each device has %d shares for claims: the device plugin has %s replicas of a device",
+			n.notes = append(n.notes, fmt.Sprintf("each device has %d shares for claims: the device plugin has %s replicas of "+
+				"a device",
 				values.DRA.Shares, strings.Join(slices.Compact(numbers), ", ")))
 		}
 		pool = pool.SharedBy(dra.ByCount, values.DRA.Shares)
@@ -152,7 +154,8 @@ func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValu
 		values.DRA.ShareBy, values.DRA.Shares = c.DRA.ShareBy, c.DRA.Shares
 		for i, r := range n.resources {
 			n.resources[i].Name, n.resources[i].Shared = resource.SharedName(r.Name), true
-			n.notes = append(n.notes, fmt.Sprintf("pods ask for %[2]s in place of %[1]s, because claims share its devices (dra.shareBy: %[3]s)",
+			n.notes = append(n.notes, fmt.Sprintf("pods ask for %[2]s in place of %[1]s, because claims share its devices "+
+				"(dra.shareBy: %[3]s)",
 				r.Name, n.resources[i].Name, c.DRA.ShareBy))
 		}
 	}

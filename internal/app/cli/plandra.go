@@ -57,7 +57,8 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 		return dra.Pool{}, err
 	}
 	o := claims.Options{
-		Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil), DriverName: c.DRA.DriverName,
+		Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil),
+		DriverName: c.DRA.DriverName,
 	}
 	numbers := dra.Numbers{}
 	if c.Simulate == "" && c.StateDir != "" {

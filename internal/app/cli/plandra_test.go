@@ -77,10 +77,12 @@ func TestPlanDRADivides(t *testing.T) {
 	}
 	table, complaints := planDRA(t, "--simulate", profile, "--node-name", "node-1", "--dra-dynamic-mig")
 	for _, want := range []string{
-		"pool node-1, slice 1 of 2: counters of 1 GPU\n  gpu-1: copy-engines=7 decoders=5 instances-20 jpeg-engines media-extension memory=40192Mi memory-slice-0 ",
+		"pool node-1, slice 1 of 2: counters of 1 GPU\n" +
+			"  gpu-1: copy-engines=7 decoders=5 instances-20 jpeg-engines media-extension memory=40192Mi memory-slice-0 ",
 		" multiprocessors=98 ofa-engines\n",
 		"pool node-1, slice 2 of 2: 25 devices\n  DEVICE                    PROFILE     PRODUCT                 TAKES   ",
-		"  gpu-1-mig-1g10gb-15-6     1g.10gb     NVIDIA A100-SXM4-40GB   copy-engines decoders memory=9984Mi memory-slice-6 memory-slice-7 multiprocessors=14    ",
+		"  gpu-1-mig-1g10gb-15-6     1g.10gb     NVIDIA A100-SXM4-40GB   copy-engines decoders memory=9984Mi " +
+			"memory-slice-6 memory-slice-7 multiprocessors=14    ",
 	} {
 		if !strings.Contains(table, want) {
 			t.Errorf("the table lacks %q:\n%s", want, table)

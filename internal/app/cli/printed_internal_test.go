@@ -90,7 +90,8 @@ func TestNamesInExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "  gpu-node-agent doctor\n  kubectl -n kube-system exec POD -- gpu-node-agent doctor -o json\n  gpu-node-agent doctor --simulate dgx-h100"
+	want := "  gpu-node-agent doctor\n  kubectl -n kube-system exec POD -- gpu-node-agent doctor -o json\n" +
+		"  gpu-node-agent doctor --simulate dgx-h100"
 	if diff := cmp.Diff(want, plan.Example); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -238,7 +239,8 @@ func TestConnectionsInWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	table, _, _ := strings.Cut(b.String(), "\nNV<n>")
-	if diff := cmp.Diff("      GPU0     GPU2    GPU5     NUMA\nGPU0  X        ?       NV4 200  0\nGPU2  ?        X       SYS 10   -\nGPU5  NV4 200  SYS 10  X        1\n", table); diff != "" {
+	if diff := cmp.Diff("      GPU0     GPU2    GPU5     NUMA\nGPU0  X        ?       NV4 200  0\n"+
+		"GPU2  ?        X       SYS 10   -\nGPU5  NV4 200  SYS 10  X        1\n", table); diff != "" {
 		t.Errorf("matrix (-want +got):\n%s", diff)
 	}
 	want := `graph gpus {
@@ -391,9 +393,12 @@ func TestGPUsOfAPlan(t *testing.T) {
 		"many steps": {layout.PlannedGPU{Before: off, After: off,
 			Steps: []layout.PlannedStep{{Action: inventory.MIGCreateInstance, GPU: &layout.PlannedInstance{
 				Profile: "7g.80gb", Size: 8, Devices: []string{"1c.7g.80gb", "2c.7g.80gb", "1c.7g.80gb", "3c.7g.80gb"},
-			}}}}, "  before  MIG disabled\n  after   MIG disabled\n   1. create GPU instance 7g.80gb at slices 0 to 7, with 1c.7g.80gb, 2c.7g.80gb, 1c.7g.80gb,\n      3c.7g.80gb\n"},
+			}}}}, "  before  MIG disabled\n  after   MIG disabled\n" +
+			"   1. create GPU instance 7g.80gb at slices 0 to 7, with 1c.7g.80gb, 2c.7g.80gb, 1c.7g.80gb,\n      3c.7g.80gb\n"},
 		"without places": {layout.PlannedGPU{Before: layout.PlannedPartitions{MIG: "enabled"}, After: off,
-			Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}}, "  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n   1. disable MIG mode while nothing uses the GPU\n"},
+			Steps: []layout.PlannedStep{{Action: inventory.MIGDisable}}},
+			"  before  MIG enabled, not known how it is divided\n  after   MIG disabled\n" +
+				"   1. disable MIG mode while nothing uses the GPU\n"},
 	} {
 		var b bytes.Buffer
 		test.gpu.Index, test.gpu.Model, test.gpu.UUID = 1, "H100", "GPU-1"
@@ -413,7 +418,8 @@ func TestPlanForAProgram(t *testing.T) {
 		GPUs: []layout.GPUChange{{GPU: layout.GPU{Index: 3, UUID: "GPU-3", Model: "H100"}, Steps: []layout.Step{
 			{Action: inventory.MIGEnable, Part: part}, {Action: inventory.MIGDisable,
 				Part: part}, {Action: inventory.MIGDestroyCompute, Part: part, Compute: compute},
-			{Action: inventory.MIGDestroyInstance, Part: part}, {Action: inventory.MIGCreateInstance}, {Action: inventory.MIGCreateCompute, Compute: compute},
+			{Action: inventory.MIGDestroyInstance, Part: part}, {Action: inventory.MIGCreateInstance},
+			{Action: inventory.MIGCreateCompute, Compute: compute},
 		}}}}
 	p := layout.NewPlanned(changes, map[string]string{"GPU-3": "ampere"}, []string{"first"})
 	if p.Layout != "a" || !p.Possible || !p.GPUs[0].Resets || p.Err() != nil {
@@ -429,7 +435,8 @@ func TestPlanForAProgram(t *testing.T) {
 	const instance, other = `{"id":1,"profile":"1g.10gb","start":2,"size":1,"devices":[]}`, `{"profile":"","start":0,"size":0,"devices":[]}`
 	want := fmt.Sprintf(`[{"action":%q},{"action":%q},{"action":%q,"gpuInstance":%s,"computeInstance":{"id":5,"start":1,"slices":2}},`+
 		`{"action":%q,"gpuInstance":%s},{"action":%q,"gpuInstance":%s},{"action":%q,"gpuInstance":%s,"computeInstance":{"start":1,"slices":2}}]`,
-		inventory.MIGEnable, inventory.MIGDisable, inventory.MIGDestroyCompute, instance, inventory.MIGDestroyInstance, instance,
+		inventory.MIGEnable, inventory.MIGDisable, inventory.MIGDestroyCompute, instance, inventory.MIGDestroyInstance,
+		instance,
 		inventory.MIGCreateInstance, other, inventory.MIGCreateCompute, other)
 	if diff := cmp.Diff(want, string(text)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -47,8 +47,10 @@ func DevicePlugin() Program {
 	return Program{
 		Name:  "gpu-device-plugin",
 		Short: "Kubernetes device plugin for NVIDIA GPUs",
-		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It finds the GPUs of the node, registers them with\n" +
-			"kubelet, and reports their health. Without a command it runs as a daemon. The commands check a configuration file,\n" +
+		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It finds the GPUs of the node, registers " +
+			"them with\n" +
+			"kubelet, and reports their health. Without a command it runs as a daemon. The commands check a configuration " +
+			"file,\n" +
 			"show what a node would offer, and control a running daemon.",
 	}
 }
@@ -58,9 +60,12 @@ func NodeAgent(c Cluster) Program {
 	return Program{
 		Name:  "gpu-node-agent",
 		Short: "Kubernetes device plugin for NVIDIA GPUs that also talks to the API server",
-		Long: "gpu-node-agent is gpu-device-plugin with a client of the API server. It takes the same commands, flags, environment and\n" +
-			"configuration file. On request it also writes labels, Events, a condition and a taint of its node, and takes the\n" +
-			"configuration file that a label of the node names. It asks for nothing of this by default. kubelet is served the same\n" +
+		Long: "gpu-node-agent is gpu-device-plugin with a client of the API server. It takes the same commands, flags, " +
+			"environment and\n" +
+			"configuration file. On request it also writes labels, Events, a condition and a taint of its node, and " +
+			"takes the\n" +
+			"configuration file that a label of the node names. It asks for nothing of this by default. kubelet is served " +
+			"the same\n" +
 			"whether the API server answers or not.",
 		Cluster: c,
 	}

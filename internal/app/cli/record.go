@@ -23,7 +23,8 @@ func newRecordCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "record",
 		Short: "Record what the driver answers a running daemon, for a bug report",
-		Long: "record has a running daemon write what the driver answers to files: 4 of 16 MiB at most. simulate replay shows what the daemon\n" +
+		Long: "record has a running daemon write what the driver answers to files: 4 of 16 MiB at most. simulate replay " +
+			"shows what the daemon\n" +
 			"concludes from them.",
 	}
 	socket := addControlFlag(cmd.PersistentFlags())
@@ -44,7 +45,7 @@ func newRecordCommand() *cobra.Command {
 	stop := &cobra.Command{
 		Use: "stop", Short: "End the recording", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return control.Call(cmd.Context(), *socket, daemon.CallRecordStop, nil, nil)
+			return succeed(cmd, "recording stopped", control.Call(cmd.Context(), *socket, daemon.CallRecordStop, nil, nil))
 		},
 	}
 	cmd.AddCommand(start, stop)
@@ -55,11 +56,14 @@ func newReplayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay PATH",
 		Short: "Play a recording: print verdicts, lists and Events as they change",
-		Long: "replay plays a file of a recording, or the latest recording in a directory. It takes as long as the recording did, and then it\n" +
-			"ends. It prints each change of the health of a device, of the lists for kubelet, and each Event of the node, with the seconds\n" +
-			"since the start. No daemon is needed. Lists are those of a node without pods, by the flags and the configuration file given here.",
+		Long: "replay plays a file of a recording, or the latest recording in a directory. It takes as long as the " +
+			"recording did, and then it\n" +
+			"ends. It prints each change of the health of a device, of the lists for kubelet, and each Event of the node, " +
+			"with the seconds\n" +
+			"since the start. No daemon is needed. Lists are those of a node without pods, by the flags and the configuration " +
+			"file given here.",
 		Example: "  gpu-device-plugin simulate replay recording-20261123T200000.000000000Z.jsonl",
-		Args:    cobra.ExactArgs(1),
+		Args:    needs("a recording", 1),
 	}
 	config.AddFlags(cmd.Flags(), replayFlags...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -19,10 +19,14 @@ func newResetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset --gpu GPU",
 		Short: "Reset GPUs by nvidia-smi --gpu-reset",
-		Long: "reset withdraws the GPUs from new pods, has the daemon release the driver, runs nvidia-smi --gpu-reset, and waits up to 30 s\n" +
-			"until the GPUs are Healthy. The GPUs of one command are reset together, for those that NVLink connects: the driver does not\n" +
-			"say which ones that are before the reset, and nvidia-smi names the missing ones. MIG devices of the GPUs are destroyed.\n\n" +
-			"Pods and processes that use the GPUs are named, and nothing is reset, unless --wait is given. Until the driver is released,\n" +
+		Long: "reset withdraws the GPUs from new pods, has the daemon release the driver, runs nvidia-smi --gpu-reset, and " +
+			"waits up to 30 s\n" +
+			"until the GPUs are Healthy. The GPUs of one command are reset together, for those that NVLink connects: the " +
+			"driver does not\n" +
+			"say which ones that are before the reset, and nvidia-smi names the missing ones. MIG devices of the GPUs are " +
+			"destroyed.\n\n" +
+			"Pods and processes that use the GPUs are named, and nothing is reset, unless --wait is given. Until the driver " +
+			"is released,\n" +
 			"ending this command ends the reset. Later the reset continues; status shows how it ends.",
 		Example: "  gpu-device-plugin reset --gpu 3\n  gpu-device-plugin reset --gpu 2,3 --wait 30m",
 		Args:    cobra.NoArgs,
@@ -30,7 +34,8 @@ func newResetCommand() *cobra.Command {
 	socket := addControlFlag(cmd.Flags())
 	var a daemon.ResetArguments
 	cmd.Flags().StringSliceVar(&a.GPUs, "gpu", nil, "index or UUID of a GPU; may be repeated")
-	cmd.Flags().DurationVar(&a.Wait, "wait", 0, "how long to wait for the pods and processes that use the GPUs; 0: not at all")
+	cmd.Flags().DurationVar(&a.Wait, "wait", 0,
+		"how long to wait for the pods and processes that use the GPUs; 0: not at all")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if a.Wait < 0 {
 			return fmt.Errorf("--wait %v is negative: give a time such as 30m", a.Wait)

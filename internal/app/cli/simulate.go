@@ -18,7 +18,8 @@ func newSimulateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate",
 		Short: "Inject faults into the simulated GPUs of a running daemon",
-		Long: "simulate injects faults into the simulated GPUs of a running daemon, and removes them. The daemon must run with\n" +
+		Long: "simulate injects faults into the simulated GPUs of a running daemon, and removes them. The daemon must " +
+			"run with\n" +
 			"--simulate. Name GPUs by index or UUID, MIG devices by i:j or UUID.",
 		Example: "  gpu-device-plugin simulate xid --gpu 3 --xid 79\n  gpu-device-plugin simulate restore --gpu 3\n" +
 			"  gpu-device-plugin simulate list",
@@ -100,14 +101,16 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 			fs.StringVar(&fault.Return, "return", "", "return code of the call, such as UNKNOWN")
 		},
 		"value": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Value, "value", "", `what the call returns: text, or a number; "\xff" in quotes as in Go's source`)
+			fs.StringVar(&fault.Value, "value", "",
+				`what the call returns: text, or a number; "\xff" in quotes as in Go's source`)
 		},
 		"state": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.State, "state", "", "of the fabric: not-started, in-progress or completed; of persistence mode: on or off;\n"+
-				"of a reset: works, fails, hangs, another (the next GPU is reset) or peers (all with this state go together)")
+			fs.StringVar(&fault.State, "state", "",
+				"of the fabric: not-started, in-progress or completed; of persistence mode: on or off;\n"+
+					"of a reset: works, fails, hangs, another (the next GPU is reset) or peers (all with this state go together)")
 		},
 		"count": func(fs *pflag.FlagSet) {
-			fs.Uint64Var(&fault.Count, "count", 0, "how many; of calls that hang or are slow, all if not given")
+			fs.Uint64Var(&fault.Count, "count", 0, "number of errors, or of calls to affect (default: all calls)")
 		},
 		"delay": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.Delay, "delay", "", "how much longer a call takes, such as 20ms")
@@ -116,7 +119,8 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 			fs.StringVar(&fault.Driver, "driver", "", "missing, no-library, or the new version")
 		},
 		"action": func(fs *pflag.FlagSet) {
-			fs.StringVar(&fault.Action, "action", "", "recovery action: none, reset, reboot, drain-p2p, drain-and-reset or recover-imex")
+			fs.StringVar(&fault.Action, "action", "",
+				"recovery action: none, reset, reboot, drain-p2p, drain-and-reset or recover-imex")
 		},
 	}
 	for _, name := range f.flags {
@@ -131,9 +135,21 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 				*optional.field = optional.value
 			}
 		}
-		return control.Call(cmd.Context(), *socket, daemon.CallSimulateInject, fault, nil)
+		return succeed(cmd, injected(fault), control.Call(cmd.Context(), *socket, daemon.CallSimulateInject, fault, nil))
 	}
 	return cmd
+}
+
+// injected returns what the simulated node did for a fault.
+func injected(f simulator.Fault) string {
+	where := "the node"
+	if f.GPU != "" {
+		where = "GPU " + f.GPU
+	}
+	if f.Kind == simulator.KindRestore {
+		return where + ": faults removed"
+	}
+	return fmt.Sprintf("%s: %s simulated", where, f.Kind)
 }
 
 func newSimulateListCommand(socket *string) *cobra.Command {

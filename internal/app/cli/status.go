@@ -14,12 +14,17 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Print the GPUs and resources of a running daemon",
-		Long: "status prints in its first line how the daemon is. Then follow the state of each GPU and MIG device, for how long, the reason\n" +
-			"and the cure, the resources that the daemon serves, and its warnings. Lines have at most 100 columns; -o wide prints whole\n" +
+		Long: "status prints in its first line how the daemon is. Then follow the state of each GPU and MIG device, for " +
+			"how long, the reason\n" +
+			"and the cure, the resources that the daemon serves, and its warnings. Lines have at most 100 columns; -o wide " +
+			"prints whole\n" +
 			"UUIDs and times, and lines of any length.\n\n" +
-			"With --watch it prints the summary, and then each change in one line, until SIGINT. A terminal shows as much of a line as fits,\n" +
-			"unless with -o wide. When the daemon ends, the command says so and waits for the next one. With -o json each change is one\n" +
-			"JSON object in one line; the first ones are what is there at the start. Changes that follow each other within a tenth of a\n" +
+			"With --watch it prints the summary, and then each change in one line, until SIGINT. A terminal shows as much of " +
+			"a line as fits,\n" +
+			"unless with -o wide. When the daemon ends, the command says so and waits for the next one. With -o json each " +
+			"change is one\n" +
+			"JSON object in one line; the first ones are what is there at the start. Changes that follow each other within a " +
+			"tenth of a\n" +
 			"second may be one change.\n\n" +
 			"With --holders it also prints which containers hold which devices. Kubelet is asked at that moment.",
 		Example: "  gpu-device-plugin status -o wide\n  gpu-device-plugin status --watch -o json",

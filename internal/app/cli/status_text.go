@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -68,7 +69,7 @@ func sequence(parameter string) string { return "\x1b[" + parameter + "m" }
 var colours = map[string]string{
 	"Healthy": green, "Suspect": yellow, "Unknown": yellow, "Unhealthy": red, "Lost": red, "serving": green,
 	status.AllServed: green, status.Starting: yellow, status.ReleasedDriver: yellow, status.Degraded: yellow,
-	status.WaitingForKubelet: yellow, status.WaitingForDriver: red, status.Silent: red, status.NotReady: red,
+	status.WaitingForKubelet: yellow, status.WaitingForDriver: red, status.StandingBy: red, status.NotReady: red,
 }
 
 // paint returns text in a colour; without one it stays as it is.
@@ -111,26 +112,25 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	}
 	printDevices(w, s.GPUs, s.Holders, v)
 	printResources(w, s.Resources, v)
-	rest = ""
+	first := true
 	for _, kind := range []struct {
-		name      string
+		prefix    string
 		sentences []string
 	}{
-		{"fatal error", s.NVSwitches}, {"without events", s.Unwatched}, {"left out", s.LeftOut}, {"asked again",
-			retries(s, v)},
-		{"holder", holderSentences(s)},
-		{"owner", ownerSentences(s.DRA)}, {"claim", claimSentences(s.DRA, v)},
-		{"held", status.Held(listedHolds(s.Holds))}, {"no longer offered", departing(s.Resources)}, {"warning",
-			s.Warnings}, {"MPS", s.MPS},
-		{"metrics", s.MetricsAbsent}, {"CUDA", validationSentences(s.Validation)},
-		{"waits", waitSentences(s, v)},
+		{"fatal error: ", s.NVSwitches}, {"", s.Unwatched}, {"left out: ", s.LeftOut}, {"next check of ", retries(s, v)},
+		{"holder: ", holderSentences(s)},
+		{"owner: ", ownerSentences(s.DRA)}, {"claim: ", claimSentences(s.DRA, v)},
+		{"not offered yet: ", status.Held(listedHolds(s.Holds))}, {"no longer offered: ", departing(s.Resources)},
+		{"warning: ", s.Warnings}, {"MPS: ", s.MPS},
+		{"metrics: ", s.MetricsAbsent}, {"CUDA: ", validationSentences(s.Validation)},
+		{"waits: ", waitSentences(s, v)},
 	} {
 		for _, sentence := range kind.sentences {
-			if rest == "" {
+			if first {
 				fmt.Fprintln(w)
 			}
-			rest = kind.name
-			v.sentence(w, kind.name+": "+sentence)
+			first = false
+			v.sentence(w, kind.prefix+sentence)
 		}
 	}
 }
@@ -214,11 +214,11 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 	if len(devices) == 0 {
 		return
 	}
-	t := table{titles: []string{"GPU", "UUID", "MODEL", "STATE", "SINCE", "CURE"}, flexible: 2}
+	t := table{titles: []string{"GPU", "UUID", "MODEL", "STATE", "SINCE", "REMEDY"}, flexible: 2}
 	uuids := shortened(devices, v)
 	whole := status.Device{}
 	for i, d := range devices {
-		cells := []string{d.Index, uuids[i], d.Model, d.State, v.since(d.Since), cmp.Or(d.Cure, "-")}
+		cells := []string{d.Index, uuids[i], d.Model, d.State, v.since(d.Since), remedy(d)}
 		r := row{cells: cells, colour: colours[d.State], coloured: 3}
 		part := strings.HasPrefix(d.Index, whole.Index+":")
 		if d.Reason != "" && (!part || d.Reason != whole.Reason) {
@@ -236,6 +236,15 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 		t.rows = append(t.rows, r)
 	}
 	t.print(w, v)
+}
+
+// remedy returns what makes a device usable again, in words where the name alone does not say what
+// to do.
+func remedy(d status.Device) string {
+	if d.Cure == string(inventory.CureHuman) {
+		return "manual (needs an operator)"
+	}
+	return cmp.Or(d.Cure, "-")
 }
 
 func printResources(w io.Writer, resources []status.Resource, v view) {
@@ -268,7 +277,8 @@ func readyNow(r status.Readiness) string {
 	return text
 }
 
-// retries says when GPUs are asked again, and why if their state does not say so.
+// retries returns when GPUs that could not be read are checked next, and why if their state does
+// not say so.
 func retries(s status.Status, v view) []string {
 	var sentences []string
 	var known []string

@@ -53,15 +53,15 @@ func TestPrintStatus(t *testing.T) {
 	t.Parallel()
 	text := printed(sickStatus(), view{})
 	for _, want := range []string{
-		"degraded: GPU 0 Lost; a/b: registering, refused; devices held back: 2; a/b: 1 of 2; a/c: 0 of 0\n" +
+		"degraded: GPU 0 Lost; a/b: registering, refused; not offered yet: 2; a/b: 1 of 2; a/c: 0 of 0\n" +
 			"version v1, driver 580, last successful scan 90s ago\n",
-		"GPU  UUID          MODEL   STATE  SINCE    CURE\n" +
+		"GPU  UUID          MODEL   STATE  SINCE    REMEDY\n" +
 			"0    GPU-01234567  T4      Lost   90s ago  reboot\n" +
 			"     gone\n" +
 			"     events: XID 79 × 1\n" +
 			"0:0  MIG-01234567  MIG 1g  Lost   90s ago  reboot\n\n",
 		"a/b       2        1        registering\n  refused\n",
-		"held: a/b, GPU-1: busy\n",
+		"not offered yet: a/b GPU-1; busy\n",
 		"no longer offered: a/c GPU-19: renamed; still listed: pod p holds it\n",
 		"no longer offered: a/c: 2 more devices, see -o json\n",
 	} {
@@ -132,7 +132,7 @@ func TestStatusFits(t *testing.T) {
 	name := "nvidia.com/" + strings.Repeat("very-long-name.", 16)
 	for i := range 20 {
 		r := status.Resource{Name: name + fmt.Sprint(i), Devices: 1000, Healthy: 999,
-			Server: "silent: another server has registered", Problem: long}
+			Server: "standing by: another server has registered", Problem: long}
 		for d := range 1000 {
 			r.Departing = append(r.Departing, status.Departing{ID: fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d::%d", i, d),
 				Reason: long, Waiting: long})
@@ -226,7 +226,7 @@ func TestWatchPrints(t *testing.T) {
 		return out.String()
 	}
 	const want = "2026-11-22T01:02:03Z  summary: ready: fine\n" +
-		"2026-11-22T01:02:03Z  GPU 0: Healthy → Lost (cure: reboot): gone\n" +
+		"2026-11-22T01:02:03Z  GPU 0: Healthy → Lost (remedy: reboot): gone\n" +
 		"2026-11-22T01:02:03Z  event of GPU 0: XID 79 × 1\n" +
 		"2026-11-22T01:02:03Z  summary: ready → degraded: bad\n" +
 		"2026-11-22T01:02:03Z  connection: waiting for the daemon → connected\n"
@@ -234,7 +234,7 @@ func TestWatchPrints(t *testing.T) {
 		t.Errorf("got:\n%swant:\n%s", got, want)
 	}
 	if got := run(outputWide, view{wide: true, colour: true}); !strings.Contains(got,
-		"GPU 0: Healthy → \x1b[31mLost\x1b[0m (cure: reboot): gone (GPU-01234567-89ab)\n") {
+		"GPU 0: Healthy → \x1b[31mLost\x1b[0m (remedy: reboot): gone (GPU-01234567-89ab)\n") {
 		t.Errorf("wide, in colour:\n%s", got)
 	}
 	for line := range strings.Lines(run(outputTable, view{columns: 40})) {

@@ -59,7 +59,8 @@ func TestMPSRoot(t *testing.T) {
 func TestAge(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
-		-time.Second: "0s", 0: "0s", 2*time.Minute - 1: "119s", 2 * time.Minute: "2m", 2*time.Hour - 1: "119m", 2 * time.Hour: "2h",
+		-time.Second: "0s", 0: "0s", 2*time.Minute - 1: "119s", 2 * time.Minute: "2m", 2*time.Hour - 1: "119m",
+		2 * time.Hour:    "2h",
 		48*time.Hour - 1: "47h", 48 * time.Hour: "2d", 95 * time.Hour: "3d",
 	} {
 		if got := age(d); got != want {
@@ -175,7 +176,8 @@ func TestSlicesTable(t *testing.T) {
 	slicesTable(&b, dra.Pool{Name: "n", Slices: []dra.Slice{{}, {Devices: []dra.Device{{Name: "gpu-0", Taints: []dra.Taint{
 		{Key: dra.TaintXID, Value: "48", Effect: "NoSchedule"}, {Key: dra.TaintLeaving, Effect: "NoSchedule"},
 	}}}}}})
-	const want = "pool n, slice 1 of 2: 0 devices\npool n, slice 2 of 2: 1 device\n  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT\n" +
+	const want = "pool n, slice 1 of 2: 0 devices\npool n, slice 2 of 2: 1 device\n" +
+		"  DEVICE\tPROFILE\tPRODUCT\tGROUP OF 2\tOF 4\tOF 8\tTAINT\n" +
 		"  gpu-0\t-\t-\t-\t-\t-\tgpu.nvidia.com/xid=48:NoSchedule,gpu.nvidia.com/leaving:NoSchedule\n"
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -20,7 +20,8 @@ func newTopologyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Print the connections between the GPUs of a node",
-		Long: "topology scans this node once, or a simulated node (--simulate). It prints the connections between GPUs as a matrix like\n" +
+		Long: "topology scans this node once, or a simulated node (--simulate). It prints the connections between GPUs as " +
+			"a matrix like\n" +
 			"that of nvidia-smi topo -m, with the score of each connection.",
 		Example: "  gpu-device-plugin topology --simulate dgx-1\n" +
 			"  gpu-device-plugin topology --simulate dgx-1 -o dot | neato -Tsvg > dgx-1.svg\n" +
@@ -145,8 +146,10 @@ func newPreferCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prefer",
 		Short: "Print the best GPUs for a container, and the next best sets",
-		Long: "prefer chooses whole GPUs by the rules of the daemon: the set with the highest score; of sets with equal scores, the one\n" +
-			"with the lowest cost for the GPUs that stay free. Name GPUs by index or UUID. Healthy GPUs that are not in --available\n" +
+		Long: "prefer chooses whole GPUs by the rules of the daemon: the set with the highest score; of sets with equal " +
+			"scores, the one\n" +
+			"with the lowest cost for the GPUs that stay free. Name GPUs by index or UUID. Healthy GPUs that are not in " +
+			"--available\n" +
 			"count as in use.",
 		Args: cobra.NoArgs,
 	}

@@ -34,11 +34,14 @@ func newValidateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Prove that CUDA works on the GPUs of this node",
-		Long: "validate has each GPU and each MIG device compile and run a small kernel, and compares the result. It needs the driver's\n" +
-			"libcuda, and no CUDA toolkit. Each device is tried in a process of its own, which may take 10 seconds and 300 MB of memory.\n" +
+		Long: "validate has each GPU and each MIG device compile and run a small kernel, and compares the result. It needs " +
+			"the driver's\n" +
+			"libcuda, and no CUDA toolkit. Each device is tried in a process of its own, which may take 10 seconds and 300 MB " +
+			"of memory.\n" +
 			"Devices on which processes compute are left alone. A pod that starts meanwhile on a device in the compute mode\n" +
 			"EXCLUSIVE_PROCESS may fail.\n\n" +
-			"The exit status is 0 if CUDA works on all devices, 2 if some were not tried, 3 if it fails on one, and 1 if the command\n" +
+			"The exit status is 0 if CUDA works on all devices, 2 if some were not tried, 3 if it fails on one, and 1 if the " +
+			"command\n" +
 			"itself cannot be run.",
 		Example: "  gpu-device-plugin validate\n" +
 			"  gpu-device-plugin validate --gpu 3 -o json",

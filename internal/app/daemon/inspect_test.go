@@ -168,7 +168,7 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		},
 		"lost": {
 			faults: []simulator.Fault{{Kind: simulator.KindLost, GPU: "3"}}, devices: []string{"3"},
-			words: refusedUnlessNone("GPU 3 (GPU-", "is Lost", "cure: reboot"),
+			words: refusedUnlessNone("GPU 3 (GPU-", "is Lost", "remedy: reboot"),
 		},
 		"unplugged": {
 			faults: []simulator.Fault{{Kind: simulator.KindRemove, GPU: "3"}}, devices: []string{"3"},

@@ -28,16 +28,18 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	offered := d.set.Offered().Value()
 	s := status.Status{
 		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.watcher.Configs().Value().File,
-		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(), Looked: status.Moment(seen.Looked),
-		Stale: seen.Snapshot.Stale,
-		Quiet: !seen.Quiesced.IsZero(), Node: seen.Node,
+		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(),
+		Looked: status.Moment(seen.Looked),
+		Stale:  seen.Snapshot.Stale,
+		Quiet:  !seen.Quiesced.IsZero(), Node: seen.Node,
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
 		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
 		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
 		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(),
-		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation, ConfigLoaded: status.Moment(d.watcher.Loaded()),
+		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
+		ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 	}
 	_, s.GivenAway = d.pci.count()
@@ -68,7 +70,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		s.ConfigError = err.Error()
 	}
 	for _, u := range seen.Unwatched {
-		s.Unwatched = append(s.Unwatched, fmt.Sprintf("GPU %d: %s", u.Index, u.Reason))
+		s.Unwatched = append(s.Unwatched, unwatched(fmt.Sprint("GPU ", u.Index), u.Reason))
 	}
 	addCalls(&s, d.driver.Calls())
 	for _, r := range seen.Retries {
@@ -117,8 +119,14 @@ func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 // shownLead returns the part of the status about the lead.
 func shownLead(s lead.Status) status.Lead {
 	return status.Lead{
-		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.PreviousLeader, Problem: s.Problem,
+		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.PreviousLeader,
+		Problem: s.Problem,
 	}
+}
+
+// unwatched returns the sentence about GPUs without driver events.
+func unwatched(gpus, reason string) string {
+	return fmt.Sprintf("%s: no driver events; faults are found by polling only (%s)", gpus, reason)
 }
 
 // addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU
@@ -132,7 +140,7 @@ func addCalls(s *status.Status, calls []inventory.Call) {
 		}
 		s.Calls = append(s.Calls, shown)
 		if strings.HasSuffix(c.Function, "EventSetWait") {
-			s.Unwatched = append(s.Unwatched, fmt.Sprintf("all GPUs: %s does not return", c.Function))
+			s.Unwatched = append(s.Unwatched, unwatched("all GPUs", c.Function+" does not return"))
 		}
 	}
 }

@@ -110,9 +110,9 @@ func TestRefusals(t *testing.T) {
 		"a UID that is long": {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 128) }},
 		"a UID that is too long": {claim: func(c *dra.Claim) { c.UID = strings.Repeat("u", 129) },
 			want: `u" is not the UID of a claim`},
-		"a lost GPU": {node: sick(lost, 0), want: "GPU 0 (GPU-a) is Lost: the GPU has fallen off the bus; cure: reboot; " +
+		"a lost GPU": {node: sick(lost, 0), want: "GPU 0 (GPU-a) is Lost: the GPU has fallen off the bus; remedy: reboot; " +
 			"the claim does not tolerate the taint gpu.nvidia.com/gpu-lost"},
-		"an unhealthy GPU": {node: sick(xid, 0), want: "GPU 0 (GPU-a) is Unhealthy: XID 48: an uncorrectable ECC error; cure: reset; " +
+		"an unhealthy GPU": {node: sick(xid, 0), want: "GPU 0 (GPU-a) is Unhealthy: XID 48: an uncorrectable ECC error; remedy: reset; " +
 			"the claim does not tolerate the taint gpu.nvidia.com/xid"},
 		"the GPU of a MIG device": {node: sick(xid, 1), device: migB0, want: "MIG device 1:0 (MIG-b0) is Unhealthy: XID 48"},
 		"tolerated by key": {node: sick(xid, 0), claim: func(c *dra.Claim) {

@@ -37,7 +37,7 @@ func TestErrors(t *testing.T) {
 	n.claims.prepare = func(_ context.Context, c dra.Claim) error {
 		switch c.UID {
 		case "unhealthy":
-			return errors.New("GPU gpu-0 is Unhealthy: XID 79; cure: reset")
+			return errors.New("GPU gpu-0 is Unhealthy: XID 79; remedy: reset")
 		case "cut":
 			return errors.New("nvidia-smi: Ung\u00fcltig"[:16])
 		case "panics":
@@ -51,7 +51,7 @@ func TestErrors(t *testing.T) {
 	want := map[string]string{
 		"good": "", "other": "", "away": "read the claim: ask the API server: connection refused",
 		"again":     "its UID is other, and not again",
-		"unhealthy": "GPU gpu-0 is Unhealthy: XID 79; cure: reset",
+		"unhealthy": "GPU gpu-0 is Unhealthy: XID 79; remedy: reset",
 		"cut":       "nvidia-smi: Ung\uFFFD",
 		"panics":    "the driver failed; its log has the reason",
 	}

@@ -30,15 +30,15 @@ func (h Health) Allocatable() bool {
 	return h.State == Healthy || h.State == Suspect || h.State == Unknown && h.Grace
 }
 
-// Why returns the reason and the remedy, "REASON; cure: CURE", or whichever of the two is set.
+// Why returns the reason and the remedy, "REASON; remedy: REMEDY", or whichever of the two is set.
 func (h Health) Why() string {
 	switch {
 	case h.Cure == NoCure:
 		return h.Reason
 	case h.Reason == "":
-		return "cure: " + string(h.Cure)
+		return "remedy: " + string(h.Cure)
 	}
-	return h.Reason + "; cure: " + string(h.Cure)
+	return h.Reason + "; remedy: " + string(h.Cure)
 }
 
 // Worst returns the worse of two verdicts, or the first if they are equally bad.

@@ -131,8 +131,8 @@ func TestVerdicts(t *testing.T) {
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	for want, h := range map[string]inventory.Health{
-		"": {}, "XID 79": {Reason: "XID 79"}, "cure: reset": {Cure: inventory.CureReset},
-		"XID 79; cure: reset": {Reason: "XID 79", Cure: inventory.CureReset},
+		"": {}, "XID 79": {Reason: "XID 79"}, "remedy: reset": {Cure: inventory.CureReset},
+		"XID 79; remedy: reset": {Reason: "XID 79", Cure: inventory.CureReset},
 	} {
 		if got := h.Why(); got != want {
 			t.Errorf("%+v: %q, want %q", h, got, want)

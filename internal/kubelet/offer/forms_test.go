@@ -59,7 +59,7 @@ func TestAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 			n.await(t, listed(append(strings.Fields(ids(free)), held), append(strings.Fields(ids(held)), free)), both...)
 			r, _ := n.daemon.Offered().Value().Resource(test.name)
 			d, _ := r.Device(held + "::0")
-			if want := "its GPU is not free yet as nvidia.com/gpu " + held + ": pod default/p holds it"; d.Healthy ||
+			if want := "its GPU may still be in use as nvidia.com/gpu " + held + " (pod default/p holds it)"; d.Healthy ||
 				d.Reason != want {
 				t.Errorf("the device is Healthy %v with reason %q, want %q", d.Healthy, d.Reason, want)
 			}

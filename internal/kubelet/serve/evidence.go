@@ -82,7 +82,7 @@ func (a *accounts) read(ctx context.Context) evidence {
 	}
 	switch {
 	case e.kubelet == 0:
-		e.unknownBecause = "kubelet does not run"
+		e.unknownBecause = "the kubelet is not running"
 	case a.Incarnation.Value() != e.kubelet, connected != before && connected > 1:
 		e.unknownBecause = "kubelet has just restarted"
 	case unreadable != nil:

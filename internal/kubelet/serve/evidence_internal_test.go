@@ -60,7 +60,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 			holder{pod: "saved", checkpointOnly: true}},
 		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted",
 			holder{pod: "told", checkpointOnly: false}},
-		{"no kubelet", 0, kubelet.ErrNoPodResources, damaged, nil, "kubelet does not run",
+		{"no kubelet", 0, kubelet.ErrNoPodResources, damaged, nil, "the kubelet is not running",
 			holder{pod: "saved", checkpointOnly: true}},
 	} {
 		incarnation.Publish(step.kubelet)

@@ -183,7 +183,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 			t.Errorf("Allocate: %s", got)
 		}
 		c.lists("G0")
-		if got := c.allocate("G0::0"); !strings.Contains(got, "its GPU is not free yet as nvidia.com/gpu G0") {
+		if got := c.allocate("G0::0"); !strings.Contains(got, "its GPU may still be in use as nvidia.com/gpu G0") {
 			t.Errorf("Allocate of the new form: %s", got)
 		}
 	})

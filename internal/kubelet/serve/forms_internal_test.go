@@ -145,9 +145,9 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 			held map[deviceKey]holder
 			says string
 		}{
-			{nil, "its GPU is not free yet as nvidia.com/another G0: another device plugin offers it"},
+			{nil, "its GPU may still be in use as nvidia.com/another G0 (another device plugin offers it, or did so until a short time ago)"},
 			{map[deviceKey]holder{{another, "G0"}: {pod: "p"}},
-				"its GPU is not free yet as nvidia.com/another G0: pod p holds it"},
+				"its GPU may still be in use as nvidia.com/another G0 (pod p holds it)"},
 		} {
 			c.clock.Step(time.Second)
 			said := evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: tt.held, checkpoint: offers}

@@ -27,7 +27,7 @@ func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
 		d.Apply(resource.New(snapshot, resource.Options{}), inspected, 1)
 		n.await(t, "registered with other options", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 1 })
 
-		d.inspector.say(errors.New("GPU 0 has XID 48; cure: reset"))
+		d.inspector.say(errors.New("GPU 0 has XID 48; remedy: reset"))
 		container := standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}
 		_, err := n.Admit(t.Context(), container)
 		var refused *standin.PodError

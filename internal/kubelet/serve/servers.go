@@ -112,9 +112,9 @@ const (
 	PhaseServing     Phase = "serving"
 	// PhaseYielding: the server sends no lists, because a later process of this program serves the
 	// resource.
-	PhaseYielding Phase = "silent: another server has registered"
+	PhaseYielding Phase = "standing by: another server has registered"
 	// PhaseOtherPlugin: the server sends no lists, because another program serves the resource.
-	PhaseOtherPlugin Phase = "silent: another program has registered"
+	PhaseOtherPlugin Phase = "standing by: another program has registered"
 )
 
 // Status describes how one resource is served.

@@ -170,7 +170,7 @@ func TestDaemonsWithDifferentListsTakeTurns(t *testing.T) { // not beside other 
 			// old form: ADR 17. On a slow machine the later process may not know such a replica at all:
 			// TestADeviceThatOnlyTheEarlierProcessKnowsIsNotGiven.
 			unknown := strings.Contains(err.Error(), "unknown device") && strings.Contains(err.Error(), "::")
-			if unknown || strings.Contains(err.Error(), "is not healthy: its GPU is not free yet as") {
+			if unknown || strings.Contains(err.Error(), "is not healthy: its GPU may still be in use as") {
 				if raced++; raced <= most {
 					t.Log(err)
 					continue

@@ -27,10 +27,10 @@ func TestHealthOf(t *testing.T) {
 		"unknown": {inventory.Health{State: inventory.Unknown, Reason: "no answer"}, dra.VerdictUnknown, "no answer"},
 		"unhealthy": {
 			inventory.Health{State: inventory.Unhealthy, Reason: "XID 79",
-				Cure: inventory.CureReboot}, dra.VerdictUnhealthy, "XID 79; cure: reboot",
+				Cure: inventory.CureReboot}, dra.VerdictUnhealthy, "XID 79; remedy: reboot",
 		},
 		"no reason": {inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureReset}, dra.VerdictUnhealthy,
-			"cure: reset"},
+			"remedy: reset"},
 		"lost":      {inventory.Health{State: inventory.Lost, Reason: "it fell off"}, dra.VerdictUnhealthy, "it fell off"},
 		"not UTF-8": {inventory.Health{State: inventory.Lost, Reason: "driver \xe4"}, dra.VerdictUnhealthy, "driver \uFFFD"},
 		"long": {
@@ -96,8 +96,8 @@ func TestHealthOfMIG(t *testing.T) {
 				Health: inventory.Health{State: inventory.Lost, Reason: "gone"}, MIGDevices: g.MIGDevices}}},
 		},
 		{
-			"nothing is known", "gpu-0-mig-3g40gb-9-0 Unhealthy it is not there any more; cure: reconnect\n" +
-				"gpu-0-mig-3g40gb-9-4 Unhealthy it is not there any more; cure: reconnect\n", inventory.Snapshot{},
+			"nothing is known", "gpu-0-mig-3g40gb-9-0 Unhealthy it is not there any more; remedy: reconnect\n" +
+				"gpu-0-mig-3g40gb-9-4 Unhealthy it is not there any more; remedy: reconnect\n", inventory.Snapshot{},
 		},
 	} {
 		if diff := cmp.Diff(tt.want, verdicts(tt.s)); diff != "" {

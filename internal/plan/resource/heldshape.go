@@ -48,7 +48,7 @@ func (p Plan) Conflicts(held []HeldShape) []Hold {
 				if key := [2]string{r.Name, d.UUID}; !done[key] && c.Conflicts(d) {
 					done[key] = true
 					holds = append(holds, Hold{Resource: r.Name, UUID: d.UUID,
-						Reason: fmt.Sprintf("its GPU is not free yet as %s %s: %s", c.Resource, c.ID, c.Reason)})
+						Reason: fmt.Sprintf("its GPU may still be in use as %s %s (%s)", c.Resource, c.ID, c.Reason)})
 				}
 			}
 		}

@@ -60,7 +60,7 @@ func TestConflicts(t *testing.T) {
 			var held []string
 			for _, h := range plan.Conflicts(test.claims) {
 				held = append(held, h.UUID)
-				want := "as " + test.claims[0].Resource + " " + test.claims[0].ID + ": pod p holds it"
+				want := "as " + test.claims[0].Resource + " " + test.claims[0].ID + " (pod p holds it)"
 				if h.Hidden || !strings.HasSuffix(h.Reason, want) {
 					t.Errorf("hold %+v, want one that is shown, because of %q", h, want)
 				}

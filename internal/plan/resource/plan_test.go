@@ -180,8 +180,8 @@ func TestHealthOfGPUsAndMIGDevices(t *testing.T) {
 		resource.Options{MIG: resource.MIGMixed})
 	want := map[string]string{
 		"MIG-a0": "",
-		"MIG-a1": "MIG-a1 is Unhealthy: XID 48: double-bit memory error; cure: reset",
-		"MIG-b0": "GPU-b is Lost: it fell off the bus; cure: reboot",
+		"MIG-a1": "MIG-a1 is Unhealthy: XID 48: double-bit memory error; remedy: reset",
+		"MIG-b0": "GPU-b is Lost: it fell off the bus; remedy: reboot",
 		"GPU-c":  "",
 		"GPU-d":  "GPU-d is Unknown",
 	}

@@ -1,6 +1,6 @@
 // Package doctor judges a node: from what is known of its driver, its device nodes, its container
 // runtimes, its kubelet and the daemon that runs on it, to findings, each with evidence and the
-// commands that cure it.
+// commands that repair it.
 //
 // It is pure. Package nodefacts fills in the facts; package cli prints the findings.
 package doctor
@@ -120,11 +120,13 @@ var Checks = []Check{
 		"gpus", "GPUs on the PCI bus are bound to the driver `nvidia`", "`/sys/bus/pci`", gpus,
 	},
 	{
-		"driver", "the kernel module is loaded, NVML's library is there, both have one version, and NVIDIA maintains its branch",
+		"driver", "the kernel module is loaded, NVML's library is there, both have one version, and NVIDIA maintains " +
+			"its branch",
 		"`/proc/driver/nvidia/version` or `/sys/module/nvidia/version`; the driver root", driver,
 	},
 	{
-		"device-nodes", "`/dev/nvidia*` are there with the driver's device numbers, on the node and in the daemon's container",
+		"device-nodes", "`/dev/nvidia*` are there with the driver's device numbers, on the node and in the daemon's " +
+			"container",
 		"`/proc/devices`, `/proc/driver/nvidia/gpus`, the node's `/dev`", deviceNodes,
 	},
 	{
@@ -139,17 +141,20 @@ var Checks = []Check{
 		"persistence", "persistence mode is on", "a running daemon, or the node's processes", persistence,
 	},
 	{
-		"kernel-log", "XIDs that some drivers only log are read from the kernel's log", "`/sys/bus/pci`; the configuration", kernelLog,
+		"kernel-log", "XIDs that some drivers only log are read from the kernel's log", "`/sys/bus/pci`; the configuration",
+		kernelLog,
 	},
 	{
-		"fabric-manager", "Fabric Manager runs where there are NVSwitches", "`/sys/bus/pci`; a running daemon, or the node's processes",
+		"fabric-manager", "Fabric Manager runs where there are NVSwitches",
+		"`/sys/bus/pci`; a running daemon, or the node's processes",
 		fabricManager,
 	},
 	{
 		"container-runtime",
 		"the container runtime that the kubelet uses starts with its configuration, reads all of it, and has CDI on, " +
 			"with the daemon's folder, where CDI is used",
-		"the node's processes, the configuration of the kubelet and of the runtime, and the containerd program", containerRuntime,
+		"the node's processes, the configuration of the kubelet and of the runtime, and the containerd program",
+		containerRuntime,
 	},
 	{
 		"nvidia-runtime",
@@ -164,7 +169,8 @@ var Checks = []Check{
 		"`config.toml` of NVIDIA's runtime, in `/etc/nvidia-container-runtime` or beside its program", visibleDevices,
 	},
 	{
-		"daemon-reload", "containers keep their GPUs at `systemctl daemon-reload`", "as `container-runtime`; the node's `/dev/char`",
+		"daemon-reload", "containers keep their GPUs at `systemctl daemon-reload`",
+		"as `container-runtime`; the node's `/dev/char`",
 		daemonReload,
 	},
 	{
@@ -182,12 +188,15 @@ var Checks = []Check{
 		"pod-resources", "kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
 	},
 	{
-		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that kubelet has registered, " +
-			"no device plugin has them, and the API server keeps what is published (taints, and counters and shares where they are needed)",
+		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that " +
+			"kubelet has registered, " +
+			"no device plugin has them, and the API server keeps what is published (taints, and counters and shares where " +
+			"they are needed)",
 		"a running daemon; PodResources", allocation,
 	},
 	{
-		"daemon", "the daemon answers, is ready, and reports no faults and no warnings", "the socket of `--control-socket`", daemon,
+		"daemon", "the daemon answers, is ready, and reports no faults and no warnings", "the socket of `--control-socket`",
+		daemon,
 	},
 	{
 		"mps", "the MPS control daemons answer where GPUs are shared by MPS, and none runs where they are not",

@@ -104,7 +104,8 @@ func gpus(f *NodeFacts, r *findings) {
 		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
 	}
 	if f.WSL && len(f.GPUs.Value) == 0 {
-		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, and this program does not "+
+		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, and this "+
+			"program does not "+
 			"offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
 			"# use a node on which Linux has the GPU and NVIDIA's driver; NVIDIA's device plugin offers the GPU of WSL")
 		return
@@ -149,7 +150,8 @@ func driver(f *NodeFacts, r *findings) {
 	}
 	module := f.Module.Value
 	if module == "" {
-		r.fail("The kernel module nvidia is not loaded", []string{"/proc/driver/nvidia/version and /sys/module/nvidia: do not exist"},
+		r.fail("The kernel module nvidia is not loaded",
+			[]string{"/proc/driver/nvidia/version and /sys/module/nvidia: do not exist"},
 			"modprobe nvidia", kernelMessages)
 	}
 	if !known(r, f.Library) {
@@ -242,7 +244,8 @@ func migCapabilities(f *NodeFacts, r *findings) {
 	slices.Sort(shut)
 	r.warn("This container cannot open "+strings.Join(shut, " and ")+
 		": MIG devices cannot be seen, or layouts not be changed. "+
-		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
+		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; "+
+		"1.20.1 does not",
 		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
 		"or without the toolkit: hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev")
 }
@@ -297,8 +300,10 @@ func kernelLog(f *NodeFacts, r *findings) {
 	case f.Settings.KernelLog:
 		r.ok("XIDs are read from the kernel's log, too", "health.kernelLog: true")
 	default:
-		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as events, are in no metric, "+
-			"and GPUXidCritical cannot fire for them; the next look finds most of what they mean", []string{"health.kernelLog: false"},
+		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as events, are "+
+			"in no metric, "+
+			"and GPUXidCritical cannot fire for them; the next look finds most of what they mean",
+			[]string{"health.kernelLog: false"},
 			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
 	}
 }
@@ -416,7 +421,7 @@ func fabricManager(f *NodeFacts, r *findings) {
 	case len(waiting) > 0:
 		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+
 			": Fabric Manager does not run, or has not registered them",
-			[]string{"status: cure: fabric"}, service, log)
+			[]string{"status: remedy: fabric"}, service, log)
 	case registered > 0:
 		r.ok("The GPUs are registered with the NVSwitch fabric", "status: fabric: completed")
 	case !known(r, f.NVSwitches):

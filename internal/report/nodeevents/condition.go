@@ -51,10 +51,12 @@ var conditionRows = []struct {
 	{True, AllHealthy, "All GPUs and MIG devices of the node can be used"},
 	{False, GPUUnhealthy, "At least one device is Unhealthy"},
 	{False, GPULost, "At least one GPU is Lost or cannot be read, or all GPUs of a node that had some are gone"},
-	{Unknown, DriverNotReady, "The driver does not answer, is not there or was released, and no device was known to be bad"},
+	{Unknown, DriverNotReady, "The driver does not answer, is not there or was released, and no device was known " +
+		"to be bad"},
 	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, and there is no verdict on it yet"},
 	{Unknown, GPUNotReady, "A step of `status` is not reached for a minute"},
-	{Unknown, MonitorStalled, "The last look at the GPUs ended more than 2 minutes ago, and no device was known to be bad"},
+	{Unknown, MonitorStalled, "The last look at the GPUs ended more than 2 minutes ago, and no device was known " +
+		"to be bad"},
 }
 
 // Judge returns the condition that s stands for at a time. It returns false if s says nothing:
@@ -82,7 +84,7 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	for _, r := range s.Retries {
 		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return d.Index == fmt.Sprint(r.Index) && isBad(d) })
 		if !known {
-			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, cure: %s", r.Index,
+			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, remedy: %s", r.Index,
 				inventory.CureReconnect))
 		}
 	}

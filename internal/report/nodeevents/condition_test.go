@@ -24,51 +24,53 @@ func TestJudge(t *testing.T) {
 		"Suspect": {node(gpu(0, "Suspect xid 154 reset")), false,
 			"True AllHealthy all GPUs are healthy"},
 		"no fault": {node(gpu(0, "Unhealthy")), false,
-			"False GPUUnhealthy GPU-0 Unhealthy: unknown, cure: none"},
+			"False GPUUnhealthy GPU-0 Unhealthy: unknown, remedy: none"},
 		"never looked, the driver away": {with(node(gpu(0, "Unknown silence none")), neverLooked), false, ""},
 		"never looked, the driver away, a condition": {with(node(gpu(0, "Unknown silence none")), neverLooked), true,
 			"Unknown DriverNotReady no driver"},
 		"one of one": {node(gpu(0, "Unhealthy xid 79 reboot")), false,
-			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
+			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, remedy: reboot"},
 		"Lost": {node(whole, gpu(1, "Lost lost reconnect")), false,
-			"False GPULost GPU-1 Lost: lost, cure: reconnect"},
+			"False GPULost GPU-1 Lost: lost, remedy: reconnect"},
 		"sorted, both": {node(gpu(2, "Lost lost reconnect"), gpu(1, "Unhealthy hang reset")), false,
-			"False GPULost GPU-1 Unhealthy: hang, cure: reset; GPU-2 Lost: lost, cure: reconnect"},
+			"False GPULost GPU-1 Unhealthy: hang, remedy: reset; GPU-2 Lost: lost, remedy: reconnect"},
 		"MIG device": {node(whole, mig(whole, 3, "Unhealthy xid 95 reset")), false,
-			"False GPUUnhealthy MIG-0-3 Unhealthy: XID 95, cure: reset"},
+			"False GPUUnhealthy MIG-0-3 Unhealthy: XID 95, remedy: reset"},
 		"MIG devices of a bad GPU": {
-			node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy hang reset")), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset",
+			node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy hang reset")), false,
+			"False GPUUnhealthy GPU-0 Unhealthy: hang, remedy: reset",
 		},
 		"unreadable": {
 			with(node(whole), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
-			"False GPULost GPU 1 cannot be read, cure: reconnect",
+			"False GPULost GPU 1 cannot be read, remedy: reconnect",
 		},
 		"unreadable and known": {
 			with(node(gpu(1, "Lost lost reconnect")), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
-			"False GPULost GPU-1 Lost: lost, cure: reconnect",
+			"False GPULost GPU-1 Lost: lost, remedy: reconnect",
 		},
 		"two without a verdict": {
-			node(gpu(1, "Unknown contact reset"), gpu(0, "Unknown contact reset")), false, "Unknown GPUUnknown no verdict yet: GPU-0; GPU-1",
+			node(gpu(1, "Unknown contact reset"), gpu(0, "Unknown contact reset")), false,
+			"Unknown GPUUnknown no verdict yet: GPU-0; GPU-1",
 		},
 		"unreadable, beside another": {
 			with(node(gpu(0, "Lost lost reconnect")), func(s *status.Status) { s.Retries = []status.Retry{{Index: 1}} }), false,
-			"False GPULost GPU 1 cannot be read, cure: reconnect; GPU-0 Lost: lost, cure: reconnect",
+			"False GPULost GPU 1 cannot be read, remedy: reconnect; GPU-0 Lost: lost, remedy: reconnect",
 		},
 		"a MIG device with a fault of its own on a bad GPU": {
 			node(gpu(0, "Unhealthy hang reset"), mig(whole, 0, "Unhealthy xid 95 reset")), false,
-			"False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset; MIG-0-0 Unhealthy: XID 95, cure: reset",
+			"False GPUUnhealthy GPU-0 Unhealthy: hang, remedy: reset; MIG-0-0 Unhealthy: XID 95, remedy: reset",
 		},
 		"of two faults, the one of the verdict": {
 			with(node(gpu(0, "Unhealthy hang reset")), func(s *status.Status) {
 				s.GPUs[0].Faults = append([]status.Fault{{Source: "contact", Cure: "human"},
 					{Source: "xid", XID: 48, Cure: "reset"}}, s.GPUs[0].Faults...)
-			}), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, cure: reset",
+			}), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, remedy: reset",
 		},
 		"no verdict yet": {node(whole, gpu(1, "Unknown contact reset")), false,
 			"Unknown GPUUnknown no verdict yet: GPU-1"},
 		"driver away": {with(node(gpu(0, "Unknown silence none")), stale), false, "Unknown DriverNotReady no driver"},
 		"away, known bad": {with(node(gpu(0, "Unhealthy xid 79 reboot")), stale), false,
-			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, cure: reboot"},
+			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, remedy: reboot"},
 		"released": {with(node(whole), func(s *status.Status) { s.Quiet = true }), false,
 			"Unknown DriverNotReady the driver was released by quiesce"},
 		"not looked at": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-121 * time.Second) }), false,
@@ -83,13 +85,16 @@ func TestJudge(t *testing.T) {
 		"first look": {with(node(), func(s *status.Status) { s.Looked = time.Time{} }), true, ""},
 		"no status":  {status.Status{}, true, ""},
 		"released before the first look": {
-			with(node(), func(s *status.Status) { s.Looked, s.Quiet = time.Time{}, true }), true, "Unknown DriverNotReady the driver was released by quiesce",
+			with(node(), func(s *status.Status) { s.Looked, s.Quiet = time.Time{}, true }), true,
+			"Unknown DriverNotReady the driver was released by quiesce",
 		},
 		"not looked at for two minutes": {
-			with(node(whole), func(s *status.Status) { s.Looked = start.Add(-120 * time.Second) }), false, "True AllHealthy all GPUs are healthy",
+			with(node(whole), func(s *status.Status) { s.Looked = start.Add(-120 * time.Second) }), false,
+			"True AllHealthy all GPUs are healthy",
 		},
 		"none was readable ever": {
-			with(node(), func(s *status.Status) { s.Retries = []status.Retry{{Index: 0}} }), false, "False GPULost GPU 0 cannot be read, cure: reconnect",
+			with(node(), func(s *status.Status) { s.Retries = []status.Retry{{Index: 0}} }), false,
+			"False GPULost GPU 0 cannot be read, remedy: reconnect",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -247,8 +252,8 @@ func TestBeat(t *testing.T) {
 func TestWritesOfACondition(t *testing.T) {
 	for name, conditions := range map[string][2]nodeevents.Condition{
 		"another source": {
-			{Status: nodeevents.False, Message: "GPU-0 Unhealthy: hang, cure: reset"}, {Status: nodeevents.False,
-				Message: "GPU-0 Unhealthy: contact, cure: reset"},
+			{Status: nodeevents.False, Message: "GPU-0 Unhealthy: hang, remedy: reset"}, {Status: nodeevents.False,
+				Message: "GPU-0 Unhealthy: contact, remedy: reset"},
 		},
 		"another reason to know nothing": {{Status: nodeevents.Unknown, Message: "a"},
 			{Status: nodeevents.Unknown, Message: "b"}},

@@ -37,7 +37,8 @@ func TestDocs(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s | %s |\n", r.Reason, r.Type, r.Action, pods, r.When)
 	}
-	b.WriteString("\n### Reasons of the condition\n\nThe first row that applies counts, from bad to good: False, Unknown, True.\n\n" +
+	b.WriteString("\n### Reasons of the condition\n\n" +
+		"The first row that applies counts, from bad to good: False, Unknown, True.\n\n" +
 		"| status | reason | when |\n|---|---|---|\n")
 	for _, r := range conditionRows {
 		fmt.Fprintf(&b, "| %s | `%s` | %s |\n", r.Status, r.Reason, r.When)
@@ -46,7 +47,8 @@ func TestDocs(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("the tables in docs/reference.md are not those of the code; write them anew: go test ./internal/report/nodeevents -run TestDocs -update")
+		t.Fatal("the tables in docs/reference.md are not those of the code; write them anew: go test " +
+			"./internal/report/nodeevents -run TestDocs -update")
 	}
 	if err := os.WriteFile(docs, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {
 		t.Fatal(err)
@@ -87,7 +89,7 @@ func TestEntries(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"", "all GPUs are healthy", "and 5 more", "GPU 3 cannot be read, cure: reconnect",
+	for _, text := range []string{"", "all GPUs are healthy", "and 5 more", "GPU 3 cannot be read, remedy: reconnect",
 		"no verdict yet: GPU-1"} {
 		if uuid, v, ok := parseEntry(text); ok {
 			t.Errorf("%q: %q %+v", text, uuid, v)

@@ -77,7 +77,8 @@ func TestTransitions(t *testing.T) {
 		want, back    []string
 	}{
 		"Unhealthy": {
-			node(gpu(0, "Healthy")), node(gpu(0, "Unhealthy hang reset")), []string{"GPUUnhealthy GPU-0"}, []string{"GPURecovered GPU-0"},
+			node(gpu(0, "Healthy")), node(gpu(0, "Unhealthy hang reset")), []string{"GPUUnhealthy GPU-0"},
+			[]string{"GPURecovered GPU-0"},
 		},
 		"Unhealthy by an XID": {
 			node(gpu(0, "Healthy")), node(gpu(0, "Unhealthy xid 79 reboot")),
@@ -98,7 +99,8 @@ func TestTransitions(t *testing.T) {
 			[]string{"GPULost GPU-0"}, []string{"GPUUnhealthy GPU-0"},
 		},
 		"Lost, another cure": {
-			node(gpu(0, "Lost lost reconnect")), node(gpu(0, "Lost lost reboot")), []string{"GPULost GPU-0"}, []string{"GPULost GPU-0"},
+			node(gpu(0, "Lost lost reconnect")), node(gpu(0, "Lost lost reboot")), []string{"GPULost GPU-0"},
+			[]string{"GPULost GPU-0"},
 		},
 		"another XID": {
 			node(gpu(0, "Unhealthy xid 48 reset")), node(gpu(0, "Unhealthy xid 79 reboot")),
@@ -200,7 +202,7 @@ func TestThreeGPUs(t *testing.T) {
 	if b.Events[0].Key() == b.Events[1].Key() || b.Events[0].Note == b.Events[1].Note {
 		t.Errorf("two GPUs with one reason merge: %q and %q", b.Events[0].Note, b.Events[1].Note)
 	}
-	if want := "GPU 0 (GPU-0) is Unhealthy: found by xid 79 reboot; cure: reboot"; b.Events[0].Note != want {
+	if want := "GPU 0 (GPU-0) is Unhealthy: found by xid 79 reboot; remedy: reboot"; b.Events[0].Note != want {
 		t.Errorf("note %q, want %q", b.Events[0].Note, want)
 	}
 	got := said(h.Next(node(gpu(0, "Healthy"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Unhealthy flapping human")),

@@ -79,10 +79,10 @@ func (v verdict) reason(before verdict) Reason {
 // is the way back.
 func (v verdict) entry(uuid string) string {
 	cure := cmp.Or(v.cure, "none")
-	return fmt.Sprintf("%s %s: %s, cure: %s", uuid, v.state, v.what(), cure)
+	return fmt.Sprintf("%s %s: %s, remedy: %s", uuid, v.state, v.what(), cure)
 }
 
-var entryPattern = regexp.MustCompile(`^(\S+) (Unhealthy|Lost): (?:XID (\d+)|(\S+)), cure: (\S+)$`)
+var entryPattern = regexp.MustCompile(`^(\S+) (Unhealthy|Lost): (?:XID (\d+)|(\S+)), remedy: (\S+)$`)
 
 func parseEntry(text string) (uuid string, v verdict, ok bool) {
 	m := entryPattern.FindStringSubmatch(text)

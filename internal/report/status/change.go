@@ -38,6 +38,8 @@ func (c Change) String() string {
 		text = "GPU " + c.Name
 	case c.Kind == kindResource:
 		text = c.Name
+	case c.Kind == kindUnwatched:
+		text = "" // the sentence says it
 	case c.Name != "":
 		text += " of " + c.Name
 	}
@@ -52,12 +54,12 @@ func (c Change) String() string {
 		text += ": " + c.From + " → " + c.To
 	}
 	if c.Cure != "" {
-		text += " (cure: " + c.Cure + ")"
+		text += " (remedy: " + c.Cure + ")"
 	}
 	if c.Reason != "" {
 		text += ": " + c.Reason
 	}
-	return strings.Join(strings.Fields(text), " ")
+	return strings.Join(strings.Fields(strings.TrimPrefix(text, ": ")), " ")
 }
 
 // Joined returns the changes without those of MIG devices that are the same as those of their GPUs,
@@ -82,10 +84,11 @@ func Joined(changes []Change) []Change {
 
 // The kinds of a Change that have rules of their own.
 const (
-	kindDevice   = "device"
-	kindResource = "resource"
-	kindEvent    = "event"
-	kindSummary  = "summary"
+	kindDevice    = "device"
+	kindResource  = "resource"
+	kindEvent     = "event"
+	kindUnwatched = "without events"
+	kindSummary   = "summary"
 )
 
 // Changes returns what differs between two Statuses, in the order of a Status, the summary last. Of
@@ -141,7 +144,7 @@ func (c Change) key() [2]string {
 
 func isSentence(kind string) bool {
 	switch kind {
-	case "call", "left out", "without events", "warning", "MPS", "hold":
+	case "call", "left out", kindUnwatched, "warning", "MPS", "hold":
 		return true
 	}
 	return false
@@ -188,7 +191,7 @@ func facts(s Status) []Change {
 	for _, kind := range []struct {
 		name      string
 		sentences []string
-	}{{"left out", s.LeftOut}, {"without events", s.Unwatched}, {"warning", s.Warnings}, {"MPS", s.MPS}} {
+	}{{"left out", s.LeftOut}, {kindUnwatched, s.Unwatched}, {"warning", s.Warnings}, {"MPS", s.MPS}} {
 		for _, sentence := range kind.sentences {
 			facts = append(facts, Change{Kind: kind.name, To: sentence})
 		}
@@ -203,8 +206,8 @@ func deviceName(index string) string {
 	return "GPU " + index
 }
 
-// Held returns sentences: of which resource how many devices are held, and why. There may be a
-// thousand replicas.
+// Held returns a sentence for each resource and reason: how many of its devices are not offered
+// yet, and why. A resource may have a thousand replicas.
 func Held(holds []Hold) []string {
 	var sentences []string
 	counted := map[Hold]int{}
@@ -212,16 +215,16 @@ func Held(holds []Hold) []string {
 		counted[Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}]++
 	}
 	for _, h := range holds {
-		device, key := h.Device, Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}
+		devices, key := h.Resource+" "+h.Device, Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}
 		n := counted[key]
 		if n == 0 {
 			continue
 		}
 		counted[key] = 0
 		if n > 1 {
-			device = Count(n, "device")
+			devices = fmt.Sprintf("%d × %s", n, h.Resource)
 		}
-		sentences = append(sentences, fmt.Sprintf("%s, %s: %s", h.Resource, device, h.Reason))
+		sentences = append(sentences, devices+"; "+h.Reason)
 	}
 	return sentences
 }

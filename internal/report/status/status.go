@@ -280,8 +280,8 @@ type Resource struct {
 	// one, those of one GPU are on offer.
 	Unoffered int `json:"unoffered,omitempty"`
 	// Server is the phase of the resource's server: "waiting for kubelet", "registering", "serving",
-	// "silent: another server has registered", which is a later process of this program, or "silent:
-	// another program has registered".
+	// "standing by: another server has registered", which is a later process of this program, or
+	// "standing by: another program has registered".
 	Server string `json:"server"`
 	// Agreed says that kubelet's own account of the resource was the list that was sent, when it was
 	// compared last.

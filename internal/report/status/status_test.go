@@ -20,15 +20,18 @@ func TestJSON(t *testing.T) {
 	one := 1
 	got, err := json.MarshalIndent(status.Status{
 		Summary: status.Summary{State: status.Starting, Text: "x"},
-		Version: "v1", Simulated: "t4", Driver: "580", CUDA: "13.0", Generation: 3, Looked: at, Stale: "no answer", Node: "all", Hanging: 1,
+		Version: "v1", Simulated: "t4", Driver: "580", CUDA: "13.0", Generation: 3, Looked: at, Stale: "no answer",
+		Node: "all", Hanging: 1,
 		Calls: []status.Call{{GPU: &one, Function: "f", Since: at}}, Quiet: true, Quiesced: &status.Quiesced{Since: at,
 			Allocate: true},
 		Readiness:  status.Readiness{Ready: true, Reason: "why", Since: at},
-		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use", MetricsAbsent: []string{"a"}, APIServerError: "away",
+		ConfigFile: "f", ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, MetricsError: "in use",
+		MetricsAbsent: []string{"a"}, APIServerError: "away",
 		PodResourcesError: "no socket",
 		Reexecutions:      1, Kubelets: 2,
 		GPUs: []status.Device{{
-			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r", Cure: "reset", XID: 79,
+			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r",
+			Cure: "reset", XID: 79,
 			Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
 		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
 		NVSwitches: []string{"n"}, LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x",
@@ -249,8 +252,8 @@ func TestMoments(t *testing.T) {
 func TestServersOfResources(t *testing.T) {
 	t.Parallel()
 	for server, want := range map[string][2]bool{
-		"serving": {true, false}, "silent: another server has registered": {false, true}, "registering": {false, false},
-		"silent: another program has registered": {false, true},
+		"serving": {true, false}, "standing by: another server has registered": {false, true}, "registering": {false, false},
+		"standing by: another program has registered": {false, true},
 	} {
 		r := status.Resource{Server: server}
 		if got := [2]bool{r.Serving(), r.Yielding()}; got != want {

@@ -10,8 +10,8 @@ import (
 
 // A Summary is a Status in one line.
 type Summary struct {
-	// State is one of: starting, quiesced, waiting for driver, silent, waiting for kubelet, not ready,
-	// degraded, ready.
+	// State is one of: starting, quiesced, waiting for driver, standing by, waiting for kubelet, not
+	// ready, degraded, ready.
 	State string `json:"state"`
 	// Text is a sentence without a full stop: what the state means here, and what to do.
 	Text string `json:"text"`
@@ -25,8 +25,8 @@ const (
 	ReleasedDriver = "quiesced"
 	// WaitingForDriver: the last look failed.
 	WaitingForDriver = "waiting for driver"
-	// Silent: another server has registered a resource of this daemon.
-	Silent = "silent"
+	// StandingBy: another device plugin serves a resource of this daemon.
+	StandingBy = "standing by"
 	// WaitingForKubelet: no kubelet is there to register with.
 	WaitingForKubelet = "waiting for kubelet"
 	// NotReady: the daemon serves less than was served on the node before.
@@ -39,8 +39,8 @@ const (
 
 // The phases of a resource's server that a Summary tells of.
 const (
-	noKubelet = "waiting for kubelet"
-	silent    = "silent"
+	noKubelet  = "waiting for kubelet"
+	standingBy = "standing by"
 )
 
 // doctor is the command that finds out why a driver cannot be used.
@@ -59,9 +59,8 @@ func Summarize(s Status) Summary {
 		return Summary{WaitingForDriver, fmt.Sprintf("%s; the GPUs are shown as they were at %s; to find the cause, run: %s",
 			s.Stale, Stamp(s.Looked), doctor)}
 	}
-	if names := inPhase(s.Resources, silent); names != "" {
-		return Summary{Silent, "another device plugin has registered " + names +
-			"; this one sends no devices until that one ends"}
+	if names := inPhase(s.Resources, standingBy); names != "" {
+		return Summary{StandingBy, "another device plugin serves " + names + "; this one takes over when it stops"}
 	}
 	if names := inPhase(s.Resources, noKubelet); names != "" {
 		return Summary{WaitingForKubelet, "no kubelet is there; not registered: " + names}
@@ -88,7 +87,8 @@ func quiesced(s Status) string {
 		}
 	}
 	if len(s.Calls) > 0 { // a session of which a call hangs cannot be closed
-		return fmt.Sprintf("the driver is not released yet: %s does not return; it is tried again, and %s; to end this, run: "+
+		return fmt.Sprintf("the driver is not released yet: %s does not return; it is tried again, and %s; to end "+
+			"this, run: "+
 			"gpu-device-plugin resume", s.Calls[0], allocate)
 	}
 	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)
@@ -161,7 +161,7 @@ func problems(s Status) []string {
 		problems = append(problems, "metrics are not served")
 	}
 	if len(s.Holds) > 0 {
-		problems = append(problems, fmt.Sprintf("devices held back: %d", len(s.Holds)))
+		problems = append(problems, fmt.Sprintf("not offered yet: %d", len(s.Holds)))
 	}
 	if len(s.MPS) > 0 {
 		problems = append(problems, "MPS does not work")
@@ -186,7 +186,7 @@ const (
 func (r Resource) Serving() bool { return r.Server == serving }
 
 // Yielding reports whether no list is sent because another server serves the resource.
-func (r Resource) Yielding() bool { return strings.HasPrefix(r.Server, silent) }
+func (r Resource) Yielding() bool { return strings.HasPrefix(r.Server, standingBy) }
 
 // sameAsGPU reports whether the health of a MIG device is that of its GPU.
 func sameAsGPU(all []Device, m Device) bool {

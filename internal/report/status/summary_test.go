@@ -52,24 +52,28 @@ func TestSummarize(t *testing.T) {
 		"there never was a driver": {func(s *status.Status) { *s = status.Status{Stale: "libnvidia-ml.so.1 is not there"} },
 			"waiting for driver: libnvidia-ml.so.1 is not there; to find the cause, run: gpu-device-plugin doctor"},
 		"the driver was unloaded": {func(s *status.Status) { s.Stale = "no driver" },
-			"waiting for driver: no driver; the GPUs are shown as they were at 2026-11-22T01:02:03Z; to find the cause, run: gpu-device-plugin doctor"},
+			"waiting for driver: no driver; the GPUs are shown as they were at 2026-11-22T01:02:03Z; to find the cause, run: " +
+				"gpu-device-plugin doctor"},
 		"quiesced": {func(s *status.Status) {
 			s.Quiet, s.Stale, s.Quiesced = true, "quiet", &status.Quiesced{Since: s.Looked}
 		},
-			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
+			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get no GPU; to end this, run: " +
+				"gpu-device-plugin resume"},
 		"quiesced while a call hangs": {func(s *status.Status) {
 			s.Quiet, s.Stale, s.Quiesced, s.Calls = true, "quiet", &status.Quiesced{Since: s.Looked}, []status.Call{{GPU: &three,
 				Function: "nvmlX"}}
-		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; it is tried again, and new pods get no GPU; to end this, run: gpu-device-plugin resume"},
+		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; it is tried again, and new pods get " +
+			"no GPU; to end this, run: gpu-device-plugin resume"},
 		"quiesced before this process, with allocation": {func(s *status.Status) {
 			*s = status.Status{Quiet: true, Quiesced: &status.Quiesced{Since: s.Looked, Allocate: true}}
 		},
-			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get GPUs; to end this, run: gpu-device-plugin resume"},
-		"another plugin": {func(s *status.Status) { s.Resources[0].Server = "silent: another server has registered" },
-			"silent: another device plugin has registered a/b; this one sends no devices until that one ends"},
+			"quiesced: the driver is released since 2026-11-22T01:02:03Z, and new pods get GPUs; to end this, run: " +
+				"gpu-device-plugin resume"},
+		"another plugin": {func(s *status.Status) { s.Resources[0].Server = "standing by: another server has registered" },
+			"standing by: another device plugin serves a/b; this one takes over when it stops"},
 		"another plugin before it was ready": {func(s *status.Status) {
-			s.Resources[0].Server, s.Readiness = "silent: another server has registered", status.Readiness{Reason: "x"}
-		}, "silent: another device plugin has registered a/b; this one sends no devices until that one ends"},
+			s.Resources[0].Server, s.Readiness = "standing by: another server has registered", status.Readiness{Reason: "x"}
+		}, "standing by: another device plugin serves a/b; this one takes over when it stops"},
 		"no kubelet": {func(s *status.Status) {
 			s.Resources[0].Server, s.Readiness = "waiting for kubelet", status.Readiness{Reason: "x"}
 		},
@@ -109,7 +113,7 @@ func TestSummarize(t *testing.T) {
 		"metrics": {func(s *status.Status) { s.MetricsError = "in use" },
 			"degraded: metrics are not served; a/b: 2 of 2"},
 		"a hold": {func(s *status.Status) { s.Holds = []status.Hold{{Device: "GPU-0"}} },
-			"degraded: devices held back: 1; a/b: 2 of 2"},
+			"degraded: not offered yet: 1; a/b: 2 of 2"},
 		"MPS": {func(s *status.Status) { s.MPS = []string{"x"} },
 			"degraded: MPS does not work; a/b: 2 of 2"},
 		"no GPU": {func(s *status.Status) {
@@ -147,7 +151,7 @@ func TestChanges(t *testing.T) {
 			"GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
 		"the reason": {func(b, s *status.Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
 		"the cure": {func(_, s *status.Status) { s.GPUs[2].Cure = "reset" },
-			"MIG device 1:0: still Healthy (cure: reset)"},
+			"MIG device 1:0: still Healthy (remedy: reset)"},
 		"another GPU at an index": {func(_, s *status.Status) { s.GPUs[0].UUID = "GPU-9" },
 			"GPU 0: Healthy\nGPU 0: no longer: Healthy"},
 		"an event": {func(_, s *status.Status) { s.GPUs[0].Events = []string{"XID 13 × 1"} },
@@ -161,7 +165,8 @@ func TestChanges(t *testing.T) {
 		},
 			"event of GPU 0: XID 13 × 2"},
 		"a resource": {func(_, s *status.Status) { s.Resources[0].Problem = "refused" },
-			"a/b: still 2 of 2 devices Healthy, serving: refused\nsummary: ready → degraded: a/b: serving, refused; a/b: 2 of 2"},
+			"a/b: still 2 of 2 devices Healthy, serving: refused\n" +
+				"summary: ready → degraded: a/b: serving, refused; a/b: 2 of 2"},
 		"a resource that is gone": {func(_, s *status.Status) { s.Resources = nil },
 			"a/b: no longer: 2 of 2 devices Healthy, serving"},
 		"a thousand replicas depart": {func(_, s *status.Status) {
@@ -173,11 +178,12 @@ func TestChanges(t *testing.T) {
 			for range 1000 {
 				s.Holds = append(s.Holds, status.Hold{Resource: "a/b", Device: "GPU-0", Reason: "busy"})
 			}
-		}, "hold: a/b, 1000 devices: busy\nsummary: ready → degraded: devices held back: 1000; a/b: 2 of 2"},
+		}, "hold: 1000 × a/b; busy\nsummary: ready → degraded: not offered yet: 1000; a/b: 2 of 2"},
 		"sentences": {func(b, s *status.Status) { b.Warnings, s.Warnings = []string{"one", "two"}, []string{"two", "th\nree"} },
 			"warning: th ree\nwarning: no longer: one"},
 		"the configuration": {func(_, s *status.Status) { s.ConfigGeneration, s.ConfigError = 2, "line 1" },
-			"configuration: generation 0 → generation 2: line 1\nsummary: ready → degraded: the configuration file is not used; a/b: 2 of 2"},
+			"configuration: generation 0 → generation 2: line 1\n" +
+				"summary: ready → degraded: the configuration file is not used; a/b: 2 of 2"},
 		"the MIG layout": {func(_, s *status.Status) { s.MIG = &status.MIGLayout{Layout: "all-1g", State: "failed", Reason: lines} },
 			"MIG layout: all-1g, failed: one line each"},
 		"no MIG layout is named": {func(_, s *status.Status) { s.MIG = &status.MIGLayout{State: "none"} }, ""},

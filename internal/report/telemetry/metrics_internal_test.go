@@ -36,13 +36,16 @@ func full() status.Status {
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
 		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)},
 			{Function: "f", Since: at}},
-		MIG: &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"}, Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven}, {Index: "1", Result: status.Failed}}},
+		MIG: &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"},
+		Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven},
+			{Index: "1", Result: status.Failed}}},
 		Steps:     []status.ReadyStep{{Name: status.StepDriver, Reached: true, Since: time.Unix(1, 0)}},
 		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at,
 			Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
 		GPUs: []status.Device{
 			{
-				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at, UnitsMiB: 1024,
+				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at,
+				UnitsMiB: 1024,
 				Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at},
 					{Source: "lost", Cure: "reconnect", Since: at}},
 			},
@@ -58,7 +61,7 @@ func full() status.Status {
 		Resources: []status.Resource{
 			{Name: "a/b", Planned: true, Devices: 8, Healthy: 7, Server: "serving", Agreed: true,
 				Departing: []status.Departing{{ID: "GPU-z"}}},
-			{Name: "a/c", Devices: 1, Server: "silent: another server has registered"},
+			{Name: "a/c", Devices: 1, Server: "standing by: another server has registered"},
 		},
 	}
 }
@@ -125,7 +128,8 @@ func TestExposition(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("exposition (-want +got); go test ./internal/report/telemetry -run TestExposition -update writes it anew:\n%s", diff)
+		t.Errorf("exposition (-want +got); go test ./internal/report/telemetry -run TestExposition -update writes it "+
+			"anew:\n%s", diff)
 	}
 	problems, err := promlint.New(strings.NewReader(got)).Lint()
 	if err != nil {
@@ -195,7 +199,8 @@ func TestFormats(t *testing.T) {
 		!strings.Contains(text, `gpu_device_plugin_xid_events_total{UUID="GPU-a",gpu="0",xid="79"} 2.0`) {
 		t.Errorf("not OpenMetrics: %s", text)
 	}
-	binary := scrape(t, full(), nil, counted(), "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
+	binary := scrape(t, full(), nil, counted(),
+		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
 	decoder := expfmt.NewDecoder(binary.Body, expfmt.ResponseFormat(binary.Header()))
 	for {
 		var family dto.MetricFamily

@@ -165,7 +165,8 @@ func TestBadAPIServer(t *testing.T) {
 	if got := fields(s.must()); !strings.Contains(got, " 7 2 8 ") {
 		t.Errorf("after a refusal:\n%s", got)
 	}
-	s.server.SetFault(apiserver.Fault{Delay: patience, Only: func(r apiserver.Request) bool { return r.Resource == "pods" }})
+	s.server.SetFault(apiserver.Fault{Delay: patience,
+		Only: func(r apiserver.Request) bool { return r.Resource == "pods" }})
 	out, problems, code := s.run("--request-timeout", "500ms")
 	if code != 1 || !strings.Contains(problems, "pods are not shown") || !strings.Contains(fields(out), " 7 0 8 ") {
 		t.Errorf("slow: exit status %d\n%s\n%s", code, problems, out)

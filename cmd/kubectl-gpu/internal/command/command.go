@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -38,6 +39,20 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	// the exit status says so too
 	_, _ = io.WriteString(problems, terminal.Printable(lines(fmt.Sprintln("error:", err)), terminal.Caret))
 	return 1
+}
+
+// needs returns the check of a command's arguments: from one to most of what is named.
+func needs(what string, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, arguments []string) error {
+		if len(arguments) > 0 && len(arguments) <= most {
+			return nil
+		}
+		path, more := cmd.CommandPath(), ""
+		if len(arguments) > most {
+			more = " and no more arguments"
+		}
+		return fmt.Errorf("%s needs %s%s: %s%s", cmd.Name(), what, more, path, strings.TrimPrefix(cmd.Use, cmd.Name()))
+	}
 }
 
 // plugin is the state shared by all commands.

@@ -30,7 +30,7 @@ func TestNodes(t *testing.T) {
 	s.addNode("a", 7, func(n *corev1.Node) {
 		n.Labels["nvidia.com/mig.config"], n.Labels["nvidia.com/mig.config.state"] = "all-balanced", "success"
 		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False", Reason: "GPUUnhealthy",
-			Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
+			Message: "GPU-3 Unhealthy: XID 79, remedy: reboot"}}
 	})
 	s.addNode("b", 8, func(n *corev1.Node) {
 		n.Labels = nil
@@ -54,7 +54,7 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 		t.Errorf("asked (-want +got):\n%s", diff)
 	}
 	if got := fields(s.must("a", "-o", "wide")); !strings.Contains(got,
-		"8 nvidia.com/gpu 2/8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, cure: reboot") ||
+		"8 nvidia.com/gpu 2/8 False kube-system/daemon-a GPU-3 Unhealthy: XID 79, remedy: reboot") ||
 		strings.Contains(got, "b NVIDIA") {
 		t.Errorf("one node, wide:\n%s", got)
 	}

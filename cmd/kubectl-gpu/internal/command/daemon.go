@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -48,7 +49,7 @@ func (p *plugin) newReset() *cobra.Command {
 			"the GPUs to new pods, releases the driver, and resets the GPUs together with nvidia-smi --gpu-reset.\n" +
 			"If pods or processes use the GPUs, it names them and resets nothing, unless --wait is set. The\n" +
 			"daemon keeps waiting if this command is interrupted, until --wait is over.",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: p.completeNodes(1),
+		Args: needs("a node", 1), ValidArgsFunction: p.completeNodes(1),
 		RunE: func(cmd *cobra.Command, arguments []string) error {
 			words := []string{"reset", "--gpu=" + strings.Join(gpus, ",")}
 			if wait != 0 {
@@ -79,7 +80,7 @@ func (p *plugin) forward(name, short, example string, each bool) *cobra.Command 
 		Long: fmt.Sprintf("%s runs gpu-device-plugin %s in the daemon's pod on the node NODE. %s\n\n"+
 			"Arguments after -- are passed to the daemon's command. The exit status is the status of that\n"+
 			"command.", name, name, where),
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: p.completeNodes(1),
+		Args: needs("a node", math.MaxInt), ValidArgsFunction: p.completeNodes(1),
 		RunE: func(cmd *cobra.Command, arguments []string) error {
 			if at := cmd.ArgsLenAtDash(); at > 1 || at < 0 && len(arguments) > 1 {
 				return fmt.Errorf("name one node, and put arguments for %s after --", name)

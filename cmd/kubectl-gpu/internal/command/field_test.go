@@ -252,8 +252,8 @@ func TestFieldWhy(t *testing.T) {
 			"nearest is node a with 8 of 8 (its daemon says: 8 are departing: all 8: the number of shares changed).", "of 16"},
 		"all GPUs for one cause, by the condition": {[]string{node("a", "nvidia.com/gpu: 2",
 			"nvidia.com/gpu: 0}, conditions: [{type: GPUHealthy, status: 'False', "+
-				"message: 'GPU-0 Unhealthy: XID 79, cure: reboot; GPU-1 Unhealthy: XID 79, cure: reboot'}], nodeInfo: {architecture: x"), pod(oneGPU, "", "phase: Pending")}, nil,
-			"says: GPU-0, GPU-1 Unhealthy: XID 79, cure: reboot; no daemon runs on node a", "kubectl gpu list"},
+				"message: 'GPU-0 Unhealthy: XID 79, remedy: reboot; GPU-1 Unhealthy: XID 79, remedy: reboot'}], nodeInfo: {architecture: x"), pod(oneGPU, "", "phase: Pending")}, nil,
+			"says: GPU-0, GPU-1 Unhealthy: XID 79, remedy: reboot; no daemon runs on node a", "kubectl gpu list"},
 		"more than any node has": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"),
 			pod("nvidia.com/gpu: 16", "", "phase: Pending")}, nil,
 			"nearest is node a with 8 of 8: no node has so many at all; request 8 at most, or add nodes with more.", "wait until"},

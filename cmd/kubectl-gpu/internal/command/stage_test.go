@@ -159,8 +159,9 @@ func answering(told status.Status) daemon {
 func (s *stage) addNode(name string, healthy int, change func(*corev1.Node)) {
 	s.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-		"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8", "nvidia.com/cuda.driver-version.full": "580.95.05",
-		"nvidia.com/mig.strategy": "none",
+		"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8",
+		"nvidia.com/cuda.driver-version.full": "580.95.05",
+		"nvidia.com/mig.strategy":             "none",
 	}}}
 	n.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8"), "cpu": resource.MustParse("64")}
 	n.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(int64(healthy), resource.DecimalSI),

@@ -19,7 +19,7 @@ func (p *plugin) newWhy() *cobra.Command {
 			"present ResourceSlices, and then checks each selector, taint and constraint alone.\n\n" +
 			"With the name of a ReplicaSet or Job without pods it prints why there are none, for example a quota.",
 		Example: "  kubectl gpu why my-pod -n my-namespace",
-		Args:    cobra.ExactArgs(1),
+		Args:    needs("a pod", 1),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			client, err := p.client()
 			if err != nil {

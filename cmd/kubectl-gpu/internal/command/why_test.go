@@ -27,7 +27,7 @@ func TestWhyOfResources(t *testing.T) {
 	t.Parallel()
 	ill := func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUHealthy", Status: "False",
-			Message: "GPU-3 Unhealthy: XID 79, cure: reboot"}}
+			Message: "GPU-3 Unhealthy: XID 79, remedy: reboot"}}
 	}
 	for name, tt := range map[string]struct {
 		world func(*stage)
@@ -45,7 +45,7 @@ func TestWhyOfResources(t *testing.T) {
 		"a GPU is ill": {func(s *stage) {
 			s.addNode("a", 7, ill)
 			s.addPod("p", "", 8, corev1.PodPending)
-		}, "nearest is node a with 7 of 8, 1 of them not allocatable (its condition GPUHealthy, written at a time that is not known, says: GPU-3 Unhealthy: XID 79, cure: reboot; no daemon runs on node a: there is no DaemonSet"},
+		}, "nearest is node a with 7 of 8, 1 of them not allocatable (its condition GPUHealthy, written at a time that is not known, says: GPU-3 Unhealthy: XID 79, remedy: reboot; no daemon runs on node a: there is no DaemonSet"},
 		"a taint": {func(s *stage) {
 			s.addNode("a", 8, func(n *corev1.Node) { n.Spec.Taints = []corev1.Taint{{Key: "team", Value: "x", Effect: "NoSchedule"}} })
 			s.addPod("p", "", 1, corev1.PodPending)

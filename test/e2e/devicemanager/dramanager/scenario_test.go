@@ -290,7 +290,7 @@ var scenarios = []scenario{
 		}
 		for range 3 {
 			n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Cure: inventory.CureReset})
-			n.awaitHealth(watched, "Unhealthy XID 79; cure: reset")
+			n.awaitHealth(watched, "Unhealthy XID 79; remedy: reset")
 			n.setHealth(inventory.Health{State: inventory.Healthy})
 			n.awaitHealth(watched, "Healthy")
 		}
@@ -299,7 +299,8 @@ var scenarios = []scenario{
 	{name: "should not add health status to Pod when feature gate is disabled", why: kubeletAlone + "its gate"},
 	{name: "should reflect device health changes for devices with ShareID",
 		run: func(n *node) { n.reflectsHealth("gpu-0/one", "gpu-0/two") }},
-	{name: "must be functional when plugin starts to listen on a service socket after registration with the specified allocation results",
+	{name: "must be functional when plugin starts to listen on a service socket after registration with the specified " +
+		"allocation results",
 		run: func(n *node) { n.sharesDevices() }},
 }
 

@@ -64,7 +64,7 @@ func (n *node) reflectsHealth(devices ...string) {
 	await("Healthy")
 	n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79: GPU has fallen off the bus", XID: 79,
 		Cure: inventory.CureReboot})
-	await("Unhealthy XID 79: GPU has fallen off the bus; cure: reboot")
+	await("Unhealthy XID 79: GPU has fallen off the bus; remedy: reboot")
 	n.awaitHealth(beside, "Healthy")
 	n.setHealth(inventory.Health{State: inventory.Unknown, Reason: "the driver does not answer"})
 	await("Unknown the driver does not answer")

@@ -105,7 +105,7 @@ func (d *display) text() string {
 	binary, socket := shortest(n.Daemon), "--control-socket "+n.ControlSocket()
 	fmt.Fprintf(&b, "\nFrom another terminal:  %s simulate xid --gpu 3 --xid 79 %s\n", binary, socket)
 	fmt.Fprintf(&b, "Undo it:                %s simulate restore --gpu 3 %s\n", binary, socket)
-	fmt.Fprintf(&b, "Why is it so:           %s status %s\n", binary, socket)
+	fmt.Fprintf(&b, "See why:                %s status %s\n", binary, socket)
 	fmt.Fprintf(&b, "The daemon's log:       %s\nCtrl-C ends all of it.\n\n", n.LogPath())
 	return b.String()
 }
