@@ -1,4 +1,4 @@
-// Package base what every program of this repository needs, and what knows nothing of GPUs.
+// Package base contains the packages that every program needs. None of them depends on GPUs.
 //
 //   - feed: the latest value of something for many readers.
 //   - supervise: runs tasks, and starts them again with a backoff.

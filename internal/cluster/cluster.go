@@ -1,6 +1,6 @@
-// Package cluster has the tasks that only gpu-node-agent runs against the API server. The tasks
-// join the daemon's feeds, policy and the client of package kubeapi, as package daemon does for the
-// rest. The daemon serves the kubelet regardless of whether these tasks work.
+// Package cluster runs the tasks that need the API server; only gpu-node-agent has them. It writes
+// the Node's labels, annotations, condition and taints, Events and ResourceSlices. All requests go
+// through package kubeapi. The daemon serves the kubelet regardless of whether these tasks work.
 package cluster
 
 import (

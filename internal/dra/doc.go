@@ -1,7 +1,8 @@
 // Package dra serves GPUs by ResourceClaims (Dynamic Resource Allocation).
 //
 //   - draplugin: the kubelet's DRA plugin API: registration, calls, health. gpu-node-agent alone.
-//   - claims: the owner of prepared claims: decides, records on disk, writes CDI specs.
-//   - handover: the owner of each GPU's owner: the device plugin or the DRA driver; which devices
-//     are in slices.
+//   - claims: prepares claims: checks them, keeps a record on disk, and has package cdi write the
+//     CDI spec.
+//   - handover: decides whether the device plugin or the DRA driver owns each GPU, by the rules in
+//     package plan/dra, and tracks which devices are in ResourceSlices.
 package dra

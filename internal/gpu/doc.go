@@ -6,8 +6,8 @@
 //   - kernellog: the adapter of the kernel's log, for XIDs.
 //   - cuda: the adapter of the driver's libcuda, in a process of its own.
 //   - simulator: a scripted node behind go-nvml's interfaces.
-//   - health: the policy: the XID catalogue and the verdict on each device. An XID or another
-//     vendor's health rule is a row of it.
+//   - health: the health policy: the XID catalog and the rules for driver events and readings. To
+//     add an XID, add a row to catalog.go. Every other rule is code in fold.go or findings.go.
 //   - monitor: the owner of the truth: one loop scans, listens, applies the policy and publishes.
 //   - ledger: the faults on disk, which a restart must not forget.
 //   - topology: the policy of which devices to prefer together.

@@ -4,11 +4,11 @@
 //
 // The packages below it serve the kubelet:
 //
-// - checkpoint: the format of the kubelet's checkpoint of devices.
-//
-// - serve: one gRPC server for each resource: registration, lists and calls, and the order of two processes.
-//
-// - offer: joins Snapshots and configurations into the plan, and passes it to the servers.
+//   - checkpoint: the format of the kubelet's checkpoint of devices.
+//   - serve: one gRPC server for each resource: registration, lists and calls, and the order of two
+//     processes.
+//   - offer: makes the plan of each Snapshot and Config, and withholds devices that are changing,
+//     not proven or not ready.
 package kubelet
 
 import (

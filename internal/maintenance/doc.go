@@ -1,4 +1,5 @@
-// Package maintenance holds what is done to a GPU or node on request, while the others work.
+// Package maintenance contains operations on one GPU or on the node that do not interrupt the other
+// GPUs.
 //
 //   - cudacheck: the owner of the verdicts of CUDA on each device.
 //   - reset: the owner of GPU resets that an operator requests.

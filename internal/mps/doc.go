@@ -1,10 +1,10 @@
-// Package mps shares GPUs by CUDA's Multi-Process Service. A Supervisor runs an
-// nvidia-cuda-mps-control for each resource that is shared so, and for each claim that wants one by
-// ClaimDaemons; a Prober asks the daemons of resources whether they are there. Only the process of
-// the Supervisor is privileged, because it sets compute modes; the device plugin, with the others,
-// is not.
+// Package mps shares GPUs by CUDA's Multi-Process Service. A Supervisor runs one
+// nvidia-cuda-mps-control for each resource that is shared by MPS, and one for each claim that
+// requests MPS (ClaimDaemons). A Prober checks that the daemons of the resources respond. Only the
+// process of the Supervisor is privileged, because it sets compute modes; the device plugin, with
+// the Prober, is not.
 //
-// Both see the host's directory of MPS state, the root. It holds
+// The Supervisor and the Prober share the host's directory of MPS state, the root. It has
 //
 //	<resource>/pipe   where clients and commands find the daemon of a resource
 //	<resource>/log    what its servers log

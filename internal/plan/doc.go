@@ -1,9 +1,10 @@
-// Package plan decides what the node offers and what a container gets. It is pure, but for the
-// writers of CDI specs and device nodes.
+// Package plan decides what the node offers and what a container gets. The packages are pure
+// functions, except that cdi and devnodes write files and device nodes. Package kubelet/offer adds
+// temporary holds.
 //
 //   - resource: Snapshot and options to the Plan: names, MIG strategy, selection, sharing.
 //   - containeredits: devices to what a container gets.
-//   - cdi: writes and removes CDI specs.
+//   - cdi: builds and writes the CDI specs of the plugin's devices, and builds those of claims.
 //   - devnodes: creates device nodes on the host.
 //   - labels: Snapshot and options to the labels of the Node.
 //   - layout: a file of MIG layouts and the GPUs' present division to the steps between them.

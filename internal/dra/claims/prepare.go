@@ -21,8 +21,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Prepare writes the CDI spec of a claim, by UID, and returns the names of its CDI devices, which
-// the kubelet passes to the container runtime. read reads the claim from the API server. The error
+// Prepare prepares the claim with the given UID: it saves a record, creates MIG devices, starts MPS
+// and writes the CDI spec. It returns the names of the CDI devices, which the kubelet passes to the
+// container runtime. read reads the claim from the API server. The error
 // is a sentence for an Event of the pod. For a prepared claim the answer is always the same, even
 // if the devices have changed, because the claim's containers use them.
 func (c *Claims) Prepare(
