@@ -170,7 +170,7 @@ func TestMIGCommands(t *testing.T) {
 
 	s.admit("train", 1)
 	held := slices.Collect(maps.Keys(s.PodStatus("train")[gpu]))[0]
-	has(run(false, "apply", "--layout", "all-balanced", "--wait", "1ms"), "It changes 8 of 8 GPUs", "the daemon goes on")
+	has(run(false, "apply", "--layout", "all-balanced", "--wait", "1ms"), "It changes 8 of 8 GPUs", "the daemon keeps trying")
 	s.until("seven divided GPUs", func() bool { return s.Allocatable(third) == 7 })
 	s.eventually("the pod is named", func() bool {
 		return strings.Contains(run(true, "status"), "waiting: in use by pod default/train")

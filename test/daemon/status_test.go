@@ -29,17 +29,22 @@ func TestStatusTellsOfTheDriver(t *testing.T) {
 		})
 	}
 	tells("GPU 3 is without events", func(hanging int, unwatched []string) bool {
-		return hanging == 0 && len(unwatched) == 1 && strings.HasPrefix(unwatched[0], "GPU 3: nvmlDeviceRegisterEvents: ")
+		return hanging == 0 && len(unwatched) == 1 && strings.HasPrefix(unwatched[0], noEvents("GPU 3", "nvmlDeviceRegisterEvents: "))
 	})
 	s.inject(simulator.Fault{Kind: simulator.KindHang})
 	s.signal(s.Running(), syscall.SIGHUP)
 	tells("a look and the wait for events hang", func(hanging int, unwatched []string) bool {
-		return hanging == 2 && len(unwatched) == 2 && unwatched[1] == "all GPUs: nvmlEventSetWait does not return"
+		return hanging == 2 && len(unwatched) == 2 && unwatched[1] == noEvents("all GPUs", "nvmlEventSetWait does not return)")
 	})
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	tells("nothing hangs, and the other GPUs give events", func(hanging int, unwatched []string) bool {
 		return hanging == 0 && len(unwatched) == 1
 	})
+}
+
+// noEvents is how status names GPUs without driver events.
+func noEvents(gpus, reason string) string {
+	return gpus + ": no driver events; faults are found by polling only (" + reason
 }
 
 // TestGPUThatHangsFromTheStart: the others are served, also by a second process, and status names
