@@ -5,12 +5,10 @@ import (
 	"errors"
 	"maps"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/ownprocess"
 )
 
 var (
@@ -395,30 +394,24 @@ func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
 }
 
 // TestAFullDisk: where a verdict cannot be written, the one before does not count for the next
-// process. The test runs alone: the limit is that of the whole process.
-func TestAFullDisk(t *testing.T) { //nolint:paralleltest // see above
-	signal.Ignore(syscall.SIGXFSZ)
-	defer signal.Reset(syscall.SIGXFSZ)
+// process.
+func TestAFullDisk(t *testing.T) {
+	t.Parallel()
+	if !ownprocess.Is(t) {
+		return
+	}
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, dir, 1)
 		r.start(t, "boot")
 		time.Sleep(time.Second)
 		equal(t, "held", 0, len(r.unproven()))
-		var before syscall.Rlimit
-		if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
-			t.Fatal(err)
-		}
-		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 10, Max: before.Max}); err != nil {
-			t.Fatal(err)
-		}
+		ownprocess.LimitFiles(t, 10)
 		r.set(func() { r.fails["GPU-0"] = wrong })
 		r.Again("GPU-0")
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
-			t.Fatal(err)
-		}
+		ownprocess.LimitFiles(t, 0)
 		equal(t, "held on a full disk", map[string]string{"GPU-0": wrong.Error()}, r.unproven())
 		r.stop()
 		r.set(func() { r.busy["GPU-0"] = errors.New("in use by pod p") })

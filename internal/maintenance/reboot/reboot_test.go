@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/ownprocess"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -237,21 +236,12 @@ func TestLinks(t *testing.T) {
 
 // TestFullDisk: where the text does not fit on the disk, no part of it is left; it is written when
 // there is room.
-func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the process
-	signal.Ignore(syscall.SIGXFSZ)
-	defer signal.Reset(syscall.SIGXFSZ)
-	var before syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
-		t.Fatal(err)
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	if !ownprocess.Is(t) {
+		return
 	}
-	limit := func(bytes uint64) {
-		t.Helper()
-		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: bytes, Max: before.Max}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	defer func() { limit(before.Cur) }()
-	limit(10)
+	ownprocess.LimitFiles(t, 10)
 	path := filepath.Join(t.TempDir(), "reboot-required")
 	now := clocktest.NewFakeClock(time.Now())
 	a := &reboot.Asker{Clock: now, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
@@ -262,7 +252,7 @@ func TestFullDisk(t *testing.T) { // not parallel: the limit is that of the proc
 	go func() { ended <- a.Run(ctx) }()
 	poll.Until(t, "it has tried", now.HasWaiters)
 	settled(t, path, "")
-	limit(before.Cur)
+	ownprocess.LimitFiles(t, 0)
 	now.Step(time.Minute)
 	settled(t, path, ours)
 	end()

@@ -2,12 +2,9 @@ package cdi_test
 
 import (
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
@@ -15,6 +12,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/ownprocess"
 )
 
 // hostile holds what wins where a pod sets the variables of limits itself: by CDI the limit does,
@@ -96,23 +94,13 @@ func unitsOf(gib uint64, reserveMiB int) cdi.Wanted {
 // TestLimitsOnFullDisk: GPUs with more memory come, and their limits cannot be written. A
 // container that is given one of them would not start.
 func TestLimitsOnFullDisk(t *testing.T) {
-	const full = "TEST_FULL_DISK"
-	if os.Getenv(full) == "" {
-		t.Parallel()
-		// a process of its own has a limit of its own
-		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
-		c.Env = append(os.Environ(), full+"=yes")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+	t.Parallel()
+	if !ownprocess.Is(t) {
 		return
 	}
 	h := newHost(t, driverFiles()...)
 	h.apply(t, unitsOf(4, 0))
-	signal.Ignore(syscall.SIGXFSZ)
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 5000, Max: 5000}); err != nil {
-		t.Fatal(err)
-	}
+	ownprocess.LimitFiles(t, 5000)
 	w := unitsOf(80, 0)
 	written, err := h.writer.Apply(w)
 	if lacks := written.Lacks(w); err == nil || len(lacks) != 3 {
