@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
@@ -56,6 +57,19 @@ func Open(t testing.TB, profile string) (*simulator.Node, *nvidia.Session) {
 		}
 	})
 	return node, session
+}
+
+// InVirtualTime runs a part of a test in virtual time. There a look takes no time: in real time, a
+// machine that stands still for a second makes a look leave out the links between GPUs. A benchmark
+// stays in real time.
+func InVirtualTime(t testing.TB, part func(t testing.TB)) {
+	t.Helper()
+	test, ok := t.(*testing.T)
+	if !ok {
+		part(t)
+		return
+	}
+	synctest.Test(test, func(t *testing.T) { part(t) })
 }
 
 // Healthy returns a Snapshot in which all GPUs and MIG devices are Healthy: nobody has judged those

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
 // What the package promises of time and numbers, with which the tests know when to look.
@@ -67,18 +68,20 @@ func newNode(t testing.TB, profile string) *simulator.Node {
 // place of the node's.
 func scanWith(t testing.TB, profile string, root fs.FS, driverRoot string) inventory.Snapshot {
 	t.Helper()
-	driver := nvidia.New(nvidia.Options{Library: newNode(t, profile).NVML(), Root: root, DriverRoot: driverRoot})
-	s, err := driver.Open(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	snapshot, err := s.Scan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	var snapshot inventory.Snapshot
+	simulated.InVirtualTime(t, func(t testing.TB) {
+		driver := nvidia.New(nvidia.Options{Library: newNode(t, profile).NVML(), Root: root, DriverRoot: driverRoot})
+		s, err := driver.Open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if snapshot, err = s.Scan(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
 	return snapshot
 }
 

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
@@ -12,23 +13,26 @@ import (
 // scan returns the machine of a simulator's profile, as the daemon would see it after some faults.
 func scan(t testing.TB, name string, faults ...simulator.Fault) machine {
 	t.Helper()
-	node, session := simulated.Open(t, name)
-	// The first look knows the GPUs; a second one sees what became of them.
-	snapshot, err := session.Scan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, fault := range faults {
-		if err := node.Inject(fault); err != nil {
-			t.Fatal(err)
+	var snapshot inventory.Snapshot
+	simulated.InVirtualTime(t, func(t testing.TB) {
+		node, session := simulated.Open(t, name)
+		look := func() {
+			var err error
+			if snapshot, err = session.Scan(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := session.Retry(t.Context()); err != nil { // links are asked for, too
-			t.Fatal(err)
+		look() // It knows the GPUs; a second one sees what became of them.
+		for _, fault := range faults {
+			if err := node.Inject(fault); err != nil {
+				t.Fatal(err)
+			}
+			if err := session.Retry(t.Context()); err != nil { // links are asked for, too
+				t.Fatal(err)
+			}
+			look()
 		}
-		if snapshot, err = session.Scan(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	return machine{name, snapshot.GPUs}
 }
 

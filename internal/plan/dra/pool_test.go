@@ -25,19 +25,21 @@ var update = flag.Bool("update", false, "write testdata/devices.txt anew")
 // scan returns what a simulated machine has, all of it Healthy.
 func scan(t testing.TB, name string, faults ...simulator.Fault) inventory.Snapshot {
 	t.Helper()
-	node, session := simulated.Open(t, name)
 	var s inventory.Snapshot
-	for i := range len(faults) + 1 {
-		if i > 0 {
-			if err := node.Inject(faults[i-1]); err != nil {
+	simulated.InVirtualTime(t, func(t testing.TB) {
+		node, session := simulated.Open(t, name)
+		for i := range len(faults) + 1 {
+			if i > 0 {
+				if err := node.Inject(faults[i-1]); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var err error
+			if s, err = session.Scan(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		var err error
-		if s, err = session.Scan(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	return simulated.Healthy(s)
 }
 

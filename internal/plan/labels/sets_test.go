@@ -74,24 +74,28 @@ func (w wanted) snapshot(t *testing.T) inventory.Snapshot {
 	if filepath.Ext(name) != "" {
 		name = filepath.Join("testdata/nodes", name)
 	}
-	node, session := simulated.Open(t, name)
 	lost := map[int]bool{}
-	if _, err := session.Scan(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range w.faults {
-		if err := node.Inject(f); err != nil {
-			t.Fatal(err)
+	var s inventory.Snapshot
+	simulated.InVirtualTime(t, func(t testing.TB) {
+		node, session := simulated.Open(t, name)
+		look := func() {
+			var err error
+			if s, err = session.Scan(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if f.Kind == simulator.KindLost {
-			i, _ := strconv.Atoi(f.GPU)
-			lost[i] = true
+		look()
+		for _, f := range w.faults {
+			if err := node.Inject(f); err != nil {
+				t.Fatal(err)
+			}
+			if f.Kind == simulator.KindLost {
+				i, _ := strconv.Atoi(f.GPU)
+				lost[i] = true
+			}
 		}
-	}
-	s, err := session.Scan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+		look()
+	})
 	s = simulated.Healthy(s)
 	for i := range lost {
 		s.GPUs[i].Health.State = inventory.Lost

@@ -62,11 +62,14 @@ func TestGoldenPlans(t *testing.T) {
 // scan looks at a simulated node by the code that looks at real ones.
 func scan(t *testing.T, name string) inventory.Snapshot {
 	t.Helper()
-	_, session := simulated.Open(t, name)
-	snapshot, err := session.Scan(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	var snapshot inventory.Snapshot
+	simulated.InVirtualTime(t, func(t testing.TB) {
+		_, session := simulated.Open(t, name)
+		var err error
+		if snapshot, err = session.Scan(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	})
 	return simulated.Healthy(snapshot)
 }
 
