@@ -89,8 +89,9 @@ func isActive(state string) bool { return state == releasePending || state == re
 // released, and releasedHere that this process released it for the request. The driver must be
 // released if the state is pending or done. It must be in use again after these states if the
 // answer is Own.
-func decideRelease(r releaseRequest, state string, a releaseAnswer, released, releasedHere bool, now time.Time) (string,
-	releaseAnswer) {
+func decideRelease(
+	r releaseRequest, state string, a releaseAnswer, released, releasedHere bool, now time.Time,
+) (string, releaseAnswer) {
 	switch {
 	case r.err != nil && isActive(state) && now.Before(a.Until): // the valid request stays in force until its time
 		a.Reason = r.err.Error()

@@ -37,8 +37,7 @@ func TestFlagsOfACommand(t *testing.T) {
 		if err := flags.Parse(args); err != nil {
 			t.Fatal(err)
 		}
-		s := config.Sources{Flags: flags, Env: func(name string) (string,
-			bool) {
+		s := config.Sources{Flags: flags, Env: func(name string) (string, bool) {
 			text, given := variables[name]
 			return text, given
 		}}

@@ -24,8 +24,9 @@ type laterProcess struct {
 	told        chan bool
 }
 
-func (l *laterProcess) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
-	error) {
+func (l *laterProcess) GetDevicePluginOptions(
+	ctx context.Context, _ *pluginapi.Empty,
+) (*pluginapi.DevicePluginOptions, error) {
 	l.told <- kubelet.LeavingToken(ctx) != ""
 	switch {
 	case l.again:

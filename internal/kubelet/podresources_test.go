@@ -46,8 +46,9 @@ func (a *accounts) GetAllocatableResources(context.Context, *podresources.Alloca
 	}}, nil
 }
 
-func (a *accounts) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse,
-	error) {
+func (a *accounts) List(
+	context.Context, *podresources.ListPodResourcesRequest,
+) (*podresources.ListPodResourcesResponse, error) {
 	a.listed.Add(1)
 	var devices []*podresources.ContainerDevices
 	for _, node := range []int64{1, 0} { // kubelet names a device once for each of its NUMA nodes

@@ -266,8 +266,9 @@ type failingModes struct {
 	check    func()
 }
 
-func (m *failingModes) SetComputeMode(_ context.Context, _ string, mode inventory.ComputeMode) (inventory.ComputeMode,
-	error) {
+func (m *failingModes) SetComputeMode(
+	_ context.Context, _ string, mode inventory.ComputeMode,
+) (inventory.ComputeMode, error) {
 	m.check()
 	if m.failures.Add(-1) >= 0 {
 		return 0, errors.New("not now")

@@ -68,8 +68,9 @@ func newNode(t *testing.T) *node {
 }
 
 // SetComputeMode makes a node the Modes of its Supervisor.
-func (n *node) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
-	error) {
+func (n *node) SetComputeMode(
+	ctx context.Context, uuid string, mode inventory.ComputeMode,
+) (inventory.ComputeMode, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if err := errors.Join(n.fail[uuid], n.fail[""], ctx.Err()); err != nil {

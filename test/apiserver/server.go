@@ -147,8 +147,9 @@ func (s *Server) Resume() error {
 		Handler:           http.HandlerFunc(s.serve),
 		ReadHeaderTimeout: time.Minute,
 		ErrorLog:          discard,
-		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate,
-			error) {
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(
+			*tls.ClientHelloInfo,
+		) (*tls.Certificate, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return &s.authority.server, nil

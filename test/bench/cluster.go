@@ -34,8 +34,9 @@ func nodeAgent(daemon string) string { return filepath.Join(filepath.Dir(daemon)
 
 // withCluster runs take with a stand-in API server that has the node, and the arguments that switch
 // all on.
-func withCluster(ctx context.Context, take func(s *apiserver.Server, args []string) (string, error)) (_ string,
-	err error) {
+func withCluster(
+	ctx context.Context, take func(s *apiserver.Server, args []string) (string, error),
+) (_ string, err error) {
 	dir, err := os.MkdirTemp("", "bench")
 	if err != nil {
 		return "", err

@@ -92,8 +92,9 @@ func renderFor(kubernetes, text string) (objects []byte, notes string, err error
 }
 
 // renderServed does that for an API server that serves these APIs, each as VERSION or VERSION/KIND.
-func renderServed(kubernetes string, served chartutil.VersionSet, text string) (rendered []byte, notes string,
-	err error) {
+func renderServed(
+	kubernetes string, served chartutil.VersionSet, text string,
+) (rendered []byte, notes string, err error) {
 	return renderIn(kubernetes, served, text)
 }
 

@@ -50,8 +50,7 @@ func answering(t *testing.T, answers map[string][]any) (socket string, came *cal
 
 func serveAt(t *testing.T, socket string, answers map[string][]any, came *calls) {
 	t.Helper()
-	handlers := map[string]control.Handler{"there": func(context.Context, json.RawMessage) (any,
-		error) {
+	handlers := map[string]control.Handler{"there": func(context.Context, json.RawMessage) (any, error) {
 		return nil, nil
 	}}
 	for name, all := range answers {

@@ -113,8 +113,9 @@ func doctorConfig(sources config.Sources) (c config.Config, problem string, err 
 }
 
 // examine returns what is found on the node, and where its files were seen.
-func examine(ctx context.Context, c config.Config, problem, hostRoot string) (findings []doctor.Finding, at string,
-	err error) {
+func examine(
+	ctx context.Context, c config.Config, problem, hostRoot string,
+) (findings []doctor.Finding, at string, err error) {
 	p, at, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return nil, "", err

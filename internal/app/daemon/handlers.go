@@ -21,8 +21,7 @@ func (d *daemon) handlers() map[string]control.Handler {
 		CallReady:   answer(d.ready),
 		CallAlive:   answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
 		CallQuiesce: answer(d.quiesce),
-		CallResume: answer(func(ctx context.Context, _ struct{}) (any,
-			error) {
+		CallResume: answer(func(ctx context.Context, _ struct{}) (any, error) {
 			return nil, d.requests().Resume(ctx)
 		}),
 		CallHealthClear:    answer(d.clearHealth),

@@ -44,8 +44,9 @@ func (fakeCluster) Pause(context.Context, []string) error { return nil }
 func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {
 	return dra.Claim{}, false, nil
 }
-func (fakeCluster) ClaimsOf(context.Context, string, []string, func(string) (string, bool)) (map[string][]string,
-	error) {
+func (fakeCluster) ClaimsOf(
+	context.Context, string, []string, func(string) (string, bool),
+) (map[string][]string, error) {
 	return nil, nil
 }
 

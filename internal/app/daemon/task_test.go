@@ -141,8 +141,7 @@ func TestAnOutputThatDoesNotEnd(t *testing.T) {
 // count when it has it.
 func TestReadyWithTheLead(t *testing.T) {
 	t.Parallel()
-	never := daemon.Task{Lead: true, Ready: func(context.Context) (bool,
-		string) {
+	never := daemon.Task{Lead: true, Ready: func(context.Context) (bool, string) {
 		return false, "the driver is not registered"
 	}}
 	for dir, want := range map[string]string{

@@ -75,8 +75,9 @@ func (c *Client) ApplyLabels(ctx context.Context, uid, version string, labels ma
 // ApplyMIGState sets labels and annotations about the MIG layout on the daemon's own Node, and
 // removes those of an earlier call that are not in the maps. The Node must still have the UID and
 // the version. Values of other programs are replaced. ApplyMIGState returns the updated Node.
-func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels, annotations map[string]string) (Node,
-	error) {
+func (c *Client) ApplyMIGState(
+	ctx context.Context, uid, version string, labels, annotations map[string]string,
+) (Node, error) {
 	restores := c.latestNode().restores
 	text, err := c.applyNode(ctx, migManager, metadata{UID: uid, ResourceVersion: version, Labels: labels,
 		Annotations: annotations}, true)
@@ -90,8 +91,9 @@ func (c *Client) ApplyMIGState(ctx context.Context, uid, version string, labels,
 // own Node, as annotations. The Node must still have the UID and the version. Annotations of an
 // earlier answer are removed, and values of other programs are replaced. ApplyReleaseAnswer returns
 // the updated Node.
-func (c *Client) ApplyReleaseAnswer(ctx context.Context, uid, version string, annotations map[string]string) (Node,
-	error) {
+func (c *Client) ApplyReleaseAnswer(
+	ctx context.Context, uid, version string, annotations map[string]string,
+) (Node, error) {
 	restores := c.latestNode().restores
 	text, err := c.applyNode(ctx, answerManager, metadata{UID: uid, ResourceVersion: version, Annotations: annotations},
 		true)

@@ -45,8 +45,9 @@ type NodeFeature struct {
 
 // NodeFeature returns the object in a namespace whose name is the prefix and the name of the node.
 // found is false if there is none.
-func (c *Client) NodeFeature(ctx context.Context, namespace, prefix string) (feature NodeFeature, found bool,
-	err error) {
+func (c *Client) NodeFeature(
+	ctx context.Context, namespace, prefix string,
+) (feature NodeFeature, found bool, err error) {
 	name := prefix + c.node
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: nodeFeaturePath + namespace + "/nodefeatures/" + name})
 	if IsCode(err, http.StatusNotFound) {

@@ -249,8 +249,9 @@ func isOtherHistory(err error) bool {
 
 // watchOnce lists the collection and then watches it until the watch ends. It returns the last
 // version received; empty if the list failed.
-func (c *Client) watchOnce(ctx context.Context, timer clock.Clock, w collection, from string) (version string,
-	err error) {
+func (c *Client) watchOnce(
+	ctx context.Context, timer clock.Clock, w collection, from string,
+) (version string, err error) {
 	if version, err = w.list(ctx, from); err != nil {
 		return "", err
 	}
@@ -294,8 +295,9 @@ func cancelWhenIdle(ctx context.Context, cancel context.CancelCauseFunc, idle cl
 
 // readEvents handles the events of a watch until the watch ends, and returns the last version
 // received. It sends to received for each event.
-func (w collection) readEvents(ctx context.Context, body io.Reader, version string, received chan<- struct{}) (string,
-	error) {
+func (w collection) readEvents(
+	ctx context.Context, body io.Reader, version string, received chan<- struct{},
+) (string, error) {
 	limited := &io.LimitedReader{R: body}
 	events := json.NewDecoder(limited)
 	for {

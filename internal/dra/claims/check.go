@@ -77,8 +77,7 @@ type node struct {
 
 // plan returns the record for a claim by the current state of the node, and the devices that pods
 // hold as resources. former is the claim's earlier record, if any.
-func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice,
-	error) {
+func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice, error) {
 	n := node{
 		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil,
 		mps:  c.options.MPS != nil,

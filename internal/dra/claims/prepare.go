@@ -236,8 +236,9 @@ func (c *Claims) setSpecWritten(r record, written bool) {
 
 // record decides whether a claim may have its devices, and writes the record. The caller has the
 // lock of the claim.
-func (c *Claims) record(ctx context.Context, locks *heldLocks, claim dra.Claim, former record, unprepares int) (record,
-	error) {
+func (c *Claims) record(
+	ctx context.Context, locks *heldLocks, claim dra.Claim, former record, unprepares int,
+) (record, error) {
 	unprepared := fail(CauseLate, "the claim was unprepared while it was being prepared")
 	if c.unpreparedSince(claim.UID, unprepares) {
 		return record{}, unprepared

@@ -194,12 +194,12 @@ func TestReadClaim(t *testing.T) {
 	r := newRig(t)
 	c, _ := r.start()
 	for want, read := range map[string]func(context.Context) (dra.Claim, error){
-		"read the claim: no API server": func(context.Context) (dra.Claim,
-			error) {
+		"read the claim: no API server": func(context.Context) (dra.Claim, error) {
 			return dra.Claim{}, errors.New("no API server")
 		},
-		"the claim was deleted and created again: its UID is uid-2 instead of uid-1": func(context.Context) (dra.Claim,
-			error) {
+		"the claim was deleted and created again: its UID is uid-2 instead of uid-1": func(
+			context.Context,
+		) (dra.Claim, error) {
 			return claim("uid-2", gpuA), nil
 		},
 		"the claim was unprepared while it was being prepared": func(context.Context) (dra.Claim, error) {

@@ -19,8 +19,9 @@ type hung struct {
 	until chan struct{}
 }
 
-func (h hung) Prepare(_ context.Context, uid string, _ func(context.Context) (dra.Claim, error)) ([]dra.Prepared,
-	error) {
+func (h hung) Prepare(
+	_ context.Context, uid string, _ func(context.Context) (dra.Claim, error),
+) ([]dra.Prepared, error) {
 	if uid == h.uid {
 		<-h.until
 	}

@@ -75,8 +75,9 @@ func (s *service) callLeader(
 
 // whileLeading cancels do when this process loses the lead. The work that the hand-over waits for
 // has ended by then.
-func (s *service) whileLeading(ctx context.Context, do func(context.Context) ([]*drav1.Device, error)) ([]*drav1.Device,
-	error) {
+func (s *service) whileLeading(
+	ctx context.Context, do func(context.Context) ([]*drav1.Device, error),
+) ([]*drav1.Device, error) {
 	if s.o.Leads == nil {
 		return do(ctx)
 	}

@@ -17,8 +17,7 @@ func (s *story) restart() {
 	for i := range faults {
 		faults[i].LastSeen = faults[i].Since // the ledger has one time of each fault
 	}
-	s.gpu = health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault,
-		[]time.Time) {
+	s.gpu = health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault, []time.Time) {
 		return faults, recoveries
 	},
 		s.now)

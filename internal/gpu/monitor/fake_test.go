@@ -235,8 +235,9 @@ func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant
 	return s.node.useErr
 }
 
-func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
-	error) {
+func (s *session) SetComputeMode(
+	ctx context.Context, uuid string, mode inventory.ComputeMode,
+) (inventory.ComputeMode, error) {
 	if err := s.node.answers(ctx); err != nil {
 		return 0, err
 	}

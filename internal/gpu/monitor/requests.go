@@ -147,8 +147,9 @@ func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Rem
 // SetComputeMode sets the compute mode of a GPU, by UUID, and returns the previous mode. The mode
 // lasts as long as the Monitor's session: a driver without users forgets it. The error wraps
 // inventory.ErrNotSupported if the GPU has no compute modes.
-func (m *Monitor) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
-	error) {
+func (m *Monitor) SetComputeMode(
+	ctx context.Context, uuid string, mode inventory.ComputeMode,
+) (inventory.ComputeMode, error) {
 	var before inventory.ComputeMode
 	var failed error
 	err := m.callDriver(ctx, func(ctx context.Context, s Session, _ *look) {

@@ -45,8 +45,9 @@ func (m *Monitor) Reset(ctx context.Context, gpus []string, run func(context.Con
 // session. ran reports whether run succeeded, however the look ends. The error is run's, or says
 // why run was not called or has not returned. The ctx of run ends with the Monitor. With keeps, a
 // session stays open if GPUs would lose settings.
-func (m *Monitor) withoutSession(ctx context.Context, keeps bool, run func(context.Context) error) (ran bool,
-	err error) {
+func (m *Monitor) withoutSession(
+	ctx context.Context, keeps bool, run func(context.Context) error,
+) (ran bool, err error) {
 	outcome := make(chan error, 1)
 	err = m.runInLook(ctx, func(l *loop, once func(func())) {
 		l.sessionless = append(l.sessionless, sessionless{keeps, func(looking context.Context, stays error) {

@@ -16,8 +16,9 @@ import (
 // The error wraps inventory.ErrNotSupported if the GPU has no compute modes. It wraps
 // inventory.ErrNoAnswer if the driver did not answer before the deadline of ctx: then the mode may
 // have been set.
-func (s *Session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
-	error) {
+func (s *Session) SetComputeMode(
+	ctx context.Context, uuid string, mode inventory.ComputeMode,
+) (inventory.ComputeMode, error) {
 	return ask(ctx, s, fmt.Sprintf("set the compute mode %s of", mode), uuid,
 		func(gpu device) (inventory.ComputeMode, error) {
 			return setComputeMode(gpu, mode)

@@ -108,8 +108,7 @@ func (i gpuInstance) FindComputeInstance(id int) nvml.Return {
 // GetComputeInstanceInfo returns the description of the compute instance with an ID.
 func (i gpuInstance) GetComputeInstanceInfo(id int) (nvml.ComputeInstanceInfo, nvml.Return) {
 	const function = "nvmlGpuInstanceGetComputeInstanceById"
-	ci, ret := invoke(i.api, function, func() (nvml.ComputeInstance,
-		nvml.Return) {
+	ci, ret := invoke(i.api, function, func() (nvml.ComputeInstance, nvml.Return) {
 		return i.handle.GetComputeInstanceById(id)
 	})
 	if ret != nvml.SUCCESS {
@@ -247,8 +246,7 @@ func (d device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
 
 // GetApplicationsClock returns MHz. CUDA 14 will drop it.
 func (d device) GetApplicationsClock(clock nvml.ClockType) (uint32, nvml.Return) {
-	return queryFor(d, "GetApplicationsClock", int(clock), func(int) (uint32,
-		nvml.Return) {
+	return queryFor(d, "GetApplicationsClock", int(clock), func(int) (uint32, nvml.Return) {
 		return d.handle.GetApplicationsClock(clock)
 	})
 }

@@ -18,8 +18,9 @@ func (d device) GetMigModes() (migMode, nvml.Return) {
 	})
 }
 
-func (d device) GetGpuInstancePossiblePlacements(info nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
-	nvml.Return) {
+func (d device) GetGpuInstancePossiblePlacements(
+	info nvml.GpuInstanceProfileInfo,
+) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	return queryFor(d, "GetGpuInstancePossiblePlacements", int(info.Id),
 		func(int) ([]nvml.GpuInstancePlacement, nvml.Return) {
 			return possiblePlacements(d.handle, &info)
@@ -40,8 +41,9 @@ func (d device) GetGpuInstances(info nvml.GpuInstanceProfileInfo) ([]gpuInstance
 }
 
 // GetComputeInstances returns the descriptions of the compute instances of a profile.
-func (i gpuInstance) GetComputeInstances(info nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstanceInfo,
-	nvml.Return) {
+func (i gpuInstance) GetComputeInstances(
+	info nvml.ComputeInstanceProfileInfo,
+) ([]nvml.ComputeInstanceInfo, nvml.Return) {
 	info.InstanceCount = min(info.InstanceCount, maxMIGDevices)
 	handles, ret := invoke(i.api, "nvmlGpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 		return i.handle.GetComputeInstances(&info)
@@ -104,8 +106,7 @@ func (i gpuInstance) CreateComputeInstance(
 // DestroyComputeInstance destroys the compute instance with an ID.
 func (i gpuInstance) DestroyComputeInstance(id int) nvml.Return {
 	const find = "nvmlGpuInstanceGetComputeInstanceById"
-	ci, ret := invoke(i.api, find, func() (nvml.ComputeInstance,
-		nvml.Return) {
+	ci, ret := invoke(i.api, find, func() (nvml.ComputeInstance, nvml.Return) {
 		return i.handle.GetComputeInstanceById(id)
 	})
 	if ret != nvml.SUCCESS {

@@ -164,8 +164,9 @@ func (d lyingDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceProf
 	})
 }
 
-func (d lyingDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
-	nvml.Return) {
+func (d lyingDevice) GetGpuInstancePossiblePlacements(
+	info *nvml.GpuInstanceProfileInfo,
+) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	all, ret := d.Device.GetGpuInstancePossiblePlacements(info)
 	return pick(d.lies, all, ret, nil, []nvml.GpuInstancePlacement{{Start: math.MaxUint32, Size: math.MaxUint32}},
 		make([]nvml.GpuInstancePlacement, 5000))

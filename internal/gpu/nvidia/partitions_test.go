@@ -202,8 +202,9 @@ func (d numberedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstanceP
 	return nvml.GpuInstanceProfileInfo{Id: uint32(number), InstanceCount: 1, MemorySizeMB: memory.Total >> 23}, ret
 }
 
-func (d numberedDevice) GetGpuInstancePossiblePlacements(*nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
-	nvml.Return) {
+func (d numberedDevice) GetGpuInstancePossiblePlacements(
+	*nvml.GpuInstanceProfileInfo,
+) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	return []nvml.GpuInstancePlacement{d.place}, nvml.SUCCESS
 }
 
@@ -261,8 +262,9 @@ func (d dividedDevice) GetGpuInstanceProfileInfo(number int) (nvml.GpuInstancePr
 	return info, ret
 }
 
-func (d dividedDevice) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
-	nvml.Return) {
+func (d dividedDevice) GetGpuInstancePossiblePlacements(
+	info *nvml.GpuInstanceProfileInfo,
+) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	if d.places != nvml.SUCCESS && info.Id == d.without {
 		return nil, d.places
 	}

@@ -10,8 +10,7 @@ import (
 
 // GetTemperature returns degrees Celsius. CUDA 14 may drop the function without a version.
 func (d device) GetTemperature() (uint32, nvml.Return) {
-	celsius, ret := query(d, "GetTemperature", func() (uint32,
-		nvml.Return) {
+	celsius, ret := query(d, "GetTemperature", func() (uint32, nvml.Return) {
 		return d.handle.GetTemperature(nvml.TEMPERATURE_GPU)
 	})
 	if ret != nvml.ERROR_FUNCTION_NOT_FOUND {
@@ -35,8 +34,7 @@ func (d device) GetClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
 
 // GetMaxClockInfo returns MHz.
 func (d device) GetMaxClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
-	return queryFor(d, "GetMaxClockInfo", int(clock), func(int) (uint32,
-		nvml.Return) {
+	return queryFor(d, "GetMaxClockInfo", int(clock), func(int) (uint32, nvml.Return) {
 		return d.handle.GetMaxClockInfo(clock)
 	})
 }
@@ -83,8 +81,7 @@ func (d device) GetGridLicensed() (bool, nvml.Return) {
 
 func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCounterType) (uint64, nvml.Return) {
 	which := int(kind)<<8 | int(counter)
-	return queryFor(d, "GetTotalEccErrors", 1+which, func(int) (uint64,
-		nvml.Return) {
+	return queryFor(d, "GetTotalEccErrors", 1+which, func(int) (uint64, nvml.Return) {
 		return d.handle.GetTotalEccErrors(kind, counter)
 	})
 }
@@ -103,8 +100,7 @@ func (d device) GetScopedFieldValue(field int, scope uint32) (nvml.FieldValue, n
 
 // GetPcieThroughput returns KB a second. It blocks for 20 ms.
 func (d device) GetPcieThroughput(counter nvml.PcieUtilCounter) (uint32, nvml.Return) {
-	return queryFor(d, "GetPcieThroughput", int(counter), func(int) (uint32,
-		nvml.Return) {
+	return queryFor(d, "GetPcieThroughput", int(counter), func(int) (uint32, nvml.Return) {
 		return d.handle.GetPcieThroughput(counter)
 	})
 }

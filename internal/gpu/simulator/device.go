@@ -151,8 +151,7 @@ func (d device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
 
 // GetComputeMode returns which processes may compute on the GPU.
 func (d device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
-	return ask(d, "DeviceGetComputeMode", func(g *gpu) (nvml.ComputeMode,
-		nvml.Return) {
+	return ask(d, "DeviceGetComputeMode", func(g *gpu) (nvml.ComputeMode, nvml.Return) {
 		return g.computeMode, nvml.SUCCESS
 	})
 }
@@ -214,8 +213,7 @@ func (d device) GetApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
 
 // GetDefaultApplicationsClock returns the default clock in MHz.
 func (d device) GetDefaultApplicationsClock(nvml.ClockType) (uint32, nvml.Return) {
-	return ask(d, "DeviceGetDefaultApplicationsClock", func(*gpu) (uint32,
-		nvml.Return) {
+	return ask(d, "DeviceGetDefaultApplicationsClock", func(*gpu) (uint32, nvml.Return) {
 		return usualClock, nvml.SUCCESS
 	})
 }

@@ -68,8 +68,9 @@ func (g *gpu) profileLocked(id uint32) (MIGProfile, bool) {
 }
 
 // GetGpuInstancePossiblePlacements returns all placements of a profile, free or not.
-func (d device) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileInfo) ([]nvml.GpuInstancePlacement,
-	nvml.Return) {
+func (d device) GetGpuInstancePossiblePlacements(
+	info *nvml.GpuInstanceProfileInfo,
+) ([]nvml.GpuInstancePlacement, nvml.Return) {
 	const call = "DeviceGetGpuInstancePossiblePlacements"
 	return ask(d, call, func(g *gpu) ([]nvml.GpuInstancePlacement, nvml.Return) {
 		p, ok := g.profileLocked(info.Id)
@@ -155,8 +156,9 @@ func (h gpuInstanceHandle) GetComputeInstanceProfileInfo(
 }
 
 // GetComputeInstances returns the compute instances of a profile.
-func (h gpuInstanceHandle) GetComputeInstances(info *nvml.ComputeInstanceProfileInfo) ([]nvml.ComputeInstance,
-	nvml.Return) {
+func (h gpuInstanceHandle) GetComputeInstances(
+	info *nvml.ComputeInstanceProfileInfo,
+) ([]nvml.ComputeInstance, nvml.Return) {
 	return askGI(h, "GpuInstanceGetComputeInstances", func() ([]nvml.ComputeInstance, nvml.Return) {
 		var list []nvml.ComputeInstance
 		for _, c := range h.gi.computes {

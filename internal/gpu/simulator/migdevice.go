@@ -129,10 +129,10 @@ func (d migDevice) GetAttributes() (nvml.DeviceAttributes, nvml.Return) {
 
 // GetComputeRunningProcesses returns the processes injected into the MIG device.
 func (d migDevice) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return askMIG(d, "DeviceGetComputeRunningProcesses", func(_ *gpu, c *computeInstance) ([]nvml.ProcessInfo,
-		nvml.Return) {
+	running := func(_ *gpu, c *computeInstance) ([]nvml.ProcessInfo, nvml.Return) {
 		return c.runningLocked(), nvml.SUCCESS
-	})
+	}
+	return askMIG(d, "DeviceGetComputeRunningProcesses", running)
 }
 
 // runningLocked returns the processes on a MIG device.

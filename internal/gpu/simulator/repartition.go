@@ -142,8 +142,9 @@ func (d device) CreateGpuInstanceWithPlacement(
 }
 
 // create creates a GPU instance at the placement returned by place.
-func (d device) create(call string, profile uint32, place func(*gpu, MIGProfile) (int, bool)) (nvml.GpuInstance,
-	nvml.Return) {
+func (d device) create(
+	call string, profile uint32, place func(*gpu, MIGProfile) (int, bool),
+) (nvml.GpuInstance, nvml.Return) {
 	return ask(d, call, func(g *gpu) (nvml.GpuInstance, nvml.Return) {
 		p, ok := g.profileLocked(profile)
 		if !g.mig || !ok {
@@ -220,8 +221,9 @@ func (h gpuInstanceHandle) GetComputeInstancePossiblePlacements(
 }
 
 // GetComputeInstanceRemainingCapacity returns how many more compute instances of a profile fit now.
-func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.ComputeInstanceProfileInfo) (int,
-	nvml.Return) {
+func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(
+	info *nvml.ComputeInstanceProfileInfo,
+) (int, nvml.Return) {
 	return askGI(h, "GpuInstanceGetComputeInstanceRemainingCapacity", func() (int, nvml.Return) {
 		rooms, size := 0, computeSlices[int(info.Id)]
 		for _, start := range h.gi.computeStarts(size) {
@@ -234,8 +236,9 @@ func (h gpuInstanceHandle) GetComputeInstanceRemainingCapacity(info *nvml.Comput
 }
 
 // CreateComputeInstance creates a compute instance at the first free placement.
-func (h gpuInstanceHandle) CreateComputeInstance(info *nvml.ComputeInstanceProfileInfo) (nvml.ComputeInstance,
-	nvml.Return) {
+func (h gpuInstanceHandle) CreateComputeInstance(
+	info *nvml.ComputeInstanceProfileInfo,
+) (nvml.ComputeInstance, nvml.Return) {
 	return h.create("GpuInstanceCreateComputeInstance", info.Id, func(size int) int {
 		return slices.IndexFunc(h.gi.computeStarts(size), func(start int) bool { return h.gi.roomFor(start, size) })
 	})
@@ -255,8 +258,9 @@ func (h gpuInstanceHandle) CreateComputeInstanceWithPlacement(
 
 // create creates a compute instance at the placement returned by place, by its position among all
 // placements of its size.
-func (h gpuInstanceHandle) create(call string, profile uint32, place func(size int) int) (nvml.ComputeInstance,
-	nvml.Return) {
+func (h gpuInstanceHandle) create(
+	call string, profile uint32, place func(size int) int,
+) (nvml.ComputeInstance, nvml.Return) {
 	return askGI(h, call, func() (nvml.ComputeInstance, nvml.Return) {
 		size := computeSlices[int(profile)]
 		at := place(size)

@@ -234,8 +234,9 @@ type promisingServer struct {
 	list *pluginapi.ListAndWatchResponse
 }
 
-func (*promisingServer) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
-	error) {
+func (*promisingServer) GetDevicePluginOptions(
+	ctx context.Context, _ *pluginapi.Empty,
+) (*pluginapi.DevicePluginOptions, error) {
 	if kubelet.LeavingToken(ctx) != "" {
 		kubelet.WillReregister(ctx)
 	}

@@ -134,8 +134,9 @@ func (l requestLimit) HandleConn(context.Context, stats.ConnStats)              
 
 // boundPreStart refuses a PreStartContainer request that is too large, and frees the places of the
 // others.
-func boundPreStart(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any,
-	error) {
+func boundPreStart(
+	ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (any, error) {
 	if info.FullMethod == pluginapi.DevicePlugin_PreStartContainer_FullMethodName {
 		if message, ok := request.(proto.Message); ok && proto.Size(message) > maxPreStart {
 			return nil, status.Errorf(codes.ResourceExhausted, "the request has %d bytes and may have %d", proto.Size(message),

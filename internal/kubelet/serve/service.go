@@ -47,8 +47,9 @@ func newService(l *registration, log klog.Logger) *service {
 	return &service{registration: l, log: log, inspect: l.list.views.Value().options.Inspect, began: make(chan struct{})}
 }
 
-func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions,
-	error) {
+func (s *service) GetDevicePluginOptions(
+	ctx context.Context, _ *pluginapi.Empty,
+) (*pluginapi.DevicePluginOptions, error) {
 	if token := kubelet.LeavingToken(ctx); token != "" {
 		switch again, soon := s.answerLeaving(token); {
 		case again:
@@ -442,8 +443,9 @@ func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
 // recoverCalls turns a panic in a call into a status and a log line: one bad request must not end
 // the daemon.
 func recoverCalls(log klog.Logger) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (response any,
-		err error) {
+	return func(
+		ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+	) (response any, err error) {
 		defer func() { err = recovered(log, recover(), info.FullMethod, err) }()
 		return handle(ctx, request)
 	}

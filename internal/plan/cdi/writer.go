@@ -74,8 +74,9 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 // write replaces a spec file if its content differs, and returns the names of the devices that are
 // correct in the file. After a failure these are the earlier devices that have not changed. By is
 // how containers refer to devices.
-func (w *Writer) write(class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy) (map[string]bool,
-	error) {
+func (w *Writer) write(
+	class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy,
+) (map[string]bool, error) {
 	name := cdilib.GenerateSpecName(containeredits.CDIVendor, string(class)) + ".json"
 	file := w.read(name)
 	if file != nil {

@@ -58,8 +58,9 @@ type Write struct {
 // slice is therefore one write in the same generation. With several changed slices, the first write
 // begins a new generation, and the scheduler does not use the pool until the last write: it never
 // sees a part of the changes.
-func Next(p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool) (Write,
-	bool) {
+func Next(
+	p Pool, there map[string]PublishedSlice, last int64, same func(name string, want, is Slice) bool,
+) (Write, bool) {
 	wanted := map[string]Slice{}
 	for i, slice := range p.Slices {
 		wanted[p.SliceName(i)] = slice

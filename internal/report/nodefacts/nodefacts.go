@@ -59,8 +59,7 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &atWSL, "the release of the kernel", seen, func() (bool, error) {
 			return driverroot.IsWSL(p.Kernel) || p.Devices != nil && driverroot.IsWSL(p.Devices), nil
 		}),
-		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice,
-			error) {
+		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) {
 			return pciDevices(kernel, "0x0680")
 		}),
 		read(ctx, &f.Module, "the version of the kernel module", seen,

@@ -258,15 +258,13 @@ func (s *session) Retry(ctx context.Context) error {
 // Sample records how long it took and whether it failed. Nothing is decided by what it measured.
 func (s *session) Sample(ctx context.Context, uuid string, blocking bool,
 	pause func(context.Context)) (inventory.Sample, error) {
-	return recorded(s, callSample, uuid, nil, func() (inventory.Sample,
-		error) {
+	return recorded(s, callSample, uuid, nil, func() (inventory.Sample, error) {
 		return s.Session.Sample(ctx, uuid, blocking, pause)
 	})
 }
 
 func (s *session) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
-	return recorded(s, callProcesses, uuid, nil, func() ([]inventory.Process,
-		error) {
+	return recorded(s, callProcesses, uuid, nil, func() ([]inventory.Process, error) {
 		return s.Session.Processes(ctx, uuid)
 	})
 }
@@ -279,16 +277,16 @@ func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant
 	return acted(s, callClean, uuid, what, func() error { return s.Session.Clean(ctx, uuid, what) })
 }
 
-func (s *session) SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode,
-	error) {
+func (s *session) SetComputeMode(
+	ctx context.Context, uuid string, mode inventory.ComputeMode,
+) (inventory.ComputeMode, error) {
 	return recorded(s, callComputeMode, uuid, mode, func() (inventory.ComputeMode, error) {
 		return s.Session.SetComputeMode(ctx, uuid, mode)
 	})
 }
 
 func (s *session) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
-	return recorded(s, callPartitions, uuid, nil, func() (inventory.Partitions,
-		error) {
+	return recorded(s, callPartitions, uuid, nil, func() (inventory.Partitions, error) {
 		return s.Session.Partitions(ctx, uuid)
 	})
 }
@@ -331,8 +329,7 @@ func (s *session) Hanging() bool {
 }
 
 func (s *session) Unwatched() []inventory.LeftOut {
-	unwatched, _ := recorded(s, callUnwatched, "", nil, func() ([]inventory.LeftOut,
-		error) {
+	unwatched, _ := recorded(s, callUnwatched, "", nil, func() ([]inventory.LeftOut, error) {
 		return s.Session.Unwatched(), nil
 	})
 	return unwatched

@@ -47,8 +47,7 @@ func TestAnswerForATerminal(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
 	s.addNode("a", 8, nil)
-	s.addDaemon("daemon-a", "a", func([]string) (string, string,
-		int) {
+	s.addDaemon("daemon-a", "a", func([]string) (string, string, int) {
 		return "\x1b[2Jan\tanswer\n", "\x1b]0;title\a\n", 3
 	})
 	out, problems, code := s.run("doctor", "a")

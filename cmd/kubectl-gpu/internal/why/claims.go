@@ -138,8 +138,9 @@ type offer struct {
 
 // offerOf examines a node's devices for all claims together and, if they are not enough, for each
 // request alone.
-func (a *allocation) offerOf(ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim) (of offer,
-	err error) {
+func (a *allocation) offerOf(
+	ctx context.Context, n *corev1.Node, claims []*resourceapi.ResourceClaim,
+) (of offer, err error) {
 	of.node = n
 	of.possible, err = a.possible(ctx, n, claims)
 	if of.unknown = errors.Is(err, errSteps); err != nil && !of.unknown || of.possible {
