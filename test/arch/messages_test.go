@@ -32,8 +32,9 @@ type message struct {
 	keys, packages []string
 }
 
-// TestMessages holds the table of messages to the source. `go test . -run TestMessages -update`
-// writes it anew; what a message means is written by hand.
+// TestMessages holds the table of messages to the source. The command
+// `go test ./test/arch -run TestMessages -update` writes the table; what a message means is written
+// by hand.
 func TestMessages(t *testing.T) {
 	if *update {
 		before, meanings, after, err := readMessages(os.DirFS("."))
@@ -116,7 +117,8 @@ func judgeMessages(tree fs.FS) ([]string, error) {
 	for text, m := range messages {
 		rows[text] = messageRow(text, m)
 	}
-	const remedy = "; run: go test . -run TestMessages -update, and write what new messages mean into " + messagesFile
+	const remedy = "; run: go test ./test/arch -run TestMessages -update, and write what new messages mean into " +
+		messagesFile
 	for _, text := range slices.Sorted(maps.Keys(rows)) {
 		switch found := meanings[text]; {
 		case found == nil:
