@@ -42,4 +42,7 @@ func maintained(f *NodeFacts, r *findings) {
 	}
 }
 
-const newerDriver = "# install a driver of a branch with long-term support, such as R580, and restart the node"
+// newerDriver names the branches with long-term support. R580 is the last branch for GPUs before
+// Turing.
+const newerDriver = "# install a driver of a branch with long-term support, and restart the node: R620 (until " +
+	"September 2029), or R580 for GPUs older than Turing"

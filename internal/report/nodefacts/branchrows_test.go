@@ -17,6 +17,13 @@ var branchRows = []row{
 		check: "driver", severity: doctor.Warning, says: "has not maintained the branch R580 of the driver since the end of June 2028",
 	},
 	{
+		name: "the advice names branches with long-term support", facts: func(f *doctor.NodeFacts) {
+			f.Today, f.Module.Value, f.Library.Value.Version = day("2027-04-01"), "595.45.04", "595.45.04"
+		},
+		check: "driver", severity: doctor.Warning,
+		remedy: "R620 (until September 2029), or R580 for GPUs older than Turing",
+	},
+	{
 		name: "a branch without a date", facts: func(f *doctor.NodeFacts) {
 			f.Today, f.Module.Value, f.Library.Value.Version = day("2026-11-26"), "550.54.15", "550.54.15"
 		},
