@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
 // ignoredByNVIDIA are the XIDs that NVIDIA's plugin ignores by default; every other one makes a GPU
@@ -114,15 +115,28 @@ func TestResetsInDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	byBranch := map[int][]string{}
+	var marked []string // those of the GSP, which a branch covers from a release on
 	for _, x := range health.Catalog() {
-		if x.Class == health.Transient && x.Bucket != "RESTART_VM" {
-			byBranch[x.CoveredFrom] = append(byBranch[x.CoveredFrom], strconv.FormatUint(x.Code, 10))
+		if x.Class != health.Transient || x.Bucket == "RESTART_VM" {
+			continue
 		}
+		s := begin(t, 580)
+		s.facts.GSPUnmarked = true
+		s.xid(x.Code)
+		s.reads(3, s.good)
+		code := strconv.FormatUint(x.Code, 10)
+		if x.CoveredFrom != 0 && s.gpu.Health.State != inventory.Healthy {
+			marked = append(marked, code)
+			continue
+		}
+		byBranch[x.CoveredFrom] = append(byBranch[x.CoveredFrom], code)
 	}
 	list := func(branch int) string { return strings.Join(byBranch[branch], ", ") }
 	for _, want := range []string{
-		"| " + list(565) + "; from R570 " + list(570) + "; from R575 " + list(575) + "; every XID",
-		"| " + list(0) + "; before R570 " + list(570) + "; before R575 " + list(575) + "; each XID",
+		"| " + list(565) + "; from R570 " + list(570) + "; from R575 " + list(575) + "; from " + inventory.MarksGSP + " " +
+			strings.Join(marked, ", ") + "; every XID",
+		"| " + list(0) + "; before R570 " + list(570) + "; before R575 " + list(575) + "; before " + inventory.MarksGSP +
+			" " + strings.Join(marked, ", ") + "; each XID",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("docs/health.md has no %q", want)
