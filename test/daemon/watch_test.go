@@ -203,7 +203,7 @@ func TestFirstLineOfStatus(t *testing.T) {
 		s := open(t, node.Setup{})
 		s.broken(simulator.Fault{Kind: simulator.KindHang, Call: "Init"})
 		s.start()
-		s.firstLine("starting: the first look at the GPUs has not ended")
+		s.firstLine("starting: the first scan of the GPUs has not ended")
 	})
 	t.Run("without a driver", func(t *testing.T) {
 		t.Parallel()
@@ -245,7 +245,7 @@ func TestFirstLineOfStatus(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.start()
-		s.firstLine("waiting for kubelet: no kubelet is there; not registered: nvidia.com/gpu")
+		s.firstLine("waiting for kubelet: the kubelet is not running; not registered: nvidia.com/gpu")
 	})
 	t.Run("beside a daemon that started later", func(t *testing.T) {
 		t.Parallel()

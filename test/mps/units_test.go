@@ -125,7 +125,7 @@ func TestUnitsWithControlDaemons(t *testing.T) {
 	m.receipt("/a, container c: 10240 MiB, 25 percent, by mps, since 20") // also by a process that did not give it
 	end()
 	m.has(quantity(0))
-	m.receipt("/a, container c: 10240 MiB, 25 percent, by mps, not as asked for, since 20")
+	m.receipt("/a, container c: 10240 MiB, 25 percent, by mps, not as requested, since 20")
 	if _, err := m.Admit(t.Context(), standin.Container{Pod: "c", Name: "c", Resource: mem, Count: 1}); err == nil {
 		t.Error("a unit is given without MPS")
 	}

@@ -46,7 +46,7 @@ claim: a/d was given back, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destr
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for want, driver := range map[string]status.DRADriver{
-		"mode plugin; another driver of the same name registers at /a.sock": {Foreign: "/a.sock", Problem: "b"},
+		"mode plugin; another driver of the same name registers at /a.sock": {NameConflict: "/a.sock", Problem: "b"},
 		"mode plugin; not registered with kubelet: b":                       {Problem: "b"},
 		"mode plugin; not registered with kubelet":                          {},
 	} {

@@ -18,8 +18,8 @@ func allocationLine(s *status.DRA) string {
 		parts = append(parts, "driver "+s.DriverName)
 	}
 	switch {
-	case s.Driver.Foreign != "":
-		parts = append(parts, "another driver of the same name registers at "+s.Driver.Foreign)
+	case s.Driver.NameConflict != "":
+		parts = append(parts, "another driver of the same name registers at "+s.Driver.NameConflict)
 	case s.Driver.Registered:
 		parts = append(parts, "registered with kubelet")
 	case s.Driver.Problem != "":
@@ -34,7 +34,7 @@ func allocationLine(s *status.DRA) string {
 	if s.NoShares {
 		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
 	}
-	for _, problem := range []string{s.Problem, s.Driver.Rival, s.Kept} {
+	for _, problem := range []string{s.Problem, s.Driver.CompetingDriver, s.DriverNameKept} {
 		if problem != "" {
 			parts = append(parts, problem)
 		}

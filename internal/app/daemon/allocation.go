@@ -201,7 +201,7 @@ func (d *daemon) allocation() *status.DRA {
 	}
 	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
 	s := &status.DRA{
-		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(), Kept: d.keptName,
+		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(), DriverNameKept: d.keptName,
 		Driver: d.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
 		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,

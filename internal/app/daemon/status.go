@@ -88,13 +88,13 @@ func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
 		return
 	}
-	e := status.Evidence{Refused: c.Accepted.Refuses(seen.Snapshot.Driver), Answers: seen.Answers}
+	e := status.Evidence{Refused: c.Accepted.Refuses(seen.Snapshot.Driver), AnswersSince: seen.Answers}
 	if seen.Snapshot.LacksUVM(!c.Edits.GivesNodes()) {
-		e.LacksNode = "/dev/nvidia-uvm"
+		e.MissingNode = "/dev/nvidia-uvm"
 	}
 	for _, r := range d.set.Status() {
-		if r.Since.After(e.Agrees) {
-			e.Agrees = r.Since
+		if r.Since.After(e.AgreesSince) {
+			e.AgreesSince = r.Since
 		}
 	}
 	s.Steps = d.progress.Steps(*s, e, time.Now())

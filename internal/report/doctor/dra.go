@@ -29,9 +29,9 @@ func allocation(f *NodeFacts, r *findings) {
 	driver := cmp.Or(s.DRA.DriverName, draDriver)
 	slicesOfNode := "kubectl get resourceslices --field-selector spec.driver=" + driver + ",spec.nodeName=NODE"
 	switch d := s.DRA.Driver; {
-	case d.Foreign != "":
+	case d.NameConflict != "":
 		r.fail("Another driver of the name "+driver+" is registered with kubelet: this one publishes nothing as long as it is there",
-			[]string{d.Foreign}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu|dra'", slicesOfNode)
+			[]string{d.NameConflict}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu|dra'", slicesOfNode)
 	case !d.Registered && f.Settings.Claims:
 		r.fail("Kubelet has not registered the driver for claims: "+cmp.Or(d.Problem, "it has not looked at its socket yet"),
 			nil,
@@ -92,12 +92,12 @@ func waiting(s *status.DRA, r *findings) {
 
 // driverName judges the name of the driver.
 func driverName(s *status.DRA, r *findings) {
-	if s.Driver.Rival != "" {
-		r.fail("No GPU is given to claims: "+s.Driver.Rival, nil,
+	if s.Driver.CompetingDriver != "" {
+		r.fail("No GPU is given to claims: "+s.Driver.CompetingDriver, nil,
 			"kubectl get resourceslices --field-selector spec.driver="+draDriver+",spec.nodeName=NODE")
 	}
-	if s.Kept != "" {
-		r.warn("The driver has not the name of the configuration: "+s.Kept, nil,
+	if s.DriverNameKept != "" {
+		r.warn("The driver has not the name of the configuration: "+s.DriverNameKept, nil,
 			"gpu-device-plugin status   # which claims are prepared")
 	}
 }

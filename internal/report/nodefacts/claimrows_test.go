@@ -40,7 +40,7 @@ var claimRows = []row{
 		remedy: "/var/lib/kubelet/plugins_registry",
 	},
 	{
-		name: "foreign driver", settings: claims, status: given(func(d *status.DRA) { d.Driver = status.DRADriver{Foreign: "/reg/gpu.nvidia.com.sock"} }),
+		name: "foreign driver", settings: claims, status: given(func(d *status.DRA) { d.Driver = status.DRADriver{NameConflict: "/reg/gpu.nvidia.com.sock"} }),
 		facts: answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error, says: "Another driver of the name gpu.nvidia.com",
 		shows: "/reg/gpu.nvidia.com.sock",
 	},

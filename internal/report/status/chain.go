@@ -7,19 +7,20 @@ import (
 	"time"
 )
 
-// A ReadyStep is a state that a node goes through until pods get its GPUs. Each needs those before
-// it.
+// A ReadyStep is a state that a node reaches before pods get its GPUs. Each step needs the steps
+// before it.
 type ReadyStep struct {
 	// Name is driver, device nodes, containers, CUDA or kubelet.
 	Name    string `json:"name"`
 	Reached bool   `json:"reached"`
-	// Since is when Reached became what it is, as far as that was seen.
+	// Since is when Reached last changed, as far as the daemon saw the change.
 	Since time.Time `json:"since,omitzero"`
-	// Seconds is how long after the start of the daemon the step was reached first; 0 before.
+	// Seconds is the time from the start of the daemon to the first time the step was reached; 0
+	// before.
 	Seconds float64 `json:"seconds,omitempty"`
-	// Text is the evidence, or what is waited for, without a full stop.
+	// Text is the evidence, or the awaited condition, without a full stop.
 	Text string `json:"text"`
-	// Remedy is what to do if it is not reached; empty if it has to be waited for.
+	// Remedy is what to do about a step that is not reached; empty if waiting is enough.
 	Remedy string `json:"remedy,omitempty"`
 }
 
@@ -32,21 +33,21 @@ const (
 	StepKubelet    = "kubelet"
 )
 
-// Evidence is what the steps are judged by, beside a Status.
+// Evidence holds the facts about the steps that are not in a Status.
 type Evidence struct {
-	// Refused is why the driver is not accepted, and LacksNode the device node without which nothing
-	// computes; empty if there is no reason.
-	Refused, LacksNode string
-	// Answers is since when the driver answers, and Agrees since when kubelet's account is what was
-	// sent to it; zero if that is not known.
-	Answers, Agrees time.Time
+	// Refused is the reason why the driver is not accepted. MissingNode is the device node that all
+	// computation needs. Both are empty if there is no problem.
+	Refused, MissingNode string
+	// AnswersSince is when the driver began to answer. AgreesSince is when the kubelet's account
+	// began to equal the list sent to it. Both are zero if unknown.
+	AnswersSince, AgreesSince time.Time
 }
 
-// doctorRemedy is what to do where only doctor finds the cause.
+// doctorRemedy is the remedy for problems whose cause only doctor finds.
 const doctorRemedy = "run: " + doctor
 
-// chain are the steps in their order. A step is reached if one device at least gets through it: a
-// bad one does not stop the others.
+// chain lists the steps in order. One device is enough to reach a step: a bad device does not stop
+// the others.
 var chain = []struct {
 	name  string
 	judge func(Status, Evidence) ReadyStep
@@ -65,18 +66,18 @@ func driverStep(s Status, e Evidence) ReadyStep {
 	case s.Stale != "":
 		return ReadyStep{Text: s.Stale, Remedy: doctorRemedy}
 	case s.Looked.IsZero():
-		return ReadyStep{Text: "the first look at the GPUs has not ended"}
+		return ReadyStep{Text: "the first scan of the GPUs has not ended"}
 	case e.Refused != "":
-		return ReadyStep{Text: e.Refused, Remedy: "install a driver that is accepted, or change the range"}
+		return ReadyStep{Text: e.Refused, Remedy: "install an accepted driver, or change the range"}
 	case len(s.GPUs) == 0:
 		return ReadyStep{Text: "the driver shows no GPU", Remedy: doctorRemedy}
 	}
-	return ReadyStep{Reached: true, Text: "version " + s.Driver, Since: e.Answers}
+	return ReadyStep{Reached: true, Text: "version " + s.Driver, Since: e.AnswersSince}
 }
 
 func nodesStep(s Status, e Evidence) ReadyStep {
-	if e.LacksNode != "" {
-		return ReadyStep{Text: "the device node " + e.LacksNode + " is not there",
+	if e.MissingNode != "" {
+		return ReadyStep{Text: "the device node " + e.MissingNode + " does not exist",
 			Remedy: "run on the node: nvidia-modprobe -u -c 0"}
 	}
 	held := map[string]string{}
@@ -85,11 +86,11 @@ func nodesStep(s Status, e Evidence) ReadyStep {
 			held[h.Device] = h.Reason
 		}
 	}
-	return given(s, held, "those of the driver and of a device are there")
+	return deviceStep(s, held, "device nodes of the driver and of a device exist")
 }
 
-// containersStep asks for one device that is not held for another reason than that CUDA is not
-// proven on it.
+// containersStep needs one device without a hold. Holds on devices that wait for a CUDA check
+// belong to cudaStep.
 func containersStep(s Status, _ Evidence) ReadyStep {
 	waits := map[string]bool{}
 	if s.Validation != nil {
@@ -97,18 +98,18 @@ func containersStep(s Status, _ Evidence) ReadyStep {
 			waits[d.UUID] = d.Result != Proven
 		}
 	}
-	held := map[string]string{} // why, by UUID
+	held := map[string]string{} // reason by UUID
 	for _, h := range s.Holds {
 		if !waits[h.Device] {
 			held[h.Device] = h.Reason
 		}
 	}
-	return given(s, held, "what containers get is there")
+	return deviceStep(s, held, "all files for containers exist")
 }
 
-// given returns a step that is reached, with a text, if one device is not held; held says why
-// others are, by UUID. A GPU in MIG devices is not given itself.
-func given(s Status, held map[string]string, text string) ReadyStep {
+// deviceStep returns a reached step with a text if one device is free of holds; holds maps UUIDs to
+// reasons. A GPU that is divided into MIG devices does not count.
+func deviceStep(s Status, held map[string]string, text string) ReadyStep {
 	divided := map[string]bool{}
 	for _, d := range s.GPUs {
 		divided[d.GPU] = true
@@ -116,16 +117,16 @@ func given(s Status, held map[string]string, text string) ReadyStep {
 	reached := ReadyStep{Reached: true, Text: text}
 	step := reached
 	for _, d := range s.GPUs {
-		why, is := held[d.UUID]
-		if !is {
-			why, is = held[d.GPU]
+		reason, isHeld := held[d.UUID]
+		if !isHeld {
+			reason, isHeld = held[d.GPU]
 		}
 		switch {
 		case divided[d.UUID]:
-		case !is:
+		case !isHeld:
 			return reached
 		default:
-			step = ReadyStep{Text: why, Remedy: doctorRemedy}
+			step = ReadyStep{Text: reason, Remedy: doctorRemedy}
 		}
 	}
 	return step
@@ -133,7 +134,7 @@ func given(s Status, held map[string]string, text string) ReadyStep {
 
 func cudaStep(s Status, _ Evidence) ReadyStep {
 	if s.Validation == nil {
-		return ReadyStep{Reached: true, Text: "not asked for"}
+		return ReadyStep{Reached: true, Text: "not configured"}
 	}
 	var last time.Time
 	proven, used, waiting, why := 0, 0, 0, ""
@@ -146,7 +147,7 @@ func cudaStep(s Status, _ Evidence) ReadyStep {
 			}
 		case Waiting:
 			if why = fmt.Sprintf("device %s: %s", d.Index, d.Reason); d.InUse {
-				used++ // its pod has it
+				used++ // by a pod
 			} else {
 				waiting++
 			}
@@ -179,27 +180,27 @@ func kubeletStep(s Status, e Evidence) ReadyStep {
 	case len(s.Resources) == 0 && len(s.DRA.Waiting()) > 0:
 		return ReadyStep{Text: strings.Join(s.DRA.Waiting(), "; "), Remedy: doctorRemedy}
 	case len(s.Resources) == 0 && s.DRA != nil:
-		return ReadyStep{Reached: true, Text: "claims give the GPUs"}
+		return ReadyStep{Reached: true, Text: "GPUs are offered to claims"}
 	case healthy == 0:
-		return ReadyStep{Text: "no device is on offer", Remedy: doctorRemedy}
+		return ReadyStep{Text: "no device is offered", Remedy: doctorRemedy}
 	}
-	return ReadyStep{Reached: true, Text: strings.Join(counts(s.Resources), "; "), Since: e.Agrees}
+	return ReadyStep{Reached: true, Text: strings.Join(counts(s.Resources), "; "), Since: e.AgreesSince}
 }
 
-// A Progress remembers when a node reached the steps. It is for several goroutines.
+// A Progress remembers when a node reached each step. It is safe for concurrent use.
 type Progress struct {
 	mu    sync.Mutex
 	began time.Time
 	steps map[string]ReadyStep
 }
 
-// NewProgress returns one of a daemon that began at a time.
+// NewProgress returns the Progress of a daemon that started at began.
 func NewProgress(began time.Time) *Progress {
 	return &Progress{began: began, steps: map[string]ReadyStep{}}
 }
 
-// Steps returns the steps as they are at a time. One after the first that is not reached is not
-// judged: it waits for that.
+// Steps returns the steps at the time now. Steps after the first unreached step are not judged:
+// they wait for that step.
 func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -224,7 +225,7 @@ func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 			step.Since = now
 		}
 		if step.Reached && step.Since.Before(latest) {
-			step.Since = latest // it needs the steps before it
+			step.Since = latest // a step needs the steps before it
 		}
 		if step.Reached {
 			latest = step.Since
@@ -239,7 +240,8 @@ func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 	return all
 }
 
-// Waits returns the first step that is not reached; false if all are, or none is known.
+// Waits returns the first step that is not reached. It returns false if all steps are reached or
+// none is known.
 func (s Status) Waits() (ReadyStep, bool) {
 	for _, step := range s.Steps {
 		if !step.Reached {

@@ -9,8 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// steps returns steps as text: those that are reached with their seconds, and the others with what
-// they say.
+// steps formats steps: reached steps with their seconds, the others with their texts.
 func steps(all []status.ReadyStep) string {
 	var parts []string
 	for _, s := range all {
@@ -23,13 +22,13 @@ func steps(all []status.ReadyStep) string {
 	return strings.Join(parts, " | ")
 }
 
-// TestSteps: a node that becomes ready. Each step says when it was reached, or what it waits for.
+// TestSteps follows a node that becomes ready step by step.
 func TestSteps(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	p := status.NewProgress(start)
 	var s status.Status
-	e := status.Evidence{Refused: "driver 550 is not accepted", LacksNode: "/dev/nvidia-uvm"}
+	e := status.Evidence{Refused: "driver 550 is not accepted", MissingNode: "/dev/nvidia-uvm"}
 	s.Validation = &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-0", Result: status.Waiting,
 		Reason: "it is being tried"}}}
 	s.Resources = []status.Resource{{Name: "nvidia.com/gpu", Planned: true, Server: "registering"}}
@@ -39,16 +38,16 @@ func TestSteps(t *testing.T) {
 		change func()
 		want   string
 	}{
-		{time.Second, func() {}, "driver: the first look at the GPUs has not ended | device nodes: waits for driver | containers: waits for driver | " +
+		{time.Second, func() {}, "driver: the first scan of the GPUs has not ended | device nodes: waits for driver | containers: waits for driver | " +
 			"CUDA: waits for driver | kubelet: waits for driver"},
 		{2 * time.Second, func() { s.Stale = "Driver Not Loaded" }, "driver: Driver Not Loaded | device nodes: waits"},
 		{3 * time.Second, func() {
-			s.Stale, s.Looked, e.Answers = "", start, start.Add(3*time.Second)
+			s.Stale, s.Looked, e.AnswersSince = "", start, start.Add(3*time.Second)
 			s.GPUs = []status.Device{{UUID: "GPU-0"}}
 		}, "driver: driver 550 is not accepted | device"},
 		{5 * time.Second, func() { e.Refused, s.Driver = "", "580" },
-			"driver 3s | device nodes: the device node /dev/nvidia-uvm is not there | containers: waits for device nodes"},
-		{6 * time.Second, func() { e.LacksNode = "" }, "driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being tried | kubelet: waits for CUDA"},
+			"driver 3s | device nodes: the device node /dev/nvidia-uvm does not exist | containers: waits for device nodes"},
+		{6 * time.Second, func() { e.MissingNode = "" }, "driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being tried | kubelet: waits for CUDA"},
 		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device, s.GPUs[0].UUID = "no CDI spec", "GPU-1", "GPU-1" },
 			"driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
 		{9 * time.Second, func() {
@@ -58,7 +57,7 @@ func TestSteps(t *testing.T) {
 		}, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet: nvidia.com/gpu: registering"},
 		{time.Hour, func() {
 			s.Resources[0].Server, s.Resources[0].Agreed, s.Resources[0].Healthy, s.Resources[0].Devices = "serving", true, 1, 1
-			e.Agrees = start.Add(10 * time.Second)
+			e.AgreesSince = start.Add(10 * time.Second)
 		}, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet 10s"},
 		{2 * time.Hour, func() { s.Quiet = true }, "driver: quiesce released the driver | device nodes: waits for driver"},
 		{3 * time.Hour, func() { s.Quiet = false }, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet 10s"},
@@ -74,9 +73,9 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// TestStepsOfDevicesThatAreHeldOrFail: one bad device does not keep a node from being ready, and a
-// device that a pod uses is not waited for.
-func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
+// TestStepsWithHeldAndFailedDevices: one bad device does not delay a node, nor does a device in
+// use by a pod.
+func TestStepsWithHeldAndFailedDevices(t *testing.T) {
 	t.Parallel()
 	good := func() status.Status {
 		return status.Status{
@@ -86,7 +85,7 @@ func TestStepsOfDevicesThatAreHeldOrFail(t *testing.T) {
 				{UUID: "GPU-1", Result: status.Failed}}},
 		}
 	}
-	parts := func(node bool, held ...string) func(*status.Status) { // of a GPU in two MIG devices
+	parts := func(node bool, held ...string) func(*status.Status) { // a GPU with two MIG devices
 		return func(s *status.Status) {
 			s.Validation, s.GPUs = nil, []status.Device{{UUID: "GPU-0"}, {UUID: "MIG-0", GPU: "GPU-0"},
 				{UUID: "MIG-1", GPU: "GPU-0"}}

@@ -6,21 +6,21 @@ import (
 	"time"
 )
 
-// A Change is one thing of a Status that became another. Its JSON is an interface of the program,
-// like that of a Status.
+// A Change is one difference between two Statuses. Like a Status, its JSON is a public interface of
+// the program.
 type Change struct {
 	// Time is when the Status with the change was received.
 	Time time.Time `json:"time"`
-	// Kind is what changed: connection, daemon, driver, device, event, call, resource, departing,
-	// lead, configuration, MIG layout, hold, left out, without events, warning, MPS or summary.
+	// Kind is connection, daemon, driver, device, event, call, resource, departing, lead,
+	// configuration, MIG layout, hold, left out, without events, warning, MPS or summary.
 	Kind string `json:"kind"`
-	// Name is the device's index "i" or "i:j", or the resource's name; empty for a kind of which there
-	// is one, and for sentences.
+	// Name is the device's index "i" or "i:j", or the resource's name. It is empty for sentences
+	// and for kinds with a single fact.
 	Name string `json:"name,omitempty"`
 	// Device is the device's UUID.
 	Device string `json:"device,omitempty"`
-	// From and To are what it was and is: a state, counts, a version or a sentence. From is empty for
-	// what is new, To for what is gone.
+	// From and To are the old and the new state, counts, version or sentence. From is empty for a
+	// new fact, To for a fact that ended.
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
 	// Reason and Cure belong to To.
@@ -28,7 +28,7 @@ type Change struct {
 	Cure   string `json:"cure,omitempty"`
 }
 
-// String returns the change as a sentence for people, in one line.
+// String returns the change as one line for people.
 func (c Change) String() string {
 	text := c.Kind
 	switch {
@@ -39,7 +39,7 @@ func (c Change) String() string {
 	case c.Kind == kindResource:
 		text = c.Name
 	case c.Kind == kindUnwatched:
-		text = "" // the sentence says it
+		text = "" // the sentence names the GPU
 	case c.Name != "":
 		text += " of " + c.Name
 	}
@@ -62,8 +62,7 @@ func (c Change) String() string {
 	return strings.Join(strings.Fields(strings.TrimPrefix(text, ": ")), " ")
 }
 
-// Joined returns the changes without those of MIG devices that are the same as those of their GPUs,
-// for people.
+// Joined returns the changes without changes of MIG devices that repeat the change of their GPU.
 func Joined(changes []Change) []Change {
 	type what struct{ gpu, from, to, reason string }
 	gpus := map[what]bool{}
@@ -82,7 +81,7 @@ func Joined(changes []Change) []Change {
 	return joined
 }
 
-// The kinds of a Change that have rules of their own.
+// The kinds of a Change with special rules.
 const (
 	kindDevice    = "device"
 	kindResource  = "resource"
@@ -91,9 +90,9 @@ const (
 	kindSummary   = "summary"
 )
 
-// Changes returns what differs between two Statuses, in the order of a Status, the summary last. Of
-// a summary, only another state is a change, and of an event only a new one. What the daemon did at
-// which time is none.
+// Changes returns the differences between two Statuses, in the order of a Status, with the summary
+// last. A summary counts as changed only if its state differs, an event only if it is new. Times of
+// the daemon's own actions do not count.
 func Changes(before, after Status, at time.Time) []Change {
 	was := map[[2]string]Change{}
 	for _, f := range facts(before) {
@@ -119,7 +118,7 @@ func Changes(before, after Status, at time.Time) []Change {
 		old.Time, old.From, old.To, old.Reason, old.Cure = Moment(at), old.To, "", "", ""
 		changes = append(changes, old)
 	}
-	// The summary says what all of it comes to.
+	// The summary is the conclusion from all other changes.
 	for i, c := range changes {
 		if c.Kind == kindSummary {
 			changes = append(append(changes[:i], changes[i+1:]...), c)
@@ -129,7 +128,7 @@ func Changes(before, after Status, at time.Time) []Change {
 	return changes
 }
 
-// key is what tells two facts of a Status apart. Sentences are facts of their own.
+// key identifies a fact within a Status. A sentence identifies itself.
 func (c Change) key() [2]string {
 	switch {
 	case c.Device != "":
@@ -150,7 +149,7 @@ func isSentence(kind string) bool {
 	return false
 }
 
-// facts returns what a Status says, each as the Change that would bring it.
+// facts returns the contents of a Status, each fact as the Change that would introduce it.
 func facts(s Status) []Change {
 	if s.Version == "" {
 		return nil // there is no Status yet
@@ -206,8 +205,8 @@ func deviceName(index string) string {
 	return "GPU " + index
 }
 
-// Held returns a sentence for each resource and reason: how many of its devices are not offered
-// yet, and why. A resource may have a thousand replicas.
+// Held returns a sentence for each resource and reason: how many devices are not offered yet, and
+// why. The devices are counted because a resource may have a thousand replicas.
 func Held(holds []Hold) []string {
 	var sentences []string
 	counted := map[Hold]int{}

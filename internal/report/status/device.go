@@ -10,29 +10,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A Device is how one GPU or MIG device is.
+// A Device is the state of one GPU or MIG device.
 type Device struct {
 	// Index is the GPU's NVML index "i", or the MIG device's "i:j".
 	Index string `json:"index"`
 	UUID  string `json:"uuid"`
 	// Model is the name of the GPU's model, or "MIG " and the profile.
 	Model string `json:"model"`
-	// PCI is the GPU's PCI address, such as 0000:1b:00.0, and Minor the N of its /dev/nvidiaN. A MIG
-	// device has none.
+	// PCI is the GPU's PCI address, such as 0000:1b:00.0, and Minor the N of /dev/nvidiaN. A MIG
+	// device has neither.
 	PCI   string `json:"pci,omitempty"`
 	Minor *int   `json:"minor,omitempty"`
-	// GPU is the UUID of the GPU that a MIG device is on, and Profile the device's size. A GPU has
-	// none.
+	// GPU is the UUID of a MIG device's GPU, and Profile the size of the MIG device. A GPU has
+	// neither.
 	GPU     string `json:"gpu,omitempty"`
 	Profile string `json:"profile,omitempty"`
-	// UnitsMiB is how much of the GPU's memory is offered in units; 0 for one that is offered
-	// otherwise.
+	// UnitsMiB is the part of the GPU's memory that is offered in units; 0 for other GPUs.
 	UnitsMiB int `json:"unitsMiB,omitempty"`
-	// State is Unknown, Healthy, Suspect, Unhealthy or Lost, Since when it was entered.
+	// State is Unknown, Healthy, Suspect, Unhealthy or Lost. Since is when the state was entered.
 	State string    `json:"state"`
 	Since time.Time `json:"since,omitzero"`
-	// Reason is a sentence without a full stop, empty for a device that is Healthy; Cure what makes it
-	// usable again.
+	// Reason is a sentence without a full stop, empty for a Healthy device. Cure is the remedy.
 	Reason string `json:"reason,omitempty"`
 	Cure   string `json:"cure,omitempty"`
 	// XID is the driver's error number behind State; 0 if there is none.
@@ -41,23 +39,23 @@ type Device struct {
 	Faults []Fault `json:"faults,omitempty"`
 	// Events are the last events of each kind, with their counts.
 	Events []string `json:"events,omitempty"`
-	// Signals is what was read last of a GPU; nil for one that was never read, and for a MIG device.
+	// Signals is the last reading of a GPU; nil for a GPU that was never read, and for a MIG
+	// device.
 	Signals *Signals `json:"signals,omitempty"`
 }
 
-// A Fault is one thing that is wrong with a device.
+// A Fault is one fault of a device.
 type Fault struct {
 	// Source is how the fault was found, such as xid, lost or hang.
 	Source string `json:"source"`
 	// XID is the driver's error number, where Source is xid.
 	XID uint64 `json:"xid,omitempty"`
-	// Cure is what ends the fault, and Since when the fault was found.
+	// Cure is the remedy, and Since when the fault was found.
 	Cure  string    `json:"cure,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 }
 
-// Devices returns the devices of a Snapshot; known is what is known of each of its GPUs, in their
-// order.
+// Devices returns the devices of a Snapshot. Entry i of known belongs to GPU i of the Snapshot.
 func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 	devices := []Device{}
 	for i, g := range snapshot.GPUs {
@@ -96,7 +94,8 @@ func device(index, uuid, model string, h inventory.Health, d health.Device) Devi
 	return s
 }
 
-// LeftOut returns sentences: which GPUs cannot be read, which devices are not offered, and why.
+// LeftOut returns sentences about the GPUs that cannot be read and the devices that are not
+// offered, with reasons.
 func LeftOut(snapshot inventory.Snapshot, plan resource.Plan) []string {
 	var lines []string
 	for _, l := range snapshot.LeftOut {

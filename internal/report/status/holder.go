@@ -9,39 +9,39 @@ import (
 type Holder struct {
 	// Device is the UUID of the GPU or MIG device.
 	Device string `json:"device"`
-	// Namespace, Pod and Container are the names of the container and its pod.
+	// Namespace, Pod and Container name the container and its pod.
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	// Claim is the name of the ResourceClaim by which the container holds the device; empty if it
-	// holds it by a resource such as nvidia.com/gpu.
+	// Claim is the name of the container's ResourceClaim for the device; empty if the container
+	// requested a resource such as nvidia.com/gpu.
 	Claim string `json:"claim,omitempty"`
-	// Receipt is what holds the container to its part of the GPU; nil for a container that does not
-	// have the device in units.
+	// Receipt describes the limits of a container with units of the GPU; nil for any other
+	// container.
 	Receipt *Receipt `json:"receipt,omitempty"`
 }
 
-// A Receipt says what a container with units of a GPU's memory asked for, and what holds it to
-// that.
+// A Receipt is the memory and the threads that a container with units of a GPU requested, and how
+// the limits are enforced.
 type Receipt struct {
-	// MemoryMiB is the memory of its units, and Percentage the part of the threads that it may use; 0
-	// if it asked for none.
+	// MemoryMiB is the memory of the requested units. Percentage is the requested share of the
+	// threads; 0 if none was requested.
 	MemoryMiB  int `json:"memoryMiB"`
 	Percentage int `json:"percentage,omitempty"`
-	// Layer is mps where its processes are clients of MPS with limits, driver where the driver limits
-	// its cgroup, none where units are only counted, and empty where that is not known.
+	// Layer is mps if the processes are clients of MPS with limits, driver if the driver limits the
+	// cgroup, none if units are only counted, and empty if unknown.
 	Layer string `json:"layer,omitempty"`
-	// ReadMiB is the limit that the driver says it has for the container's cgroup; 0 if it was not
+	// ReadMiB is the limit of the container's cgroup as read back from the driver; 0 if it was not
 	// read.
 	ReadMiB int `json:"readMiB,omitempty"`
-	// Since is when it was given the units; zero if that is not known.
+	// Since is when the container was given the units; zero if unknown.
 	Since time.Time `json:"since,omitzero"`
-	// Differences are sentences: how what it was given, as kubelet keeps it, and what the MPS control
-	// daemon says now differ from what it asked for.
+	// Differences are sentences. Each names a difference between the request and either the
+	// allocation recorded by the kubelet or the answer of the MPS control daemon.
 	Differences []string `json:"differences,omitempty"`
 }
 
-// Short says what the container has, and whether that differs from what it asked for, in few words.
+// Short returns the container's limits in a few words, and whether they differ from the request.
 func (r Receipt) Short() string {
 	text := fmt.Sprintf("%d MiB", r.MemoryMiB)
 	if r.Percentage > 0 {
@@ -51,7 +51,7 @@ func (r Receipt) Short() string {
 	case "none":
 		text += ", only counted"
 	case "":
-		text += ", by a layer that is not known"
+		text += ", by an unknown layer"
 	default:
 		text += ", by " + r.Layer
 	}
@@ -59,12 +59,12 @@ func (r Receipt) Short() string {
 		text += ", read back"
 	}
 	if len(r.Differences) > 0 {
-		text += ", not as asked for"
+		text += ", not as requested"
 	}
 	return text
 }
 
-// String says what the container has, since when, and how that differs from what it asked for.
+// String returns the container's limits, their age and each difference from the request.
 func (r Receipt) String() string {
 	text := r.Short()
 	if !r.Since.IsZero() {

@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// A Reset is a reset of GPUs that was asked for by the command reset.
+// A Reset is a reset of GPUs that the command reset requested.
 type Reset struct {
 	// GPUs are the UUIDs.
 	GPUs []string `json:"gpus"`
 	// Phase is waiting, resetting, hangs, done, failed or interrupted.
 	Phase string `json:"phase"`
-	// Since is when it was asked for.
+	// Since is when the reset was requested.
 	Since time.Time `json:"since"`
-	// Reason is what is waited for, or why the GPUs were not reset.
+	// Reason is the awaited condition, or why the GPUs were not reset.
 	Reason string `json:"reason,omitempty"`
 }
 
-// Line says how far the reset is, with the indexes of the GPUs, in words for people; empty for nil.
+// Line describes the progress of the reset with the indexes of the GPUs, for people; empty for nil.
 func (r *Reset) Line(gpus []Device) string {
 	if r == nil {
 		return ""
@@ -31,7 +31,7 @@ func (r *Reset) Line(gpus []Device) string {
 			}
 		}
 	}
-	text := "GPU " + strings.Join(names, ", ") + ", asked for at " + Stamp(r.Since) + ", " + r.Phase
+	text := "GPU " + strings.Join(names, ", ") + ", requested at " + Stamp(r.Since) + ", " + r.Phase
 	if r.Reason != "" {
 		text += ": " + r.Reason
 	}

@@ -6,21 +6,21 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Signals is what was read of a GPU when it answered last. What its driver does not tell is not
-// there. The second half is only shown: nothing follows from it.
+// Signals is the last successful reading of a GPU. Signals that its driver does not provide are
+// absent. No decision depends on the fields below Unread: they are only shown.
 type Signals struct {
 	RecoveryAction     string `json:"recoveryAction,omitempty"`
 	RowRemapFailure    *bool  `json:"rowRemapFailure,omitempty"`
 	UnrepairableMemory *bool  `json:"unrepairableMemory,omitempty"`
-	// UncorrectedECC counts memory errors since the driver was loaded or the GPU reset.
+	// UncorrectedECC counts memory errors since the driver was loaded or the GPU was reset.
 	UncorrectedECC *uint64 `json:"uncorrectedECC,omitempty"`
-	SRAMThreshold  *bool   `json:"sramThreshold,omitempty"` // with XID 48 or 172, the part has to be replaced
+	SRAMThreshold  *bool   `json:"sramThreshold,omitempty"` // with XID 48 or 172: replace the part
 	Fabric         string  `json:"fabric,omitempty"`
-	// FabricSummary is the driver's own: healthy, unhealthy or limited-capacity. The last one is only
-	// shown.
+	// FabricSummary is the driver's summary: healthy, unhealthy or limited-capacity. No decision
+	// depends on limited-capacity.
 	FabricSummary string   `json:"fabricSummary,omitempty"`
 	FabricFaults  []string `json:"fabricFaults,omitempty"`
-	// Unread names a call for one of the signals that failed, with the error.
+	// Unread names a signal's call that failed, with the error.
 	Unread string `json:"unread,omitempty"`
 
 	PersistenceMode     *bool    `json:"persistenceMode,omitempty"`
@@ -28,12 +28,12 @@ type Signals struct {
 	RetiredPagesPending *bool    `json:"retiredPagesPending,omitempty"`
 	RepairPending       *bool    `json:"repairPending,omitempty"`
 	PCIeReplays         *int     `json:"pcieReplays,omitempty"`
-	Clocks              []string `json:"clocks,omitempty"` // why they are not higher
+	Clocks              []string `json:"clocks,omitempty"` // reasons for lower clocks
 	NVLinksActive       *int     `json:"nvlinksActive,omitempty"`
-	NVLinksInactive     []int    `json:"nvlinksInactive,omitempty"` // their numbers
+	NVLinksInactive     []int    `json:"nvlinksInactive,omitempty"` // link numbers
 }
 
-// signals returns nil for a GPU of which nothing was ever read.
+// signals returns nil for a GPU that was never read.
 func signals(r inventory.Reading) *Signals {
 	if r == (inventory.Reading{}) {
 		return nil
@@ -70,7 +70,7 @@ func signals(r inventory.Reading) *Signals {
 	return &s
 }
 
-// known returns the value of a signal, nil if it has none.
+// known returns the value of a signal, nil if the signal is unknown.
 func known[T comparable](s inventory.Signal[T]) *T {
 	if !s.Known {
 		return nil

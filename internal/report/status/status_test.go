@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestJSON holds the names that scripts read.
+// TestJSON fixes the names that scripts read.
 func TestJSON(t *testing.T) {
 	t.Parallel()
 	at := status.Moment(time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600)))
@@ -176,8 +176,8 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// TestJSONOfLittle holds what is there although there is nothing to say.
-func TestJSONOfLittle(t *testing.T) {
+// TestJSONOfEmptyStatus fixes the fields that are always present.
+func TestJSONOfEmptyStatus(t *testing.T) {
 	t.Parallel()
 	got, err := json.Marshal(status.Status{Version: "v1", GPUs: status.Devices(inventory.Snapshot{}, nil),
 		Resources: []status.Resource{}})
@@ -237,7 +237,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-func TestMoments(t *testing.T) {
+func TestMomentAndStamp(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 22, 1, 2, 3, 4, time.FixedZone("", 3600))
 	if got := status.Moment(at); !got.Equal(at.Truncate(time.Second)) || got.Location() != time.UTC ||
@@ -249,7 +249,7 @@ func TestMoments(t *testing.T) {
 	}
 }
 
-func TestServersOfResources(t *testing.T) {
+func TestServingAndYielding(t *testing.T) {
 	t.Parallel()
 	for server, want := range map[string][2]bool{
 		"serving": {true, false}, "standing by: another server has registered": {false, true}, "registering": {false, false},

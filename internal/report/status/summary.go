@@ -10,34 +10,35 @@ import (
 
 // A Summary is a Status in one line.
 type Summary struct {
-	// State is one of: starting, quiesced, waiting for driver, standing by, waiting for kubelet, not
-	// ready, degraded, ready.
+	// State is starting, quiesced, waiting for driver, standing by, waiting for kubelet, not ready,
+	// degraded or ready.
 	State string `json:"state"`
-	// Text is a sentence without a full stop: what the state means here, and what to do.
+	// Text is a sentence without a full stop: the meaning of the state on this node, and the
+	// remedy.
 	Text string `json:"text"`
 }
 
-// The states of a Summary. The first that applies counts.
+// The states of a Summary. The first applicable state counts.
 const (
-	// Starting: the first look at the node has not ended.
+	// Starting: the first scan of the node has not ended.
 	Starting = "starting"
 	// ReleasedDriver: quiesce released the driver.
 	ReleasedDriver = "quiesced"
-	// WaitingForDriver: the last look failed.
+	// WaitingForDriver: the last scan failed.
 	WaitingForDriver = "waiting for driver"
 	// StandingBy: another device plugin serves a resource of this daemon.
 	StandingBy = "standing by"
-	// WaitingForKubelet: no kubelet is there to register with.
+	// WaitingForKubelet: the kubelet is not running.
 	WaitingForKubelet = "waiting for kubelet"
 	// NotReady: the daemon serves less than was served on the node before.
 	NotReady = "not ready"
-	// Degraded: something of the node or the configuration is not served.
+	// Degraded: a part of the node or of the configuration is not served.
 	Degraded = "degraded"
 	// AllServed: everything is served, or there is nothing to serve.
 	AllServed = "ready"
 )
 
-// The phases of a resource's server that a Summary tells of.
+// The phases of a resource's server that lead to a state of the Summary.
 const (
 	noKubelet  = "waiting for kubelet"
 	standingBy = "standing by"
@@ -52,7 +53,7 @@ func Summarize(s Status) Summary {
 	case s.Quiet:
 		return Summary{ReleasedDriver, quiesced(s)}
 	case s.Looked.IsZero() && s.Stale == "":
-		return Summary{Starting, "the first look at the GPUs has not ended" + hanging(s.Calls)}
+		return Summary{Starting, "the first scan of the GPUs has not ended" + hanging(s.Calls)}
 	case s.Looked.IsZero():
 		return Summary{WaitingForDriver, s.Stale + "; to find the cause, run: " + doctor}
 	case s.Stale != "":
@@ -63,7 +64,7 @@ func Summarize(s Status) Summary {
 		return Summary{StandingBy, "another device plugin serves " + names + "; this one takes over when it stops"}
 	}
 	if names := inPhase(s.Resources, noKubelet); names != "" {
-		return Summary{WaitingForKubelet, "no kubelet is there; not registered: " + names}
+		return Summary{WaitingForKubelet, "the kubelet is not running; not registered: " + names}
 	}
 	switch problems := problems(s); {
 	case s.DriverMismatch != "":
@@ -86,15 +87,15 @@ func quiesced(s Status) string {
 			allocate = "new pods get GPUs"
 		}
 	}
-	if len(s.Calls) > 0 { // a session of which a call hangs cannot be closed
-		return fmt.Sprintf("the driver is not released yet: %s does not return; it is tried again, and %s; to end "+
+	if len(s.Calls) > 0 { // a session with a hanging call cannot be closed
+		return fmt.Sprintf("the driver is not released yet: %s does not return; the release is retried, and %s; to end "+
 			"this, run: "+
 			"gpu-device-plugin resume", s.Calls[0], allocate)
 	}
 	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)
 }
 
-// hanging says which call into the driver has not returned for the longest time.
+// hanging names the oldest pending call into the driver.
 func hanging(calls []Call) string {
 	if len(calls) == 0 {
 		return ""
@@ -102,7 +103,7 @@ func hanging(calls []Call) string {
 	return "; " + calls[0].String() + " does not return"
 }
 
-// String returns the call's function, and the GPU that it is about.
+// String returns the function of the call and its GPU.
 func (c Call) String() string {
 	if c.GPU == nil {
 		return c.Function
@@ -121,7 +122,7 @@ func inPhase(resources []Resource, phase string) string {
 	return inventory.Few(names)
 }
 
-// problems returns what is not served as it could be.
+// problems returns the parts of the node that are not served as well as possible.
 func problems(s Status) []string {
 	var problems []string
 	var sick []string
@@ -152,7 +153,7 @@ func problems(s Status) []string {
 		problems = append(problems, s.DRA.Waiting()...)
 	}
 	if s.Lead.Former != "" {
-		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and has not ended")
+		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and is still running")
 	}
 	if s.ConfigError != "" {
 		problems = append(problems, "the configuration file is not used")
@@ -182,13 +183,13 @@ const (
 	serving = "serving"
 )
 
-// Serving reports whether the resource is registered and kubelet receives its lists.
+// Serving reports whether the resource is registered and the kubelet receives its lists.
 func (r Resource) Serving() bool { return r.Server == serving }
 
 // Yielding reports whether no list is sent because another server serves the resource.
 func (r Resource) Yielding() bool { return strings.HasPrefix(r.Server, standingBy) }
 
-// sameAsGPU reports whether the health of a MIG device is that of its GPU.
+// sameAsGPU reports whether a MIG device has the same health as its GPU.
 func sameAsGPU(all []Device, m Device) bool {
 	index, _, _ := strings.Cut(m.Index, ":")
 	for _, g := range all {
@@ -237,7 +238,7 @@ func Count(n int, what string) string {
 // maxCounts is how many resources a Summary counts.
 const maxCounts = 3
 
-// counts says how many devices pods can get of each resource.
+// counts returns the number of devices that pods can get, for each resource.
 func counts(resources []Resource) []string {
 	var counts []string
 	for i, r := range resources {
@@ -246,7 +247,7 @@ func counts(resources []Resource) []string {
 		}
 		count := fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices)
 		if r.Unoffered > 0 {
-			count += ", as units.fit is one"
+			count += " because units.fit is one"
 		}
 		counts = append(counts, count)
 	}

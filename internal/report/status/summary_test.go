@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// fine is the status of a node on which all is well.
+// fine is the status of a healthy node.
 func fine() status.Status {
 	at := time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
 	return status.Status{
@@ -44,11 +44,11 @@ func TestSummarize(t *testing.T) {
 	}{
 		"all is well": {func(*status.Status) {}, "ready: 2 GPUs and 1 MIG device Healthy; a/b: 2 of 2"},
 		"starting": {func(s *status.Status) { *s = status.Status{Version: "v1"} },
-			"starting: the first look at the GPUs has not ended"},
+			"starting: the first scan of the GPUs has not ended"},
 		"the first look hangs": {func(s *status.Status) { *s = status.Status{Calls: []status.Call{{GPU: &three, Function: "nvmlX"}}} },
-			"starting: the first look at the GPUs has not ended; nvmlX of GPU 3 does not return"},
+			"starting: the first scan of the GPUs has not ended; nvmlX of GPU 3 does not return"},
 		"the first look hangs before it knows a GPU": {func(s *status.Status) { *s = status.Status{Calls: []status.Call{{Function: "nvmlInit_v2"}}} },
-			"starting: the first look at the GPUs has not ended; nvmlInit_v2 does not return"},
+			"starting: the first scan of the GPUs has not ended; nvmlInit_v2 does not return"},
 		"there never was a driver": {func(s *status.Status) { *s = status.Status{Stale: "libnvidia-ml.so.1 is not there"} },
 			"waiting for driver: libnvidia-ml.so.1 is not there; to find the cause, run: gpu-device-plugin doctor"},
 		"the driver was unloaded": {func(s *status.Status) { s.Stale = "no driver" },
@@ -62,7 +62,7 @@ func TestSummarize(t *testing.T) {
 		"quiesced while a call hangs": {func(s *status.Status) {
 			s.Quiet, s.Stale, s.Quiesced, s.Calls = true, "quiet", &status.Quiesced{Since: s.Looked}, []status.Call{{GPU: &three,
 				Function: "nvmlX"}}
-		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; it is tried again, and new pods get " +
+		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; the release is retried, and new pods get " +
 			"no GPU; to end this, run: gpu-device-plugin resume"},
 		"quiesced before this process, with allocation": {func(s *status.Status) {
 			*s = status.Status{Quiet: true, Quiesced: &status.Quiesced{Since: s.Looked, Allocate: true}}
@@ -77,17 +77,17 @@ func TestSummarize(t *testing.T) {
 		"no kubelet": {func(s *status.Status) {
 			s.Resources[0].Server, s.Readiness = "waiting for kubelet", status.Readiness{Reason: "x"}
 		},
-			"waiting for kubelet: no kubelet is there; not registered: a/b"},
+			"waiting for kubelet: the kubelet is not running; not registered: a/b"},
 		"not ready": {func(s *status.Status) { s.Readiness = status.Readiness{Reason: "kubelet refuses a/b"} },
 			"not ready: kubelet refuses a/b"},
 		"a GPU that is sick": {func(s *status.Status) { s.GPUs[0].State, s.Resources[0].Healthy = "Lost", 1 },
 			"degraded: GPU 0 Lost; a/b: 1 of 2"},
 		"units of other GPUs": {func(s *status.Status) { s.Resources[0].Healthy, s.Resources[0].Unoffered = 1, 1 },
-			"ready: 2 GPUs and 1 MIG device Healthy; a/b: 1 of 2, as units.fit is one"},
+			"ready: 2 GPUs and 1 MIG device Healthy; a/b: 1 of 2 because units.fit is one"},
 		"units of a GPU that is sick": {func(s *status.Status) {
 			s.Resources[0].Healthy, s.Resources[0].Unoffered, s.Resources[0].Devices = 1, 1, 3
 		},
-			"degraded: a/b: 1 of 3, as units.fit is one"},
+			"degraded: a/b: 1 of 3 because units.fit is one"},
 		"a GPU with MIG devices": {func(s *status.Status) { s.GPUs[1].State, s.GPUs[2].State = "Lost", "Lost" },
 			"degraded: GPU 1 Lost; a/b: 2 of 2"},
 		"a MIG device with a fault of its own": {func(s *status.Status) {

@@ -380,7 +380,7 @@ func TestFieldWhy(t *testing.T) {
 				s.Holders[0].Receipt = &status.Receipt{MemoryMiB: 1024, Layer: "mps",
 					Differences: []string{"the control daemon has no limit for it"}}
 				return s
-			}()), "container c has GPU-0 (1024 MiB, by mps, not as asked for; the control daemon has no limit for it).", ""},
+			}()), "container c has GPU-0 (1024 MiB, by mps, not as requested; the control daemon has no limit for it).", ""},
 		"an image does not need the runtime class": {[]string{node("a", oneGPU, oneGPU),
 			pod(oneGPU, onA, waitingIn("Pending", "ErrImagePull", "not found"))},
 			doctored(holding("GPU-0"), asClass), "This is not a GPU problem", "runtimeClassName"},
