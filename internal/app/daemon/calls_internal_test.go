@@ -60,8 +60,8 @@ func TestCallsThatHang(t *testing.T) {
 	if s.Hanging != 3 || len(s.Calls) != 3 || s.Calls[0].GPU != nil || s.Calls[2].GPU == nil || *s.Calls[2].GPU != 0 {
 		t.Errorf("%d calls: %+v", s.Hanging, s.Calls)
 	}
-	if diff := cmp.Diff([]string{"all GPUs: no driver events; faults are found by polling only (nvmlEventSetWait does " +
-		"not return)"}, s.Unwatched); diff != "" {
+	if diff := cmp.Diff([]string{"all GPUs: no driver events; faults are found by polling only (nvmlEventSetWait " +
+		"does not return)"}, s.Unwatched); diff != "" {
 		t.Errorf("without events (-want +got):\n%s", diff)
 	}
 }

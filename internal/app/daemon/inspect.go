@@ -157,8 +157,8 @@ func inUse(devices []resource.Device, processes map[string][]inventory.Process) 
 		for _, p := range found {
 			list = append(list, process(p))
 		}
-		return fmt.Errorf("%s is still %w; compute processes of earlier work: %d (%s); end them on the node, or wait until "+
-			"they have ended", name(d), inventory.ErrInUse, len(found), inventory.Few(list))
+		return fmt.Errorf("%s is still %w; compute processes of earlier work: %d (%s); end them on the node, or "+
+			"wait until they have ended", name(d), inventory.ErrInUse, len(found), inventory.Few(list))
 	}
 	return nil
 }

@@ -95,8 +95,8 @@ func (m *MIGModes) Check() error {
 	case m.running.Load():
 		return fmt.Errorf("set a MIG mode: an earlier process for that has not ended: %w", inventory.ErrNoAnswer)
 	case nvidia.InVirtualMachine(nodeRoot(m.Node)) && !m.Configs.Value().MIG.ResetInVM:
-		return errors.New("the GPU is reset for a change of its MIG mode, and this node is a virtual machine, in which that may fail: " +
-			"set the mode where the virtual machine is made, or allow it with mig.resetInVM")
+		return errors.New("the GPU is reset for a change of its MIG mode, and this node is a virtual machine, in " +
+			"which that may fail: set the mode where the virtual machine is made, or allow it with mig.resetInVM")
 	}
 	return nil
 }

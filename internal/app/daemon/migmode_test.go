@@ -55,8 +55,8 @@ func TestModeStatuses(t *testing.T) {
 func TestModesInAVirtualMachine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "node.yaml")
-	const text = "{description: One A100, driver: 580.95.05, cuda: \"13.0\", model: a100-sxm4-40gb, virtualMachine: true, " +
-		"gpus: [{bdf: \"0000:17:00.0\", pcie: 0/0/0}]}"
+	const text = "{description: One A100, driver: 580.95.05, cuda: \"13.0\", model: a100-sxm4-40gb, " +
+		"virtualMachine: true, gpus: [{bdf: \"0000:17:00.0\", pcie: 0/0/0}]}"
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

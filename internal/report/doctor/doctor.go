@@ -164,8 +164,8 @@ var Checks = []Check{
 	},
 	{
 		"visible-devices",
-		"a pod cannot get all GPUs by `NVIDIA_VISIBLE_DEVICES`, and NVIDIA's runtime accepts the device list strategy and " +
-			"lets containers open devices",
+		"a pod cannot get all GPUs by `NVIDIA_VISIBLE_DEVICES`, and NVIDIA's runtime accepts the device list " +
+			"strategy and lets containers open devices",
 		"`config.toml` of NVIDIA's runtime, in `/etc/nvidia-container-runtime` or beside its program", visibleDevices,
 	},
 	{
@@ -188,10 +188,9 @@ var Checks = []Check{
 		"pod-resources", "kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
 	},
 	{
-		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver that " +
-			"kubelet has registered, " +
-			"no device plugin has them, and the API server keeps what is published (taints, and counters and shares where " +
-			"they are needed)",
+		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver " +
+			"that kubelet has registered, no device plugin has them, and the API server keeps what is published " +
+			"(taints, and counters and shares where they are needed)",
 		"a running daemon; PodResources", allocation,
 	},
 	{

@@ -49,20 +49,20 @@ func allocation(f *NodeFacts, r *findings) {
 	}
 	onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI && !f.Settings.DeviceNodes
 	if onlyEnvvar && s.DRA.Mode == "split" {
-		r.fail("A container with nvidia.com/gpu and a claim gets the GPU of its claim alone: the CDI spec of the claim sets "+
-			"NVIDIA_VISIBLE_DEVICES=void, by which NVIDIA's runtime would give it the other GPU",
+		r.fail("A container with nvidia.com/gpu and a claim gets the GPU of its claim alone: the CDI spec of the "+
+			"claim sets NVIDIA_VISIBLE_DEVICES=void, by which NVIDIA's runtime would give it the other GPU",
 			[]string{"status: dra: mode: split", "the device list strategy is envvar"},
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet")
 	}
 	const gates = "kubectl get --raw /metrics | grep 'kubernetes_feature_enabled.*DRA'"
 	if s.DRA.NoTaints {
-		r.warn("The API server does not keep taints of devices: a GPU that is ill is left out of its slice, and claims that tolerate that do "+
-			"not get it", []string{"status: dra: noTaints: true"},
+		r.warn("The API server does not keep taints of devices: a GPU that is ill is left out of its slice, and "+
+			"claims that tolerate that do not get it", []string{"status: dra: noTaints: true"},
 			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	if s.DRA.NoCounters {
-		r.fail("The API server keeps no counters of devices: no MIG device that is made for claims is published, and GPUs in MIG mode are "+
-			"given to nobody", []string{"status: dra: noCounters: true"},
+		r.fail("The API server keeps no counters of devices: no MIG device that is made for claims is published, "+
+			"and GPUs in MIG mode are given to nobody", []string{"status: dra: noCounters: true"},
 			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
 	}
 	if s.DRA.NoShares {

@@ -104,9 +104,8 @@ func gpus(f *NodeFacts, r *findings) {
 		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
 	}
 	if f.WSL && len(f.GPUs.Value) == 0 {
-		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, and this "+
-			"program does not "+
-			"offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
+		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, "+
+			"and this program does not offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
 			"# use a node on which Linux has the GPU and NVIDIA's driver; NVIDIA's device plugin offers the GPU of WSL")
 		return
 	}
@@ -243,9 +242,8 @@ func migCapabilities(f *NodeFacts, r *findings) {
 	}
 	slices.Sort(shut)
 	r.warn("This container cannot open "+strings.Join(shut, " and ")+
-		": MIG devices cannot be seen, or layouts not be changed. "+
-		"NVIDIA's container toolkit 1.18.0 to 1.20.0 ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; "+
-		"1.20.1 does not",
+		": MIG devices cannot be seen, or layouts not be changed. NVIDIA's container toolkit 1.18.0 to 1.20.0 "+
+		"ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
 		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
 		"or without the toolkit: hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev")
 }
@@ -300,9 +298,9 @@ func kernelLog(f *NodeFacts, r *findings) {
 	case f.Settings.KernelLog:
 		r.ok("XIDs are read from the kernel's log, too", "health.kernelLog: true")
 	default:
-		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as events, are "+
-			"in no metric, "+
-			"and GPUXidCritical cannot fire for them; the next look finds most of what they mean",
+		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as "+
+			"events, are in no metric, and GPUXidCritical cannot fire for them; the next look finds most of what "+
+			"they mean",
 			[]string{"health.kernelLog: false"},
 			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
 	}
@@ -387,8 +385,8 @@ func persistence(f *NodeFacts, r *findings) {
 	switch {
 	case len(off) > 0:
 		r.warn("Persistence mode is off on "+status.GPUList(off)+
-			": the driver forgets clocks, power limits and error counts when nobody uses "+
-			"a GPU, and no new NVML session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
+			": the driver forgets clocks, power limits and error counts when nobody uses a GPU, and no new NVML "+
+			"session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
 			service, "nvidia-smi -pm 1")
 	case told > 0:
 		r.ok("Persistence mode is on", "status: persistenceMode: true")

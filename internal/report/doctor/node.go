@@ -131,9 +131,8 @@ func selinux(f *NodeFacts, r *findings) {
 				`'{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"spc_t"}}}}}}'`)
 	}
 	if s.UseDevices != nil && !*s.UseDevices {
-		r.warn("SELinux enforces, and container_use_devices is off: containers may not open /dev/nvidia*, unless these "+
-			"have the label "+
-			"container_file_t", append(evidence, "/sys/fs/selinux/booleans/container_use_devices: 0"),
+		r.warn("SELinux enforces, and container_use_devices is off: containers may not open /dev/nvidia*, unless "+
+			"these have the label container_file_t", append(evidence, "/sys/fs/selinux/booleans/container_use_devices: 0"),
 			"setsebool -P container_use_devices on")
 	}
 	if !r.found() {
@@ -237,8 +236,8 @@ func ill(s status.Status, r *findings) {
 		}
 		switch {
 		case slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }):
-			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; before, the GPU cannot " +
-				"be reset"}
+			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; before, the GPU " +
+				"cannot be reset"}
 		case strings.Contains(g.Reason, inventory.LacksDeviceNodes):
 			remedy = withoutNodes
 		case remedy == nil:
@@ -343,9 +342,8 @@ func mps(f *NodeFacts, r *findings) {
 			r.fail("GPUs are shared by MPS, and no MPS control daemon runs", []string{"no process " + control}, start)
 		}
 	case runs:
-		r.info("An MPS control daemon runs, and the configuration does not share GPUs by MPS: GPUs in the compute mode "+
-			"EXCLUSIVE_PROCESS "+
-			"refuse other work", []string{"process " + control}, "nvidia-smi --query-gpu=index,compute_mode --format=csv")
+		r.info("An MPS control daemon runs, and the configuration does not share GPUs by MPS: GPUs in the compute "+
+			"mode EXCLUSIVE_PROCESS refuse other work", []string{"process " + control}, "nvidia-smi --query-gpu=index,compute_mode --format=csv")
 	default:
 		r.ok("GPUs are not shared by MPS")
 	}

@@ -340,18 +340,18 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	}
 	judgeNoCgroups(f, one, r)
 	if f.Settings.VolumeMounts && !t.VolumeMounts {
-		r.fail("NVIDIA's runtime ignores devices that are named by mounts, and the device list strategy is volume-mounts: containers "+
-			"get no GPUs", []string{where, mounts + " = false"}, one.toolkit(mounts, true)...)
+		r.fail("NVIDIA's runtime ignores devices that are named by mounts, and the device list strategy is "+
+			"volume-mounts: containers get no GPUs", []string{where, mounts + " = false"}, one.toolkit(mounts, true)...)
 	}
 	switch onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI; {
 	case onlyEnvvar && !t.EnvvarUnprivileged:
-		r.fail("NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device list strategy is envvar: "+
-			"they get no GPUs", evidence, append(one.toolkit(mounts, true),
+		r.fail("NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device "+
+			"list strategy is envvar: they get no GPUs", evidence, append(one.toolkit(mounts, true),
 			"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")...)
 	case !t.EnvvarUnprivileged:
 	case onlyEnvvar:
-		r.warn("Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the device list strategy envvar "+
-			"needs it to be so", evidence, append([]string{
+		r.warn("Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the "+
+			"device list strategy envvar needs it to be so", evidence, append([]string{
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/platforms.md",
 		}, one.toolkit(envvar, false)...)...)
 	case isDefault:
@@ -382,8 +382,8 @@ func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 			evidence,
 			remedy...)
 	case "auto":
-		r.warn("NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: no-cgroups = true is for "+
-			"rootless containers alone", evidence, remedy...)
+		r.warn("NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: "+
+			"no-cgroups = true is for rootless containers alone", evidence, remedy...)
 	}
 }
 
@@ -409,8 +409,9 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 		inSpec = true
 	}
 	if !inSpec {
-		r.warn("Containers can lose their GPUs at `systemctl daemon-reload`: systemd makes their cgroups, and a hook of NVIDIA's runtime "+
-			"(mode legacy, or auto before version 1.18 of the toolkit) adds the devices without its knowledge", evidence,
+		r.warn("Containers can lose their GPUs at `systemctl daemon-reload`: systemd makes their cgroups, and a "+
+			"hook of NVIDIA's runtime (mode legacy, or auto before version 1.18 of the toolkit) adds the devices "+
+			"without its knowledge", evidence,
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; or:",
 			"gpu-device-plugin --pass-device-specs   # in the DaemonSet")
 		return
@@ -425,8 +426,8 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 		}
 	}
 	if len(unlinked) > 0 {
-		r.info("Links to device nodes are missing in /dev/char: with runc 1.1.3 to 1.1.6, or systemd before 240, containers lose their GPUs "+
-			"at `systemctl daemon-reload`", append(evidence, inventory.Few(unlinked)+" do not exist"),
+		r.info("Links to device nodes are missing in /dev/char: with runc 1.1.3 to 1.1.6, or systemd before 240, "+
+			"containers lose their GPUs at `systemctl daemon-reload`", append(evidence, inventory.Few(unlinked)+" do not exist"),
 			"nvidia-ctk system create-dev-char-symlinks --create-all")
 		return
 	}

@@ -56,8 +56,9 @@ var Rows = []Row{
 		"The cure of a GPU or MIG device became `human` or `hardware`: no reset or restart ends the fault",
 	},
 	{
-		GPUXid, warning, "UpdateCure", true, "An XID changed the verdict on a device that was not healthy before. An XID that changes " +
-			"no verdict gives no Event; one that makes a device Unhealthy gives GPUUnhealthy or GPUNeedsOperator",
+		GPUXid, warning, "UpdateCure", true, "An XID changed the verdict on a device that was not healthy before. " +
+			"An XID that changes no verdict gives no Event; one that makes a device Unhealthy gives GPUUnhealthy " +
+			"or GPUNeedsOperator",
 	},
 	{GPURecovered, normal, "StartAllocating", true, "A device of which one of the Events above told is Healthy again"},
 	{GPURemoved, normal, "StopAllocating", true, "The driver no longer counts a GPU: it was unplugged, or unbound from the driver"},

@@ -38,8 +38,8 @@ func TestSteps(t *testing.T) {
 		change func()
 		want   string
 	}{
-		{time.Second, func() {}, "driver: the first scan of the GPUs has not ended | device nodes: waits for driver | containers: waits for driver | " +
-			"CUDA: waits for driver | kubelet: waits for driver"},
+		{time.Second, func() {}, "driver: the first scan of the GPUs has not ended | device nodes: waits for " +
+			"driver | containers: waits for driver | CUDA: waits for driver | kubelet: waits for driver"},
 		{2 * time.Second, func() { s.Stale = "Driver Not Loaded" }, "driver: Driver Not Loaded | device nodes: waits"},
 		{3 * time.Second, func() {
 			s.Stale, s.Looked, e.AnswersSince = "", start, start.Add(3*time.Second)
@@ -47,7 +47,9 @@ func TestSteps(t *testing.T) {
 		}, "driver: driver 550 is not accepted | device"},
 		{5 * time.Second, func() { e.Refused, s.Driver = "", "580" },
 			"driver 3s | device nodes: the device node /dev/nvidia-uvm does not exist | containers: waits for device nodes"},
-		{6 * time.Second, func() { e.MissingNode = "" }, "driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being tried | kubelet: waits for CUDA"},
+		{6 * time.Second, func() { e.MissingNode = "" },
+			"driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being " +
+				"tried | kubelet: waits for CUDA"},
 		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device, s.GPUs[0].UUID = "no CDI spec", "GPU-1", "GPU-1" },
 			"driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
 		{9 * time.Second, func() {

@@ -88,9 +88,8 @@ func quiesced(s Status) string {
 		}
 	}
 	if len(s.Calls) > 0 { // a session with a hanging call cannot be closed
-		return fmt.Sprintf("the driver is not released yet: %s does not return; the release is retried, and %s; to end "+
-			"this, run: "+
-			"gpu-device-plugin resume", s.Calls[0], allocate)
+		return fmt.Sprintf("the driver is not released yet: %s does not return; the release is retried, and %s; to "+
+			"end this, run: gpu-device-plugin resume", s.Calls[0], allocate)
 	}
 	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)
 }

@@ -52,8 +52,8 @@ func TestSummarize(t *testing.T) {
 		"there never was a driver": {func(s *status.Status) { *s = status.Status{Stale: "libnvidia-ml.so.1 is not there"} },
 			"waiting for driver: libnvidia-ml.so.1 is not there; to find the cause, run: gpu-device-plugin doctor"},
 		"the driver was unloaded": {func(s *status.Status) { s.Stale = "no driver" },
-			"waiting for driver: no driver; the GPUs are shown as they were at 2026-11-22T01:02:03Z; to find the cause, run: " +
-				"gpu-device-plugin doctor"},
+			"waiting for driver: no driver; the GPUs are shown as they were at 2026-11-22T01:02:03Z; to find the " +
+				"cause, run: gpu-device-plugin doctor"},
 		"quiesced": {func(s *status.Status) {
 			s.Quiet, s.Stale, s.Quiesced = true, "quiet", &status.Quiesced{Since: s.Looked}
 		},
@@ -62,8 +62,8 @@ func TestSummarize(t *testing.T) {
 		"quiesced while a call hangs": {func(s *status.Status) {
 			s.Quiet, s.Stale, s.Quiesced, s.Calls = true, "quiet", &status.Quiesced{Since: s.Looked}, []status.Call{{GPU: &three,
 				Function: "nvmlX"}}
-		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; the release is retried, and new pods get " +
-			"no GPU; to end this, run: gpu-device-plugin resume"},
+		}, "quiesced: the driver is not released yet: nvmlX of GPU 3 does not return; the release is retried, and " +
+			"new pods get no GPU; to end this, run: gpu-device-plugin resume"},
 		"quiesced before this process, with allocation": {func(s *status.Status) {
 			*s = status.Status{Quiet: true, Quiesced: &status.Quiesced{Since: s.Looked, Allocate: true}}
 		},

@@ -185,8 +185,8 @@ var (
 		name: "gpu_device_plugin_nvswitch_error_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"nvswitch",
 			"sxid", "fatal"},
 		series: "1 for each error that occurred, 64 at most",
-		help: "When an NVSwitch reported an error last, in seconds since 1970, by its PCI address and SXid. Only with --kernel-log, and absent " +
-			"while there was none.",
+		help: "When an NVSwitch reported an error last, in seconds since 1970, by its PCI address and SXid. Only " +
+			"with --kernel-log, and absent while there was none.",
 	}
 	callErrors = metric{
 		name: "gpu_device_plugin_nvml_errors_total", kind: counter, labels: []string{"group", "code"},
@@ -237,24 +237,25 @@ var (
 	claimDuration = metric{
 		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
 		series: "12 for each call and result that occurred: 2 calls, 10 results",
-		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: configuration, device, health, " +
-			"in-use, not-ready, driver, late, disk or malformed.",
+		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: " +
+			"configuration, device, health, in-use, not-ready, driver, late, disk or malformed.",
 	}
 	claimsWithoutKubelet = metric{
 		name: "gpu_device_plugin_claims_without_kubelet_account_total", kind: counter, series: "1",
-		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. They go on where all GPUs of " +
-			"the node are in ResourceSlices.",
+		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. " +
+			"They go on where all GPUs of the node are in ResourceSlices.",
 	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
 		series: "1 for each of 17 kinds of requests and code that occurred",
-		help: "Requests to the API server, by the code of the HTTP answer; none if there was no answer. A watch is one request. " +
-			"Absent in a daemon that has asked nothing.",
+		help: "Requests to the API server, by the code of the HTTP answer; none if there was no answer. A watch is " +
+			"one request. Absent in a daemon that has asked nothing.",
 	}
 	eventsDropped = metric{
 		name: "gpu_device_plugin_events_dropped_total", kind: counter, labels: []string{"cause"}, series: "4",
-		help: "Kubernetes Events that were not written: subject rate and node rate, because of a limit; queue, because too many waited for " +
-			"the API server; refused, because the API server called them wrong. Absent while there was none.",
+		help: "Kubernetes Events that were not written: subject rate and node rate, because of a limit; queue, " +
+			"because too many waited for the API server; refused, because the API server called them wrong. Absent " +
+			"while there was none.",
 	}
 )
 
