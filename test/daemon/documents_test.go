@@ -73,7 +73,7 @@ func (s *stage) documented(t *testing.T, folder, command string) {
 		}
 		return
 	case slices.Contains([]string{"status", "quiesce", "resume"},
-		words[0]), slices.Contains([]string{"mig apply", "mig status", "simulate xid"}, kind):
+		words[0]), slices.Contains([]string{"mig apply", "mig status", "simulate xid", "health clear"}, kind):
 		words = append(words, "--control-socket", s.ControlSocket())
 	}
 	if slices.Contains(words, "--watch") {
