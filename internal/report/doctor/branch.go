@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// maintainedUntil is the last month in which NVIDIA maintains a branch of the driver: those of its
-// tables of supported data center drivers for releases 570, 615 and 620
+// maintainedUntil is the last month in which NVIDIA maintains a driver branch. Source: the tables
+// of supported data center drivers of releases 570, 615 and 620
 // (docs.nvidia.com/datacenter/tesla/drivers).
 var maintainedUntil = map[int]time.Time{
 	535: month(2026, time.June),
@@ -19,25 +19,25 @@ var maintainedUntil = map[int]time.Time{
 	620: month(2029, time.September),
 }
 
-// oldest is the oldest branch that NVIDIA maintains: of those before it that are not in the table
-// none is.
+// oldest is the oldest maintained branch. Older branches are unmaintained unless the table has
+// them.
 const oldest = 580
 
 func month(year int, m time.Month) time.Time { return time.Date(year, m, 1, 0, 0, 0, 0, time.UTC) }
 
-// maintained judges the branch of the driver. Of one that is not in the table, and newer than the
-// oldest, nothing is known.
+// maintained judges the branch of the driver. It has no finding for newer branches that are not in
+// the table.
 func maintained(f *NodeFacts, r *findings) {
 	branch := inventory.Driver{Version: f.Module.Value}.Branch()
 	until, known := maintainedUntil[branch]
 	switch {
 	case f.Simulated || f.Today.IsZero() || branch == 0:
 	case known && !f.Today.Before(until.AddDate(0, 1, 0)):
-		r.warn(fmt.Sprintf("NVIDIA has not maintained the branch R%d of the driver since the end of %s: faults of it stay",
+		r.warn(fmt.Sprintf("NVIDIA has not maintained driver branch R%d since the end of %s: its bugs are no longer fixed",
 			branch,
 			until.Format("January 2006")), []string{"/proc/driver/nvidia/version: " + f.Module.Value}, newerDriver)
 	case !known && branch < oldest:
-		r.warn(fmt.Sprintf("NVIDIA does not maintain the branch R%d of the driver any more: faults of it stay", branch),
+		r.warn(fmt.Sprintf("NVIDIA no longer maintains driver branch R%d: its bugs are no longer fixed", branch),
 			[]string{"/proc/driver/nvidia/version: " + f.Module.Value}, newerDriver)
 	}
 }

@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// A Distribution is what set up the container runtime of a node. It decides how the configuration
-// of the runtime is changed.
+// A Distribution is the installer of a node's container runtime. The remedies for the runtime's
+// configuration depend on the distribution.
 type Distribution string
 
-// The distributions whose configuration is changed in a way of their own, by the names that their
-// documentation uses.
+// The distributions with remedies of their own, by the names in their documentation.
 const (
-	Packages     Distribution = "" // packages of containerd, CRI-O or Docker, which have nothing of their own
+	Packages     Distribution = "" // packages of containerd, CRI-O or Docker, with standard remedies
 	K3s          Distribution = "K3s"
 	RKE2         Distribution = "RKE2"
 	K0s          Distribution = "k0s"
@@ -25,11 +24,11 @@ const (
 	COS          Distribution = "Container-Optimized OS"
 )
 
-// The remedies below change a setting or add a file. None of them writes over a configuration file,
-// as the files of distributions are written anew at each start, or have more in them than doctor
+// The remedies below change a setting or add a file. None overwrites a configuration file:
+// distributions regenerate their files at each start, or keep more settings there than doctor
 // knows.
 
-// restart is the command after which the runtime has read its configuration anew.
+// restart is the command after which the runtime has reread its configuration.
 func (r Runtime) restart() string {
 	switch r.Distribution {
 	case MicroK8s:
@@ -46,7 +45,7 @@ func (r Runtime) restart() string {
 // folder is the folder of the configuration file.
 func (r Runtime) folder() string { return r.Config[:strings.LastIndexByte(r.Config, '/')+1] }
 
-// edit returns how a setting of the configuration is changed.
+// edit returns the commands to change a setting of the configuration.
 func (r Runtime) edit(change string) []string {
 	var where []string
 	switch r.Distribution {
@@ -61,16 +60,19 @@ func (r Runtime) edit(change string) []string {
 		where = []string{"# " + change + ", in /var/snap/microk8s/current/args/containerd-template.toml"}
 	case Talos:
 		where = []string{
-			"# " + change + ", in /etc/cri/conf.d/20-customization.part, which is written by machine.files of the machine configuration:",
+			"# " + change + ", in /etc/cri/conf.d/20-customization.part, which is written by machine.files of the " +
+				"machine configuration:",
 			"talosctl --nodes NODE edit machineconfig",
 		}
 	case Bottlerocket:
-		return []string{"# the configuration of containerd cannot be changed on Bottlerocket: use a variant with -nvidia in its name"}
+		return []string{"# the configuration of containerd cannot be changed on Bottlerocket: use a variant with " +
+			"-nvidia in its name"}
 	case NixOS:
 		return []string{"# " + change + ", by virtualisation.containerd.settings in /etc/nixos/configuration.nix",
 			"nixos-rebuild switch"}
 	case Flatcar, COS:
-		where = []string{"# " + change + ". " + r.Config + " may be read-only or be written anew at a start: see the documentation of " +
+		where = []string{"# " + change + ". " + r.Config +
+			" may be read-only or be written anew at a start: see the documentation of " +
 			string(r.Distribution) + " for where changes are kept"}
 	default:
 		where = []string{"# " + change + ", in " + r.Config}
@@ -78,8 +80,8 @@ func (r Runtime) edit(change string) []string {
 	return append(where, r.restart())
 }
 
-// configure is the command of NVIDIA's toolkit that changes the configuration. It keeps what else
-// is in the file.
+// configure is the command of NVIDIA's toolkit that changes the configuration. The command keeps
+// other settings in the file.
 func (r Runtime) configure(options string) []string {
 	name := map[string]string{Containerd: "containerd", CRIO: "crio", Docker: "docker"}[r.Name]
 	standard := map[string]string{Containerd: "/etc/containerd/config.toml", CRIO: "/etc/crio/crio.conf",
@@ -90,7 +92,7 @@ func (r Runtime) configure(options string) []string {
 	return []string{"nvidia-ctk runtime configure --runtime=" + name + " " + options, r.restart()}
 }
 
-// enableCDI returns how CDI is switched on.
+// enableCDI returns the commands to switch on CDI.
 func (r Runtime) enableCDI() []string {
 	if r.Distribution == Packages {
 		return r.configure("--cdi.enabled")
@@ -98,14 +100,15 @@ func (r Runtime) enableCDI() []string {
 	return r.edit("set enable_cdi = true")
 }
 
-// makeDefault returns how NVIDIA's runtime becomes the default; installed says that the runtime has
-// it already.
+// makeDefault returns the commands to make NVIDIA's runtime the default; installed is true if the
+// container runtime already has NVIDIA's runtime.
 func (r Runtime) makeDefault(installed bool) []string {
-	const toolkit = "# install NVIDIA's container toolkit: nvidia-container-runtime has to be in /usr/bin or /usr/local/nvidia/toolkit"
+	const toolkit = "# install NVIDIA's container toolkit: nvidia-container-runtime has to be in /usr/bin or " +
+		"/usr/local/nvidia/toolkit"
 	var remedy []string
 	switch r.Distribution {
 	case K3s, RKE2:
-		// They look for the toolkit at each start, and have runtime classes for what they find.
+		// K3s and RKE2 search for the toolkit at each start and create runtime classes for it.
 		if !installed {
 			remedy = append(remedy, toolkit+"; "+string(r.Distribution)+" finds it at its next start")
 		}
@@ -120,7 +123,8 @@ func (r Runtime) makeDefault(installed bool) []string {
 	case MicroK8s:
 		return []string{"microk8s enable nvidia   # microk8s enable gpu before 1.30"}
 	case Talos:
-		return slices.Concat([]string{"# the extensions nvidia-container-toolkit and nvidia-open-gpu-kernel-modules have to be in Talos' image"},
+		return slices.Concat([]string{"# the extensions nvidia-container-toolkit and " +
+			"nvidia-open-gpu-kernel-modules have to be in Talos' image"},
 			r.edit("set default_runtime_name = \"nvidia\""))
 	case NixOS:
 		return append([]string{"# hardware.nvidia-container-toolkit.enable = true; in /etc/nixos/configuration.nix"},
@@ -134,7 +138,7 @@ func (r Runtime) makeDefault(installed bool) []string {
 	return r.configure("--set-as-default")
 }
 
-// toolkit returns how a setting of NVIDIA's runtime is changed.
+// toolkit returns the commands to change a setting of NVIDIA's runtime.
 func (r Runtime) toolkit(setting string, value bool) []string {
 	if name, has := bottlerocketSettings[setting]; has && r.Distribution == Bottlerocket {
 		return []string{fmt.Sprintf("apiclient set settings.nvidia-container-runtime.%s=%v", name, value)}
@@ -142,14 +146,14 @@ func (r Runtime) toolkit(setting string, value bool) []string {
 	return []string{fmt.Sprintf("nvidia-ctk config --in-place --set %s=%v", setting, value)}
 }
 
-// bottlerocketSettings are the names of settings of NVIDIA's runtime in the API of Bottlerocket
+// bottlerocketSettings maps settings of NVIDIA's runtime to their names in the API of Bottlerocket
 // (bottlerocket.dev/en/os, settings.nvidia-container-runtime).
 var bottlerocketSettings = map[string]string{
 	"accept-nvidia-visible-devices-envvar-when-unprivileged": "visible-devices-envvar-when-unprivileged",
 	"accept-nvidia-visible-devices-as-volume-mounts":         "visible-devices-as-volume-mounts",
 }
 
-// upgrade returns what to do about a runtime that is too old.
+// upgrade returns the remedy for a runtime that is too old.
 func (r Runtime) upgrade() string {
 	if r.Name == Docker {
 		return "# upgrade cri-dockerd, and Docker to 25 or newer"
@@ -157,14 +161,15 @@ func (r Runtime) upgrade() string {
 	return "# upgrade containerd to 1.7 or newer, or use a device list strategy without CDI"
 }
 
-// checkCommand is the command that reads the configuration and says what is wrong with it.
+// checkCommand is the command that checks the configuration and prints its errors.
 func (r Runtime) checkCommand() string {
 	switch {
 	case r.Name == CRIO:
 		return "crio config > /dev/null   # prints the error"
 	case r.Name == Docker:
 		return "dockerd --validate --config-file " + r.Config
-	case r.Distribution == K3s, r.Distribution == RKE2, r.Distribution == K0s, r.Distribution == Talos, r.Distribution == MicroK8s:
+	case r.Distribution == K3s, r.Distribution == RKE2, r.Distribution == K0s, r.Distribution == Talos,
+		r.Distribution == MicroK8s:
 		return "# read the log of containerd; its configuration is " + r.Config
 	}
 	return "containerd --config " + r.Config + " config dump > /dev/null   # prints the error"

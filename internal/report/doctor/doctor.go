@@ -1,8 +1,7 @@
-// Package doctor judges a node: from what is known of its driver, its device nodes, its container
-// runtimes, its kubelet and the daemon that runs on it, to findings, each with evidence and the
-// commands that repair it.
+// Package doctor judges a node. Its input is the facts about the driver, device nodes, container
+// runtime, kubelet and daemon; its output is findings with evidence and repair commands.
 //
-// It is pure. Package nodefacts fills in the facts; package cli prints the findings.
+// The package is pure. Package nodefacts reads the facts; package cli prints the findings.
 package doctor
 
 import (
@@ -12,14 +11,14 @@ import (
 	"time"
 )
 
-// Severity is how bad a finding is.
+// Severity is the severity of a finding.
 type Severity int
 
-// The severities, the least first.
+// The severities in ascending order.
 const (
 	OK Severity = iota
 	Info
-	NotChecked // something could not be seen
+	NotChecked // a fact was not readable
 	Warning
 	Error
 )
@@ -37,44 +36,44 @@ func (s Severity) String() string {
 // MarshalText returns the name of a severity.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// A Finding is the result of a check, or one of several.
+// A Finding is a result of a check. A check may have several.
 type Finding struct {
 	// Check is the name of the check.
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
 	// Message is a sentence without a full stop.
 	Message string `json:"message"`
-	// Evidence are files of the node, with what they say, and values.
+	// Evidence are files of the node with their contents, and values.
 	Evidence []string `json:"evidence,omitempty"`
-	// Remedy are commands, in their order, for a shell of root on the node; those of gpu-device-plugin
-	// are for the daemon's container.
+	// Remedy are commands in order, for a root shell on the node. Commands of gpu-device-plugin
+	// belong in the daemon's container.
 	Remedy []string `json:"remedy,omitempty"`
 }
 
 // A Fact is a reading of a part of the node.
 type Fact[T any] struct {
 	Value T
-	// Missing says why Value is not known, and how it can be made known; empty if it is known.
+	// Missing is why Value is unknown, and how to make it known; empty if Value is known.
 	Missing string
-	// Hung says that Value is missing because reading it did not return.
+	// Hung is true if Value is missing because reading it did not return.
 	Hung bool
 }
 
-// NodeFacts are what is known of a node. Paths are those that the node has.
+// NodeFacts are the facts about a node. Paths are paths on the node.
 type NodeFacts struct {
 	Settings      Settings
-	Today         time.Time         // zero if it does not matter
-	Simulated     bool              // the GPUs are; the files of the driver are then those of the simulated node
-	WSL           bool              // the node is Windows' subsystem for Linux
-	GPUs          Fact[[]PCIDevice] // without those that are given to virtual machines
+	Today         time.Time         // zero if irrelevant
+	Simulated     bool              // the GPUs are simulated, and the driver's files are those of the simulation
+	WSL           bool              // the node is Windows Subsystem for Linux
+	GPUs          Fact[[]PCIDevice] // without GPUs of virtual machines
 	GPUsGivenAway Fact[[]PCIDevice]
 	NVSwitches    Fact[[]PCIDevice]
-	Module        Fact[string]   // the version of the loaded kernel module; empty if it is not loaded
-	Modules       Fact[[]string] // the names of all kernel modules that are loaded
+	Module        Fact[string]   // version of the loaded kernel module; empty if it is not loaded
+	Modules       Fact[[]string] // names of all loaded kernel modules
 	Library       Fact[NVMLLibrary]
 	Devices       Fact[Devices]  // of the node
-	Container     Fact[Devices]  // of the container in which doctor runs; Missing if it runs in none
-	Processes     Fact[[]string] // the names of those that run, cut to 15 bytes by the kernel
+	Container     Fact[Devices]  // of doctor's container; Missing outside of containers
+	Processes     Fact[[]string] // names of running processes, which the kernel cuts to 15 bytes
 	Runtime       Fact[Runtime]
 	Toolkit       Fact[Toolkit]
 	Specs         Fact[[]Spec]
@@ -84,53 +83,53 @@ type NodeFacts struct {
 	Daemon        Fact[Daemon]
 }
 
-// Settings are the options of the daemon that matter for its node.
+// Settings are the daemon's options that affect checks of the node.
 type Settings struct {
-	// Problem says why the configuration file is not used; then the other settings are without it.
+	// Problem is why the configuration file is not used. The other settings are then computed
+	// without the file.
 	Problem    string
 	ConfigFile string
-	// CDI, Envvar and VolumeMounts say which device list strategies are used; DeviceNodes, that
-	// containers get device nodes, too.
+	// CDI, Envvar and VolumeMounts are the device list strategies in use. DeviceNodes is true if
+	// containers also get device nodes.
 	CDI, Envvar, VolumeMounts, DeviceNodes bool
 	// CDIFolder is the folder of the daemon's CDI specs, and CDIVendor their vendor.
 	CDIFolder, CDIVendor string
-	// KernelLog says that XIDs are read from the kernel's log, too.
+	// KernelLog is true if XIDs are also read from the kernel log.
 	KernelLog bool
-	// MPS says that GPUs are shared by MPS.
+	// MPS is true if GPUs are shared by MPS.
 	MPS bool
-	// Claims says that GPUs are given by Dynamic Resource Allocation.
+	// Claims is true if GPUs are offered by Dynamic Resource Allocation.
 	Claims bool
-	// DriverRoot is the folder of the node below which the driver is installed.
+	// DriverRoot is the folder of the node with the driver installation.
 	DriverRoot string
-	// Companions are what containers are to have beside their GPUs.
+	// Companions are the modules that containers get besides their GPUs.
 	Companions []CompanionModule
 }
 
-// A Check looks at a part of the facts. It has one finding at least.
+// A Check judges a part of the facts. Every check has at least one finding.
 type Check struct {
 	Name  string
-	About string // what is checked
-	Needs string // what doctor has to see for it
+	About string // subject of the check
+	Needs string // sources that doctor must be able to read
 	judge func(*NodeFacts, *findings)
 }
 
-// Checks are all checks, in the order in which their findings are printed if these are equally bad.
+// Checks are all checks. Findings of equal severity are printed in this order.
 var Checks = []Check{
 	{
 		"gpus", "GPUs on the PCI bus are bound to the driver `nvidia`", "`/sys/bus/pci`", gpus,
 	},
 	{
-		"driver", "the kernel module is loaded, NVML's library is there, both have one version, and NVIDIA maintains " +
-			"its branch",
+		"driver", "the kernel module is loaded, NVML's library exists, their versions match, and NVIDIA maintains " +
+			"the driver branch",
 		"`/proc/driver/nvidia/version` or `/sys/module/nvidia/version`; the driver root", driver,
 	},
 	{
-		"device-nodes", "`/dev/nvidia*` are there with the driver's device numbers, on the node and in the daemon's " +
-			"container",
+		"device-nodes", "`/dev/nvidia*` exist with the driver's device numbers, on the node and in the daemon's container",
 		"`/proc/devices`, `/proc/driver/nvidia/gpus`, the node's `/dev`", deviceNodes,
 	},
 	{
-		"companions", "GDRCopy, GPUDirect Storage and MOFED are loaded where containers are to have them",
+		"companions", "GDRCopy, GPUDirect Storage and MOFED are loaded if they are configured",
 		"`/proc/modules`, the node's `/dev`, the configuration", companions,
 	},
 	{
@@ -141,25 +140,25 @@ var Checks = []Check{
 		"persistence", "persistence mode is on", "a running daemon, or the node's processes", persistence,
 	},
 	{
-		"kernel-log", "XIDs that some drivers only log are read from the kernel's log", "`/sys/bus/pci`; the configuration",
+		"kernel-log", "XIDs that some drivers only log are read from the kernel log", "`/sys/bus/pci`; the configuration",
 		kernelLog,
 	},
 	{
-		"fabric-manager", "Fabric Manager runs where there are NVSwitches",
+		"fabric-manager", "Fabric Manager is running on nodes with NVSwitches",
 		"`/sys/bus/pci`; a running daemon, or the node's processes",
 		fabricManager,
 	},
 	{
 		"container-runtime",
-		"the container runtime that the kubelet uses starts with its configuration, reads all of it, and has CDI on, " +
-			"with the daemon's folder, where CDI is used",
+		"the kubelet's container runtime starts with its configuration, reads all of it, and, where CDI is used, has " +
+			"CDI on and reads the daemon's folder",
 		"the node's processes, the configuration of the kubelet and of the runtime, and the containerd program",
 		containerRuntime,
 	},
 	{
 		"nvidia-runtime",
-		"NVIDIA's runtime is there where the device list strategy needs it: as the default, or as a runtime class, " +
-			"with cgroups as those of runc; whether `runtime: none` works",
+		"NVIDIA's runtime exists if the device list strategy needs it, as the default or as a runtime class, and " +
+			"with the cgroup driver of runc; whether `runtime: none` works",
 		"as `container-runtime`", nvidiaRuntime,
 	},
 	{
@@ -174,23 +173,23 @@ var Checks = []Check{
 		daemonReload,
 	},
 	{
-		"cdi-specs", "CDI specs for NVIDIA's devices can be read, name files that exist, and do not name one device twice",
+		"cdi-specs", "CDI specs for NVIDIA's devices can be read, name existing files, and name each device once",
 		"the node's `/etc/cdi` and `/var/run/cdi`, its `/dev`, and the driver's files", cdiSpecs,
 	},
 	{
 		"selinux", "SELinux lets the daemon and containers with GPUs work", "`/sys/fs/selinux`", selinux,
 	},
 	{
-		"kubelet", "kubelet's folder is there, its socket answers, and no other device plugin or DRA driver registers GPUs",
+		"kubelet", "the kubelet's folder exists, its socket answers, and no other device plugin or DRA driver registers GPUs",
 		"the folder of `--kubelet-socket`; for DRA drivers also `plugins_registry` beside it", kubelet,
 	},
 	{
-		"pod-resources", "kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
+		"pod-resources", "the kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
 	},
 	{
-		"dra", "GPUs that are given by Dynamic Resource Allocation are in slices as they are to be, with a driver " +
-			"that kubelet has registered, no device plugin has them, and the API server keeps what is published " +
-			"(taints, and counters and shares where they are needed)",
+		"dra", "GPUs of Dynamic Resource Allocation are in ResourceSlices as wanted, the kubelet has registered the " +
+			"driver, no device plugin offers these GPUs, and the API server keeps the published fields (taints, and " +
+			"counters and shares where needed)",
 		"a running daemon; PodResources", allocation,
 	},
 	{
@@ -198,7 +197,7 @@ var Checks = []Check{
 		daemon,
 	},
 	{
-		"mps", "the MPS control daemons answer where GPUs are shared by MPS, and none runs where they are not",
+		"mps", "the MPS control daemons answer if GPUs are shared by MPS, and none is running otherwise",
 		"a running daemon, or the node's processes", mps,
 	},
 }
@@ -217,7 +216,7 @@ func Examine(f NodeFacts) []Finding {
 	return all.list
 }
 
-// Worst returns the greatest severity of the findings.
+// Worst returns the highest severity of the findings.
 func Worst(all []Finding) Severity {
 	worst := OK
 	for _, f := range all {
@@ -252,13 +251,13 @@ func (f *findings) fail(message string, evidence []string, remedy ...string) {
 	f.add(Error, message, evidence, remedy)
 }
 
-// found reports whether the check has a finding that is worse than ok.
-func (f *findings) found() bool {
+// hasProblem reports whether the check has a finding worse than ok.
+func (f *findings) hasProblem() bool {
 	return slices.ContainsFunc(f.list, func(one Finding) bool { return one.Check == f.check && one.Severity != OK })
 }
 
-// known reports whether a fact is known. If it is not, that is a finding.
-func known[T any](f *findings, fact Fact[T]) bool {
+// require reports whether a fact is known. It adds a finding for an unknown fact.
+func require[T any](f *findings, fact Fact[T]) bool {
 	switch {
 	case fact.Hung:
 		f.warn(fact.Missing, nil, "dmesg | tail -50")

@@ -10,18 +10,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// draDriver is the name of NVIDIA's DRA driver for GPUs, and by default this program's.
+// draDriver is the name of NVIDIA's DRA driver for GPUs, and the default name of this program's
+// driver.
 const draDriver = "gpu.nvidia.com"
 
-// allocation judges Dynamic Resource Allocation: what kubelet and the API server have of it, and
-// that each GPU is given in one way.
+// allocation judges Dynamic Resource Allocation: the state at the kubelet and the API server, and
+// whether each GPU is offered in one way only.
 func allocation(f *NodeFacts, r *findings) {
-	if !known(r, f.Daemon) {
+	if !require(r, f.Daemon) {
 		return
 	}
 	s := f.Daemon.Value.Status
 	if s.DRA == nil {
-		r.ok("No GPU is given by Dynamic Resource Allocation")
+		r.ok("No GPU is offered by Dynamic Resource Allocation")
 		return
 	}
 	const registrations = "journalctl -u kubelet -n 200 | grep -iE 'plugin_manager|plugin_watcher|dra'"
@@ -30,51 +31,57 @@ func allocation(f *NodeFacts, r *findings) {
 	slicesOfNode := "kubectl get resourceslices --field-selector spec.driver=" + driver + ",spec.nodeName=NODE"
 	switch d := s.DRA.Driver; {
 	case d.NameConflict != "":
-		r.fail("Another driver of the name "+driver+" is registered with kubelet: this one publishes nothing as long as it is there",
-			[]string{d.NameConflict}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu|dra'", slicesOfNode)
+		r.fail("Another driver named "+driver+" is registered with the kubelet: this driver publishes nothing "+
+			"until the other one is removed",
+			[]string{d.NameConflict}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE "+
+				"'nvidia|gpu|dra'", slicesOfNode)
 	case !d.Registered && f.Settings.Claims:
-		r.fail("Kubelet has not registered the driver for claims: "+cmp.Or(d.Problem, "it has not looked at its socket yet"),
+		r.fail("The kubelet has not registered the driver for claims: "+cmp.Or(d.Problem,
+			"it has not checked the driver's socket yet"),
 			nil,
 			registrations, "ls -l /var/lib/kubelet/plugins_registry   # in the container: the same path has to be mounted")
 	}
 	driverName(s.DRA, r)
 	if s.DRA.Problem != "" {
-		r.fail("The ResourceSlices of this node are not as they are to be: "+s.DRA.Problem, nil, served, slicesOfNode)
+		r.fail("The ResourceSlices of this node are not as wanted: "+s.DRA.Problem, nil, served, slicesOfNode)
 	}
 	switch s.DRA.API {
 	case "", "v1":
 	default:
-		r.info("The API server serves resource.k8s.io as "+s.DRA.API+": what is newer, such as taints, it may not keep",
+		r.info("The API server serves resource.k8s.io as "+s.DRA.API+", and may drop newer fields, such as taints",
 			[]string{"status: dra: api: " + s.DRA.API}, served)
 	}
 	onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI && !f.Settings.DeviceNodes
 	if onlyEnvvar && s.DRA.Mode == "split" {
-		r.fail("A container with nvidia.com/gpu and a claim gets the GPU of its claim alone: the CDI spec of the "+
+		r.fail("A container with nvidia.com/gpu and a claim gets only the GPU of its claim: the CDI spec of the "+
 			"claim sets NVIDIA_VISIBLE_DEVICES=void, by which NVIDIA's runtime would give it the other GPU",
 			[]string{"status: dra: mode: split", "the device list strategy is envvar"},
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet")
 	}
 	const gates = "kubectl get --raw /metrics | grep 'kubernetes_feature_enabled.*DRA'"
 	if s.DRA.NoTaints {
-		r.warn("The API server does not keep taints of devices: a GPU that is ill is left out of its slice, and "+
-			"claims that tolerate that do not get it", []string{"status: dra: noTaints: true"},
-			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
+		r.warn("The API server does not keep taints of devices: a faulty GPU is left out of its slice, and "+
+			"claims that tolerate the fault do not get it", []string{"status: dra: noTaints: true"},
+			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's; gpu-node-agent notices "+
+				"within an hour", gates)
 	}
 	if s.DRA.NoCounters {
-		r.fail("The API server keeps no counters of devices: no MIG device that is made for claims is published, "+
-			"and GPUs in MIG mode are given to nobody", []string{"status: dra: noCounters: true"},
-			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
+		r.fail("The API server keeps no counters of devices: MIG devices created for claims are not published, "+
+			"and GPUs in MIG mode are offered to nobody", []string{"status: dra: noCounters: true"},
+			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent "+
+				"notices within an hour", gates)
 	}
 	if s.DRA.NoShares {
-		r.warn("The API server keeps no shares of devices: GPUs that are to be shared are given whole",
+		r.warn("The API server keeps no shares of devices: GPUs to be shared are allocated as a whole",
 			[]string{"status: dra: noShares: true"},
-			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent sees it within an hour", gates)
+			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent "+
+				"notices within an hour", gates)
 	}
-	given := inBoth(f, s, r)
+	inSlices := offeredTwice(f, s, r)
 	waiting(s.DRA, r)
-	if !r.found() {
+	if !r.hasProblem() {
 		published := status.Count(s.DRA.Slices, "ResourceSlice")
-		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(given, "GPU"), len(s.DRA.GPUs), published), "status: dra")
+		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(inSlices, "GPU"), len(s.DRA.GPUs), published), "status: dra")
 	}
 }
 
@@ -82,39 +89,40 @@ func allocation(f *NodeFacts, r *findings) {
 func waiting(s *status.DRA, r *findings) {
 	report := r.warn
 	if s.Driver.Registered {
-		report = r.info // it releases claims as their pods end
+		report = r.info // the driver releases claims as their pods end
 	}
 	for _, sentence := range s.Waiting() {
-		report("No new pod gets "+sentence, nil, "gpu-device-plugin status   # what each GPU waits for, and which claims are prepared",
-			"kubectl get resourceclaims -A   # which pods have reserved them")
+		report("No new pod gets "+sentence, nil,
+			"gpu-device-plugin status   # shows what each GPU waits for, and the prepared claims",
+			"kubectl get resourceclaims -A   # shows the pods that have reserved them")
 	}
 }
 
 // driverName judges the name of the driver.
 func driverName(s *status.DRA, r *findings) {
 	if s.Driver.CompetingDriver != "" {
-		r.fail("No GPU is given to claims: "+s.Driver.CompetingDriver, nil,
+		r.fail("No GPU is offered to claims: "+s.Driver.CompetingDriver, nil,
 			"kubectl get resourceslices --field-selector spec.driver="+draDriver+",spec.nodeName=NODE")
 	}
 	if s.DriverNameKept != "" {
-		r.warn("The driver has not the name of the configuration: "+s.DriverNameKept, nil,
-			"gpu-device-plugin status   # which claims are prepared")
+		r.warn("The driver does not use the configured name: "+s.DriverNameKept, nil,
+			"gpu-device-plugin status   # shows the prepared claims")
 	}
 }
 
-// inBoth finds GPUs that pods can get, or have, in both ways. It returns how many GPUs are in
-// slices.
-func inBoth(f *NodeFacts, s status.Status, r *findings) (given int) {
+// offeredTwice finds GPUs that pods have, or can get, in both ways. It returns the number of GPUs
+// in slices.
+func offeredTwice(f *NodeFacts, s status.Status, r *findings) (inSlices int) {
 	gpuOf := map[string]string{}
 	for _, d := range s.GPUs {
 		gpuOf[d.UUID] = cmp.Or(d.GPU, d.UUID)
 	}
 	gpu := func(id string) string {
-		uuid, _, _ := strings.Cut(id, "::") // a replica
+		uuid, _, _ := strings.Cut(id, "::") // without the number of a replica
 		return cmp.Or(gpuOf[uuid], uuid)
 	}
 	offered, held := map[string]string{}, map[string]string{}
-	p := f.PodResources.Value // where it is missing, its own check says so
+	p := f.PodResources.Value // pod-resources reports a missing answer
 	for _, name := range slices.Sorted(maps.Keys(p.Offered)) {
 		for _, id := range p.Offered[name] {
 			offered[gpu(id)] = name
@@ -127,20 +135,22 @@ func inBoth(f *NodeFacts, s status.Status, r *findings) (given int) {
 		if g.Owner != "dra" && g.Owner != "leaving-dra" {
 			continue
 		}
-		given++
+		inSlices++
 		name := fmt.Sprintf("GPU %d", g.Index)
 		remedy := []string{
-			"kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'   # which other device plugin runs",
-			"gpu-device-plugin status   # which claims have it",
+			"kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'   # shows " +
+				"other device plugins",
+			"gpu-device-plugin status   # shows the claims that have the GPU",
 		}
 		switch {
 		case held[g.UUID] != "":
 			r.fail(name+" is in a ResourceSlice, and a pod has it by a device plugin: two pods can have it",
 				[]string{g.UUID, "PodResources: " + held[g.UUID]}, remedy...)
 		case offered[g.UUID] != "":
-			r.fail(name+" is in a ResourceSlice, and kubelet offers it as a device of "+offered[g.UUID]+": two pods can get it",
+			r.fail(name+" is in a ResourceSlice, and the kubelet offers it as a device of "+offered[g.UUID]+
+				": two pods can get it",
 				[]string{g.UUID, "PodResources: " + offered[g.UUID]}, remedy...)
 		}
 	}
-	return given
+	return inSlices
 }

@@ -14,12 +14,12 @@ import (
 // A PCIDevice is a device on the PCI bus.
 type PCIDevice struct {
 	Address string // such as "0000:3b:00.0"
-	Driver  string // the kernel module it is bound to; empty if it is bound to none
-	Parent  string // the address of the GPU that it is a virtual function of; empty if it is none
+	Driver  string // kernel module of the device; empty if unbound
+	Parent  string // address of a virtual function's GPU; empty for any other device
 }
 
-// GivenAway says how the device is given to virtual machines, so that no container of this node can
-// use it; empty if it is not.
+// GivenAway says how the device is assigned to virtual machines, so that no container of this node
+// can use it; empty if it is not assigned.
 func (d PCIDevice) GivenAway() string {
 	switch {
 	case d.Parent != "":
@@ -32,12 +32,12 @@ func (d PCIDevice) GivenAway() string {
 
 // NVMLLibrary is NVML's library.
 type NVMLLibrary struct {
-	// Path is that below the driver root, without symbolic links; empty if there is no library.
-	// Version is what its name says.
+	// Path is the library's path below the driver root, without symbolic links; empty if there is
+	// no library. Version is the version in the file name.
 	Path, Version string
 	// Root is the driver root on the node.
 	Root string
-	// Others are the versions of further libraries in the same folder.
+	// Others are the versions of other libraries in the same folder.
 	Others []string
 }
 
@@ -45,24 +45,24 @@ type NVMLLibrary struct {
 type Devices struct {
 	Folder string
 	Nodes  []DeviceFile
-	// Majors are the kernel's numbers of the drivers of character devices, by name.
+	// Majors are the major numbers of the kernel's character device drivers, by name.
 	Majors map[string]int
-	// GPUs are the minors of the GPUs that the driver has.
+	// GPUs are the minor numbers of the driver's GPUs.
 	GPUs []int
-	// Companions are the device nodes of Companions that are there, below the folder.
+	// Companions are the existing device nodes of companion modules, relative to the folder.
 	Companions []string
 }
 
-// A CompanionModule is what containers can be given beside their GPUs.
+// A CompanionModule is a kernel module whose device containers can get besides their GPUs.
 type CompanionModule struct {
 	Name, Option string
-	// Module is the kernel module that brings the device node, which has the path Device below /dev.
+	// Module is the kernel module that creates the device node Device below /dev.
 	Module, Device string
-	// Auto says that containers are given it only where the node has it.
+	// Auto is true if containers get the device only on nodes that have it.
 	Auto bool
 }
 
-// Known companions: GDRCopy, GPUDirect Storage and MOFED.
+// The known companions.
 var (
 	GDRCopy = CompanionModule{Name: "GDRCopy", Option: "--gdrcopy-enabled", Module: "gdrdrv", Device: "gdrdrv"}
 	GDS     = CompanionModule{Name: "GPUDirect Storage", Option: "--gds-enabled", Module: "nvidia_fs",
@@ -72,25 +72,25 @@ var (
 
 // A DeviceFile is a file below /dev.
 type DeviceFile struct {
-	Name         string // below the folder, such as "nvidia0" or "nvidia-caps/nvidia-cap1"
-	Character    bool   // it is a character device
-	Numbered     bool   // the numbers are known
+	Name         string // relative to the folder, such as "nvidia0" or "nvidia-caps/nvidia-cap1"
+	Character    bool   // character device
+	Numbered     bool   // the device numbers are known
 	Major, Minor int
 	Linked       bool // /dev/char/MAJOR:MINOR exists
-	Opens        bool // doctor has opened it; looked at for MIG capabilities in its own container alone
+	Opens        bool // doctor opened the device; tested only for MIG capabilities in doctor's own container
 }
 
-// nvidiaMajor is the number that the kernel reserves for the driver.
+// nvidiaMajor is the major number that the kernel reserves for the driver.
 const nvidiaMajor = 195
 
 const kernelMessages = "dmesg | grep -iE 'nvidia|NVRM' | tail -20"
 
-// maxAwayShown is how many of the GPUs that are given to virtual machines are shown. A node may
-// have hundreds of virtual functions.
+// maxAwayShown limits the listed GPUs of virtual machines. A node may have hundreds of virtual
+// functions.
 const maxAwayShown = 8
 
 func gpus(f *NodeFacts, r *findings) {
-	if !known(r, f.GPUs) {
+	if !require(r, f.GPUs) {
 		return
 	}
 	if away := f.GPUsGivenAway.Value; len(away) > 0 {
@@ -104,7 +104,7 @@ func gpus(f *NodeFacts, r *findings) {
 		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
 	}
 	if f.WSL && len(f.GPUs.Value) == 0 {
-		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU is a device of Windows behind /dev/dxg, "+
+		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU belongs to Windows, behind /dev/dxg, "+
 			"and this program does not offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
 			"# use a node on which Linux has the GPU and NVIDIA's driver; NVIDIA's device plugin offers the GPU of WSL")
 		return
@@ -122,7 +122,7 @@ func gpus(f *NodeFacts, r *findings) {
 		switch g.Driver {
 		case "nvidia":
 		case "nouveau":
-			r.fail("GPU "+g.Address+" is bound to nouveau, which keeps NVIDIA's driver from it", evidence,
+			r.fail("GPU "+g.Address+" is bound to nouveau, so NVIDIA's driver cannot use it", evidence,
 				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf",
 				"update-initramfs -u || dracut --force", "systemctl reboot")
 		default:
@@ -134,7 +134,7 @@ func gpus(f *NodeFacts, r *findings) {
 				"echo "+g.Address+" > /sys/bus/pci/drivers/nvidia/bind")
 		}
 	}
-	if !r.found() {
+	if !r.hasProblem() {
 		r.ok(status.Count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
 	}
 }
@@ -144,7 +144,7 @@ func driver(f *NodeFacts, r *findings) {
 		r.ok("No GPU needs the driver")
 		return
 	}
-	if !known(r, f.Module) {
+	if !require(r, f.Module) {
 		return
 	}
 	module := f.Module.Value
@@ -153,7 +153,7 @@ func driver(f *NodeFacts, r *findings) {
 			[]string{"/proc/driver/nvidia/version and /sys/module/nvidia: do not exist"},
 			"modprobe nvidia", kernelMessages)
 	}
-	if !known(r, f.Library) {
+	if !require(r, f.Library) {
 		return
 	}
 	l := f.Library.Value
@@ -165,7 +165,7 @@ func driver(f *NodeFacts, r *findings) {
 			"gpu-device-plugin doctor --library-search-path FOLDER   # the folder of the library; the daemon needs the same")
 		return
 	case l.Version == "":
-		r.skip("The name of the library does not say its version: " + l.Path)
+		r.skip("The name of the library has no version: " + l.Path)
 		return
 	case module != "" && module != l.Version:
 		r.fail(fmt.Sprintf("Driver %s on disk, %s loaded: the driver was upgraded, and "+
@@ -175,22 +175,21 @@ func driver(f *NodeFacts, r *findings) {
 	}
 	maintained(f, r)
 	if len(l.Others) > 0 {
-		r.info("Libraries of other versions of the driver are in the same folder",
+		r.info("The same folder has libraries of other driver versions",
 			[]string{l.Path, "others: " + strings.Join(l.Others, ", ")})
 	}
-	if !r.found() {
+	if !r.hasProblem() {
 		r.ok("Kernel module and library have version "+module, "/proc/driver/nvidia/version", l.Path)
 	}
 }
 
-// wanted are the device nodes without which nothing computes, by name, with the driver's name in
-// /proc/devices and the minor.
-func (d Devices) wanted() []DeviceFile {
-	wanted := []DeviceFile{{Name: "nvidiactl", Major: nvidiaMajor, Minor: 255}}
+// required are the device nodes that every computation needs, with their device numbers.
+func (d Devices) required() []DeviceFile {
+	required := []DeviceFile{{Name: "nvidiactl", Major: nvidiaMajor, Minor: 255}}
 	for _, minor := range d.GPUs {
-		wanted = append(wanted, DeviceFile{Name: fmt.Sprintf("nvidia%d", minor), Major: nvidiaMajor, Minor: minor})
+		required = append(required, DeviceFile{Name: fmt.Sprintf("nvidia%d", minor), Major: nvidiaMajor, Minor: minor})
 	}
-	return append(wanted, DeviceFile{Name: "nvidia-uvm", Major: d.Majors["nvidia-uvm"], Minor: 0})
+	return append(required, DeviceFile{Name: "nvidia-uvm", Major: d.Majors["nvidia-uvm"], Minor: 0})
 }
 
 func deviceNodes(f *NodeFacts, r *findings) {
@@ -202,10 +201,10 @@ func deviceNodes(f *NodeFacts, r *findings) {
 		r.ok("Without the kernel module there are no device nodes")
 		return
 	}
-	if known(r, f.Devices) {
+	if require(r, f.Devices) {
 		judgeNodes(f.Devices.Value, r)
 	}
-	if !r.found() {
+	if !r.hasProblem() {
 		r.ok(status.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder,
 			"/proc/devices")
 	}
@@ -216,14 +215,14 @@ func deviceNodes(f *NodeFacts, r *findings) {
 	migCapabilities(f, r)
 }
 
-// Of the capabilities of MIG, the driver gives the first to who changes layouts, and the second to
-// who sees MIG devices of others.
+// The driver requires the first MIG capability to change layouts, and the second to see MIG devices
+// of other containers.
 const (
 	migConfig  = "nvidia-caps/nvidia-cap1"
 	migMonitor = "nvidia-caps/nvidia-cap2"
 )
 
-// migCapabilities judges whether this container can see MIG devices and, where the daemon changes
+// migCapabilities judges whether this container can see MIG devices and, if the daemon changes
 // layouts, change them.
 func migCapabilities(f *NodeFacts, r *findings) {
 	changes := f.Daemon.Missing == "" && f.Daemon.Value.Status.MIG != nil
@@ -242,7 +241,7 @@ func migCapabilities(f *NodeFacts, r *findings) {
 	}
 	slices.Sort(shut)
 	r.warn("This container cannot open "+strings.Join(shut, " and ")+
-		": MIG devices cannot be seen, or layouts not be changed. NVIDIA's container toolkit 1.18.0 to 1.20.0 "+
+		": MIG devices cannot be seen, or layouts cannot be changed. NVIDIA's container toolkit 1.18.0 to 1.20.0 "+
 		"ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
 		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
 		"or without the toolkit: hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev")
@@ -255,7 +254,7 @@ func named(name string) func(DeviceFile) bool {
 func judgeNodes(d Devices, r *findings) {
 	const modprobe = "nvidia-modprobe -u -c 0"
 	var missing []string
-	for _, w := range d.wanted() {
+	for _, w := range d.required() {
 		path := d.Folder + "/" + w.Name
 		i := slices.IndexFunc(d.Nodes, named(w.Name))
 		if i < 0 {
@@ -267,14 +266,14 @@ func judgeNodes(d Devices, r *findings) {
 		case !n.Character:
 			r.fail(path+" is not a character device", []string{path}, "rm "+path, modprobe)
 		case n.Numbered && w.Major != 0 && (n.Major != w.Major || n.Minor != w.Minor):
-			r.fail(fmt.Sprintf("%s has the device number %d:%d and the driver has %d:%d", path, n.Major, n.Minor, w.Major,
+			r.fail(fmt.Sprintf("%s has the device number %d:%d, but the driver has %d:%d", path, n.Major, n.Minor, w.Major,
 				w.Minor),
 				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, modprobe)
 		}
 	}
 	if len(missing) > 0 {
 		r.fail("Device nodes are missing: "+strings.Join(missing, ", "), []string{"/proc/driver/nvidia/gpus"},
-			modprobe, "nvidia-smi -L   # as root; makes the nodes of all GPUs")
+			modprobe, "nvidia-smi -L   # as root; creates the nodes of all GPUs")
 	}
 	caps := d.Majors["nvidia-caps"]
 	for _, n := range d.Nodes {
@@ -283,24 +282,24 @@ func judgeNodes(d Devices, r *findings) {
 			continue
 		}
 		if n.Major != caps || n.Minor != minor {
-			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d and the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor,
+			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d, but the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor,
 				caps, minor),
-				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # makes them")
+				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # creates them")
 		}
 	}
 }
 
 func kernelLog(f *NodeFacts, r *findings) {
 	switch {
-	case !known(r, f.GPUs):
+	case !require(r, f.GPUs):
 	case len(f.GPUs.Value) == 0:
 		r.ok("No GPU has XIDs")
 	case f.Settings.KernelLog:
-		r.ok("XIDs are read from the kernel's log, too", "health.kernelLog: true")
+		r.ok("XIDs are also read from the kernel log", "health.kernelLog: true")
 	default:
-		r.info("The kernel's log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as "+
-			"events, are in no metric, and GPUXidCritical cannot fire for them; the next look finds most of what "+
-			"they mean",
+		r.info("The kernel log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as "+
+			"events, are in no metric, and GPUXidCritical cannot fire for them; the next scan finds most of their "+
+			"effects",
 			[]string{"health.kernelLog: false"},
 			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
 	}
@@ -308,10 +307,10 @@ func kernelLog(f *NodeFacts, r *findings) {
 
 func companions(f *NodeFacts, r *findings) {
 	if len(f.Settings.Companions) == 0 {
-		r.ok("Containers are to have GPUs alone")
+		r.ok("GPUDirect Storage, GDRCopy and MOFED are not configured")
 		return
 	}
-	if !known(r, f.Modules) || !known(r, f.Devices) {
+	if !require(r, f.Modules) || !require(r, f.Devices) {
 		return
 	}
 	for _, c := range f.Settings.Companions {
@@ -321,34 +320,34 @@ func companions(f *NodeFacts, r *findings) {
 		case slices.Contains(f.Devices.Value.Companions, c.Device):
 			r.ok(c.Name+" is loaded", node)
 		case loaded:
-			r.warn(c.Name+" is loaded and has no device node, so no container gets it",
+			r.warn(c.Name+" is loaded, but has no device node: no container gets it",
 				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+
 					c.Module)
 		case c.Auto:
 			r.ok(c.Name+" is not loaded, and no container gets it", c.Option+"=auto")
 		default:
-			r.warn(c.Name+" is asked for and not loaded, so no container gets it",
+			r.warn(c.Name+" is configured, but not loaded: no container gets it",
 				[]string{c.Option + "=true", "/proc/modules has no " + c.Module},
-				"modprobe "+c.Module, "gpu-device-plugin "+c.Option+"=auto   # where only some nodes have it")
+				"modprobe "+c.Module, "gpu-device-plugin "+c.Option+"=auto   # if only some nodes have it")
 		}
 	}
 }
 
-// evicted are the beginnings of the names of resources by which the operator's driver manager finds
-// pods that use GPUs.
-var evicted = []string{"nvidia.com/gpu", "nvidia.com/mig-"}
+// evictedPrefixes are the resource names by which the operator's driver manager finds pods with
+// GPUs.
+var evictedPrefixes = []string{"nvidia.com/gpu", "nvidia.com/mig-"}
 
 func driverUpgrade(f *NodeFacts, r *findings) {
 	if f.Settings.DriverRoot == "/" {
-		r.ok("No driver container has the driver")
+		r.ok("The driver is not in a driver container")
 		return
 	}
-	if !known(r, f.Daemon) {
+	if !require(r, f.Daemon) {
 		return
 	}
 	var unseen []string
 	for _, served := range f.Daemon.Value.Status.Resources {
-		if !slices.ContainsFunc(evicted, func(begins string) bool { return strings.HasPrefix(served.Name, begins) }) {
+		if !slices.ContainsFunc(evictedPrefixes, func(begins string) bool { return strings.HasPrefix(served.Name, begins) }) {
 			unseen = append(unseen, served.Name)
 		}
 	}
@@ -356,11 +355,11 @@ func driverUpgrade(f *NodeFacts, r *findings) {
 		unseen = append(unseen, "claims (before operator 26.7)")
 	}
 	if len(unseen) == 0 {
-		r.ok("The names of all resources are those of which pods are evicted")
+		r.ok("The GPU operator evicts the pods of all resources before an upgrade of its driver container")
 		return
 	}
 	r.info("An upgrade of the operator's driver container does not evict pods with "+strings.Join(unseen, ", ")+
-		", and cannot unload the driver while they run: drain the node before it", []string{"driver root " +
+		", and cannot unload the driver while they run: drain the node first", []string{"driver root " +
 		f.Settings.DriverRoot},
 		"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
 }
@@ -371,12 +370,12 @@ func persistence(f *NodeFacts, r *findings) {
 		return
 	}
 	var off []string
-	told := 0
+	reported := 0
 	for _, g := range f.Daemon.Value.Status.GPUs {
 		if g.Signals == nil || g.Signals.PersistenceMode == nil {
 			continue
 		}
-		told++
+		reported++
 		if !*g.Signals.PersistenceMode {
 			off = append(off, g.Index)
 		}
@@ -385,20 +384,20 @@ func persistence(f *NodeFacts, r *findings) {
 	switch {
 	case len(off) > 0:
 		r.warn("Persistence mode is off on "+status.GPUList(off)+
-			": the driver forgets clocks, power limits and error counts when nobody uses a GPU, and no new NVML "+
-			"session is opened to find a GPU that came back", []string{"status: persistenceMode: false"},
+			": the driver loses clocks, power limits and error counts of unused GPUs, and no new NVML "+
+			"session is opened to find a returned GPU", []string{"status: persistenceMode: false"},
 			service, "nvidia-smi -pm 1")
-	case told > 0:
+	case reported > 0:
 		r.ok("Persistence mode is on", "status: persistenceMode: true")
 	case f.runs("nvidia-persistenced"):
-		r.ok("nvidia-persistenced runs", "process nvidia-persistenced")
+		r.ok("nvidia-persistenced is running", "process nvidia-persistenced")
 	default:
-		r.skip("No daemon answers that knows persistence mode, and no process nvidia-persistenced was seen",
+		r.skip("Persistence mode is unknown: no daemon answers, and no process nvidia-persistenced was seen",
 			"nvidia-smi -q | grep -i persistence")
 	}
 }
 
-// runs reports whether a process of that name was seen.
+// runs reports whether a process with that name was seen.
 func (f *NodeFacts) runs(name string) bool {
 	return slices.Contains(f.Processes.Value, name[:min(len(name), 15)])
 }
@@ -418,21 +417,21 @@ func fabricManager(f *NodeFacts, r *findings) {
 	switch {
 	case len(waiting) > 0:
 		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+
-			": Fabric Manager does not run, or has not registered them",
+			": Fabric Manager is not running, or has not registered the GPUs",
 			[]string{"status: remedy: fabric"}, service, log)
 	case registered > 0:
 		r.ok("The GPUs are registered with the NVSwitch fabric", "status: fabric: completed")
-	case !known(r, f.NVSwitches):
+	case !require(r, f.NVSwitches):
 	case len(f.NVSwitches.Value) == 0:
 		r.ok("No NVSwitch is on the PCI bus", "/sys/bus/pci/devices")
 	case f.Simulated:
-		r.skip("The node is simulated, and no daemon answers that knows the state of the fabric")
-	case !known(r, f.Processes):
+		r.skip("The state of the fabric is unknown: the node is simulated, and no daemon answers")
+	case !require(r, f.Processes):
 	case f.runs("nv-fabricmanager"):
-		r.ok("Fabric Manager runs", "process nv-fabricmanager",
+		r.ok("Fabric Manager is running", "process nv-fabricmanager",
 			status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
 	default:
-		r.fail("The node has NVSwitches and Fabric Manager does not run: CUDA cannot be initialized",
+		r.fail("The node has NVSwitches, but Fabric Manager is not running: CUDA cannot be initialized",
 			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus",
 				"no process nv-fabricmanager"}, service, log)
 	}

@@ -11,16 +11,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Spec is a CDI spec for devices of NVIDIA's, or a file in a folder of CDI specs that cannot be
-// read.
+// A Spec is a CDI spec for NVIDIA's devices, or an unreadable file in a folder of CDI specs.
 type Spec struct {
 	Path    string
-	Problem string // why it cannot be read
+	Problem string // why the file is unreadable
 	Kind    string // vendor and class, such as "nvidia.com/gpu"
 	Devices []string
-	// Absent are the files of the node that it names and that do not exist.
+	// Absent are the files named by the spec that do not exist on the node.
 	Absent []string
-	Named  int // how many files it names
+	Named  int // number of files named by the spec
 }
 
 // SELinux is the state of SELinux.
@@ -28,47 +27,47 @@ type SELinux struct {
 	Enforces bool
 	// Domain is the type of this process, such as container_t or unconfined_t.
 	Domain string
-	// Container says that doctor runs in a container.
+	// Container is true if doctor runs in a container.
 	Container bool
-	// UseDevices is the boolean container_use_devices; nil where the policy does not have it.
+	// UseDevices is the boolean container_use_devices; nil if the policy does not define it.
 	UseDevices *bool
 }
 
-// Kubelet is what the folder of kubelet's device manager shows.
+// Kubelet is the state of the folder of the kubelet's device manager.
 type Kubelet struct {
-	Socket  string // kubelet's
-	Problem string // of the folder; empty if it is there
-	Refused string // why kubelet's socket does not accept a connection; empty if it does
+	Socket  string // the kubelet's socket
+	Problem string // problem with the folder; empty if there is none
+	Refused string // why the kubelet's socket refuses connections; empty if it accepts them
 	// Listening are the names of the sockets of GPU device plugins that accept connections.
 	Listening []string
 	// DRADrivers are the registration sockets of the DRA driver gpu.nvidia.com that accept
-	// connections; none where their folder is not seen.
+	// connections; empty if their folder is not visible.
 	DRADrivers []string
-	// Registered counts the healthy devices of kubelet's checkpoint by resource; nil if it cannot be
-	// read, as Unread says.
+	// Registered counts the healthy devices in the kubelet's checkpoint by resource; nil if the
+	// checkpoint cannot be read. Unread is then the reason.
 	Registered map[string]int
 	Unread     string
 }
 
-// PodResourcesAnswer is the answer of kubelet's PodResources service.
+// PodResourcesAnswer is the answer of the kubelet's PodResources service.
 type PodResourcesAnswer struct {
 	Socket  string
-	Devices int // that kubelet counts
-	// Offered are the IDs of the devices that kubelet holds for healthy, and Held those that pods
-	// hold.
+	Devices int // number of devices known to the kubelet
+	// Offered are the IDs of the devices that the kubelet considers healthy, and Held the devices
+	// of pods.
 	Offered map[string][]string // by resource
-	Held    []GivenDevice
+	Held    []HeldDevice
 	Problem string // why there is no answer
 }
 
-// A GivenDevice is a device that a pod holds by a device plugin.
-type GivenDevice struct{ Resource, ID, Pod string }
+// A HeldDevice is a device that a device plugin allocated to a pod.
+type HeldDevice struct{ Resource, ID, Pod string }
 
 // Daemon is the running daemon.
 type Daemon struct{ Status status.Status }
 
 func cdiSpecs(f *NodeFacts, r *findings) {
-	if !known(r, f.Specs) {
+	if !require(r, f.Specs) {
 		return
 	}
 	inFiles := map[string][]string{} // by qualified name
@@ -81,11 +80,11 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		case len(s.Absent) > 0:
 			remedy := "nvidia-ctk cdi generate --output=" + s.Path
 			if own {
-				remedy = "kubectl -n kube-system rollout restart ds/gpu-device-plugin   # writes it anew"
+				remedy = "kubectl -n kube-system rollout restart ds/gpu-device-plugin   # writes the spec again"
 			} else if !strings.HasPrefix(s.Kind, "nvidia.com/") {
-				remedy = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program has to write it anew"
+				remedy = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program must write the spec again"
 			}
-			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: of the %s that it names, %d cannot be found",
+			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: of its %s, %d cannot be found",
 				s.Kind, status.Count(s.Named, "file"), len(s.Absent)),
 				[]string{s.Path, s.Absent[0] + " does not exist"}, remedy)
 		}
@@ -93,7 +92,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 			inFiles[s.Kind+"="+d] = append(inFiles[s.Kind+"="+d], s.Path)
 		}
 	}
-	twice := map[string]string{} // files → a name that both have
+	twice := map[string]string{} // pair of files → a name in both
 	for _, name := range slices.Sorted(maps.Keys(inFiles)) {
 		for i, file := range inFiles[name] {
 			for _, other := range inFiles[name][:i] {
@@ -104,18 +103,18 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		}
 	}
 	for _, pair := range slices.Sorted(maps.Keys(twice)) {
-		r.fail("Two CDI specs name the same device, so that runtimes know neither: "+twice[pair], []string{pair},
+		r.fail("Two CDI specs name the same device, so container runtimes ignore both: "+twice[pair], []string{pair},
 			"ls -l "+strings.ReplaceAll(pair, " and ", " ")+"   # keep the newer one")
 	}
-	if !r.found() {
-		r.ok(status.Count(len(f.Specs.Value), "CDI spec") + " of NVIDIA's devices can be used")
+	if !r.hasProblem() {
+		r.ok(status.Count(len(f.Specs.Value), "CDI spec") + " for NVIDIA's devices can be used")
 	}
 }
 
 func folder(path string) string { return path[:strings.LastIndexByte(path, '/')+1] }
 
 func selinux(f *NodeFacts, r *findings) {
-	if !known(r, f.SELinux) {
+	if !require(r, f.SELinux) {
 		return
 	}
 	s := f.SELinux.Value
@@ -125,33 +124,34 @@ func selinux(f *NodeFacts, r *findings) {
 	}
 	evidence := []string{"/sys/fs/selinux/enforce: 1", "type of this process: " + cmp.Or(s.Domain, "none")}
 	if s.Container && s.Domain == "container_t" {
-		r.fail("SELinux enforces, and this container has the type container_t: it may not connect to kubelet's socket",
+		r.fail("SELinux enforces, and this container has the type container_t: it cannot connect to the kubelet's socket",
 			evidence,
 			"kubectl -n kube-system patch ds/gpu-device-plugin -p "+
 				`'{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"spc_t"}}}}}}'`)
 	}
 	if s.UseDevices != nil && !*s.UseDevices {
-		r.warn("SELinux enforces, and container_use_devices is off: containers may not open /dev/nvidia*, unless "+
-			"these have the label container_file_t", append(evidence, "/sys/fs/selinux/booleans/container_use_devices: 0"),
+		r.warn("SELinux enforces, and container_use_devices is off: containers cannot open /dev/nvidia*, unless "+
+			"the device nodes have the label container_file_t",
+			append(evidence, "/sys/fs/selinux/booleans/container_use_devices: 0"),
 			"setsebool -P container_use_devices on")
 	}
-	if !r.found() {
-		r.ok("SELinux enforces, and was seen to forbid nothing", evidence...)
+	if !r.hasProblem() {
+		r.ok("SELinux enforces, but blocks nothing that doctor checks", evidence...)
 	}
 }
 
 func kubelet(f *NodeFacts, r *findings) {
-	if !known(r, f.Kubelet) {
+	if !require(r, f.Kubelet) {
 		return
 	}
 	k := f.Kubelet.Value
 	if k.Problem != "" {
-		r.fail("Kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet",
+		r.fail("The kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet",
 			"ls -l /var/lib/kubelet/device-plugins")
 		return
 	}
 	if k.Refused != "" {
-		r.fail("Kubelet does not answer: it does not run, or its socket is elsewhere", []string{k.Refused},
+		r.fail("The kubelet does not answer: it is not running, or its socket is elsewhere", []string{k.Refused},
 			"systemctl status kubelet", "journalctl -u kubelet -n 50")
 	}
 	var foreign []string
@@ -162,46 +162,48 @@ func kubelet(f *NodeFacts, r *findings) {
 	}
 	const pods = "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'"
 	if len(foreign) > 0 {
-		r.warn("Another device plugin for GPUs runs on this node: two plugins must not serve one resource", foreign, pods)
+		r.warn("Another device plugin for GPUs is running on this node: two plugins must not serve the same resource",
+			foreign, pods)
 	}
 	if len(k.DRADrivers) > 0 {
-		r.fail("The DRA driver gpu.nvidia.com runs on this node, too: it and a device plugin can give one GPU to two pods",
+		r.fail("The DRA driver gpu.nvidia.com is also running on this node: the driver and a device plugin can "+
+			"allocate one GPU to two pods",
 			k.DRADrivers, pods, "kubectl get resourceslices --field-selector spec.driver=gpu.nvidia.com,spec.nodeName=NODE",
-			"# let one of the two have no GPUs of this node: keep its DaemonSet off by a label of the node")
+			"# let only one of them have the GPUs of this node: keep the other's DaemonSet away by a node label")
 	}
 	if k.Unread != "" {
-		r.skip("Kubelet's checkpoint cannot be read: " + k.Unread)
+		r.skip("The kubelet's checkpoint cannot be read: " + k.Unread)
 	}
 	for _, name := range slices.Sorted(maps.Keys(k.Registered)) {
 		serves := func(s status.Resource) bool { return s.Name == name }
 		if f.Daemon.Missing == "" && k.Registered[name] > 0 && strings.HasPrefix(name, "nvidia.com/") &&
 			!slices.ContainsFunc(f.Daemon.Value.Status.Resources, serves) {
-			r.warn("Kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+
+			r.warn("The kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+
 				", which this daemon does not serve",
 				[]string{folder(k.Socket) + "kubelet_internal_checkpoint"}, pods)
 		}
 	}
-	if !r.found() {
-		r.ok("Kubelet answers, and no other device plugin for GPUs listens", k.Socket)
+	if !r.hasProblem() {
+		r.ok("The kubelet answers, and no other device plugin for GPUs is running", k.Socket)
 	}
 }
 
 func podResources(f *NodeFacts, r *findings) {
-	if !known(r, f.PodResources) {
+	if !require(r, f.PodResources) {
 		return
 	}
 	switch p := f.PodResources.Value; {
 	case p.Problem == "":
-		r.ok("PodResources answers; kubelet counts " + status.Count(p.Devices, "device"))
+		r.ok("PodResources answers; the kubelet counts " + status.Count(p.Devices, "device"))
 	case f.Kubelet.Missing == "" && f.Kubelet.Value.Refused == "":
-		r.warn("PodResources does not answer, and the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
+		r.warn("PodResources does not answer, so the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
 			"ls -l "+p.Socket+"   # in a container: mount its folder")
 	default:
-		r.skip("PodResources does not answer, and neither does kubelet: " + p.Problem)
+		r.skip("Neither PodResources nor the kubelet answers: " + p.Problem)
 	}
 }
 
-// cures are the commands that end a fault, by what the daemon calls the cure. %s is the GPU's
+// cures are the commands that repair a fault, by the daemon's name of the remedy. %s is the GPU's
 // index.
 var cures = map[inventory.Cure][]string{
 	inventory.CureReset:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
@@ -213,15 +215,15 @@ var cures = map[inventory.Cure][]string{
 	inventory.CureReconnect: {"lspci -d 10de:", kernelMessages},
 }
 
-// withoutNodes are the remedies of a daemon whose container lacks device nodes of GPUs.
+// withoutNodes are the remedies for a daemon whose container lacks device nodes of GPUs.
 var withoutNodes = []string{
 	"helm upgrade gpu-device-plugin … --reset-then-reuse-values --set hostDev=true",
 	"kubectl get runtimeclass nvidia   # without hostDev: the daemon's pod needs runtimeClassName: nvidia",
 }
 
-// ill finds the GPUs and MIG devices that are not Healthy. Those that are so for one cause with one
-// remedy are one finding.
-func ill(s status.Status, r *findings) {
+// unhealthyDevices finds the GPUs and MIG devices that are not Healthy. Devices with the same cause
+// and remedy share a finding.
+func unhealthyDevices(s status.Status, r *findings) {
 	type cause struct{ state, reason, cure, remedy string }
 	var causes []cause
 	devices := map[cause][]status.Device{}
@@ -236,7 +238,7 @@ func ill(s status.Status, r *findings) {
 		}
 		switch {
 		case slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }):
-			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; before, the GPU " +
+			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; until then, the GPU " +
 				"cannot be reset"}
 		case strings.Contains(g.Reason, inventory.LacksDeviceNodes):
 			remedy = withoutNodes
@@ -264,7 +266,7 @@ func ill(s status.Status, r *findings) {
 }
 
 func daemon(f *NodeFacts, r *findings) {
-	if !known(r, f.Daemon) {
+	if !require(r, f.Daemon) {
 		return
 	}
 	s := f.Daemon.Value.Status
@@ -272,17 +274,17 @@ func daemon(f *NodeFacts, r *findings) {
 		r.info("The GPUs of this node are simulated: pods cannot use them", []string{"status: simulated: " + s.Simulated})
 	}
 	if s.Stale != "" {
-		r.fail("The last look at the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status", kernelMessages)
+		r.fail("The last scan of the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status", kernelMessages)
 	}
 	if s.ConfigError != "" {
-		r.fail("The configuration file is not used as it is now: "+s.ConfigError, []string{s.ConfigFile},
+		r.fail("The configuration file as it is now is not in use: "+s.ConfigError, []string{s.ConfigFile},
 			"gpu-device-plugin config check "+s.ConfigFile)
 	}
 	if s.Readiness.Reason != "" && !s.Readiness.Ready {
 		r.fail("The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
 	}
 	if s.Quiet {
-		r.warn("NVML is released by quiesce: new pods may get no GPU, and the faults of GPUs are not found",
+		r.warn("quiesce released NVML: new pods may get no GPU, and faults of GPUs are not found",
 			[]string{"status: quiet: true"}, "gpu-device-plugin resume")
 	}
 	for _, c := range s.Calls {
@@ -290,28 +292,28 @@ func daemon(f *NodeFacts, r *findings) {
 		if c.GPU != nil {
 			call += fmt.Sprintf(" of GPU %d", *c.GPU)
 		}
-		r.fail("A call into the driver has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
+		r.fail("A driver call has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
 			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data   # if the call does not return", "systemctl reboot")
 	}
-	ill(s, r)
+	unhealthyDevices(s, r)
 	for _, served := range s.Resources {
 		if served.Problem != "" {
 			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server},
 				"journalctl -u kubelet -n 50 | grep -i device")
 		}
 	}
-	lacking(s, r)
-	if !r.found() {
+	reportedProblems(s, r)
+	if !r.hasProblem() {
 		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
 		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)
 	}
 }
 
-// lacking has what the daemon says that has failed beside GPUs, and what it cannot offer, see or
-// measure.
-func lacking(s status.Status, r *findings) {
+// reportedProblems finds the daemon's reports of failures outside of GPUs, and of missing devices,
+// events and metrics.
+func reportedProblems(s status.Status, r *findings) {
 	for _, line := range s.NVSwitches {
-		r.fail(line+", a fatal error: links of the node's GPUs have failed", []string{"status: nvswitches"},
+		r.fail(line+", a fatal error: NVLinks of the node's GPUs have failed", []string{"status: nvswitches"},
 			"journalctl -k | grep SXid",
 			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot")
 	}
@@ -320,7 +322,7 @@ func lacking(s status.Status, r *findings) {
 	}
 	for _, line := range s.MetricsAbsent {
 		r.info(line, []string{"status: metricsAbsent"},
-			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # the container is privileged then")
+			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # makes the container privileged")
 	}
 }
 
@@ -332,18 +334,19 @@ func mps(f *NodeFacts, r *findings) {
 		r.fail(reason, nil, start)
 	}
 	switch {
-	case r.found():
+	case r.hasProblem():
 	case f.Settings.MPS && f.Daemon.Missing == "":
 		r.ok("The MPS control daemons of all resources that are shared by MPS answer", "status: mps")
 	case f.Settings.MPS && runs:
-		r.ok("An MPS control daemon runs", "process "+control)
+		r.ok("An MPS control daemon is running", "process "+control)
 	case f.Settings.MPS:
-		if known(r, f.Processes) {
-			r.fail("GPUs are shared by MPS, and no MPS control daemon runs", []string{"no process " + control}, start)
+		if require(r, f.Processes) {
+			r.fail("GPUs are shared by MPS, but no MPS control daemon is running", []string{"no process " + control}, start)
 		}
 	case runs:
-		r.info("An MPS control daemon runs, and the configuration does not share GPUs by MPS: GPUs in the compute "+
-			"mode EXCLUSIVE_PROCESS refuse other work", []string{"process " + control}, "nvidia-smi --query-gpu=index,compute_mode --format=csv")
+		r.info("An MPS control daemon is running, but the configuration does not share GPUs by MPS: GPUs in the "+
+			"compute mode EXCLUSIVE_PROCESS refuse other work", []string{"process " + control},
+			"nvidia-smi --query-gpu=index,compute_mode --format=csv")
 	default:
 		r.ok("GPUs are not shared by MPS")
 	}

@@ -10,23 +10,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Runtime is the container runtime that the kubelet uses.
+// Runtime is the kubelet's container runtime.
 type Runtime struct {
 	Name string // Containerd, CRIO or Docker
-	// Distribution is what set the runtime up; Packages if that is nothing special.
+	// Distribution is the installer of the runtime; Packages if there is nothing special.
 	Distribution Distribution
-	// Service is what is restarted when the configuration has changed: a unit of systemd, or a snap.
+	// Service is the systemd unit or the snap to restart after a change of the configuration.
 	Service string
 	// Found says how the runtime was found.
 	Found string
-	// Config is the main configuration file, also where there is none yet. Files are those that
-	// were read, in their order; none means the defaults.
+	// Config is the main configuration file, even if it does not exist yet. Files are the files
+	// that were read, in order; empty if the defaults apply.
 	Config string
 	Files  []string
-	// Problems are files that could not be read, with the reason.
+	// Problems are the unreadable files, with reasons.
 	Problems []string
-	// Readings are what the runtime makes of its files. There are several where its version is not
-	// known and matters.
+	// Readings are the interpretations of the files. There are several if the runtime's version is
+	// unknown and matters.
 	Readings []Reading
 }
 
@@ -37,33 +37,33 @@ const (
 	Docker     = "Docker"
 )
 
-// A Reading is what some versions of a container runtime make of its configuration files.
+// A Reading is the effective configuration in some versions of a container runtime.
 type Reading struct {
-	Versions string // such as "2.0 to 2.2"; empty where they do not matter
-	// Refused says why the runtime does not start with the files.
+	Versions string // such as "2.0 to 2.2"; empty if irrelevant
+	// Refused is why the runtime does not start with the files.
 	Refused string
-	// Disabled says that the part of containerd that the kubelet talks to is switched off.
+	// Disabled is true if the CRI plugin of containerd, which the kubelet needs, is switched off.
 	Disabled bool
-	// CDI says that CDI is on, and CDIExists that the runtime can have it. CDISaid is what the
-	// files say of it; nil if nothing.
+	// CDI is true if CDI is on, and CDIExists if the runtime supports CDI. CDISetting is the setting
+	// in the files; nil if unset.
 	CDI, CDIExists bool
-	CDISaid        *bool
+	CDISetting     *bool
 	// CDIFolders are the folders of CDI specs.
 	CDIFolders []string
 	// Default is the name of the handler of pods without a runtime class.
 	Default  string
 	Handlers []RuntimeHandler
-	// Ignored are handlers of the files that the runtime does not take, with the reason.
+	// Ignored are handlers in the files that the runtime ignores, with reasons.
 	Ignored []string
 }
 
-// A RuntimeHandler is a low-level runtime that a container runtime starts containers with.
+// A RuntimeHandler is a low-level runtime with which a container runtime starts containers.
 type RuntimeHandler struct {
 	Name    string
-	Program string // its path; empty for the default
-	Absent  bool   // the program is not there
-	Systemd bool   // cgroups are made by systemd
-	Implied bool   // no file has it; it is there by default
+	Program string // path; empty for the default
+	Absent  bool   // the program does not exist
+	Systemd bool   // systemd creates the cgroups
+	Implied bool   // a default that no file mentions
 }
 
 // nvidia reports whether the handler is NVIDIA's runtime.
@@ -71,7 +71,7 @@ func (h RuntimeHandler) nvidia() bool {
 	return strings.HasPrefix(path.Base(h.Program), "nvidia-container-runtime")
 }
 
-// NVIDIA returns NVIDIA's handler, the default one if that is NVIDIA's.
+// NVIDIA returns NVIDIA's handler, preferably the default handler.
 func (r Reading) NVIDIA() (h RuntimeHandler, isDefault, found bool) {
 	for _, h := range r.Handlers {
 		if h.Name == r.Default && h.nvidia() {
@@ -85,7 +85,7 @@ func (r Reading) NVIDIA() (h RuntimeHandler, isDefault, found bool) {
 	return r.Handlers[i], false, true
 }
 
-// title returns the name of the runtime with that of its distribution.
+// title returns the names of the runtime and its distribution.
 func (r Runtime) title() string {
 	if r.Distribution == Packages {
 		return r.Name
@@ -93,7 +93,7 @@ func (r Runtime) title() string {
 	return r.Name + " of " + string(r.Distribution)
 }
 
-// evidence returns where the configuration was read, and how the runtime was found.
+// evidence returns the files of the configuration, and how the runtime was found.
 func (r Runtime) evidence(says ...string) []string {
 	files := r.title() + " has no configuration file"
 	if len(r.Files) > 0 {
@@ -106,9 +106,8 @@ func (r Runtime) evidence(says ...string) []string {
 	return all
 }
 
-// eachReading judges what the runtime makes of its files. Where the readings differ in their
-// findings, the version decides, and that is not known: then no more is said than what holds for
-// all of them.
+// eachReading judges each interpretation of the runtime's files. If the findings differ, the result
+// depends on the unknown version of the runtime, and the reported severity is the lowest of them.
 func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findings)) {
 	one := f.Runtime.Value
 	var first []Finding
@@ -123,7 +122,7 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 		differ = differ || !slices.EqualFunc(first, to.list, func(a, b Finding) bool {
 			return a.Severity == b.Severity && a.Message == b.Message
 		})
-		worst := Finding{Message: "nothing is wrong"}
+		worst := Finding{Message: "no problem"}
 		for _, finding := range to.list {
 			if finding.Severity > worst.Severity {
 				worst = finding
@@ -132,7 +131,7 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 		least = min(least, worst.Severity)
 		each = append(each, reading.Versions+": "+worst.Message)
 	}
-	switch message := "It depends on the version of " + one.title() + ", which is not known. " + strings.Join(each,
+	switch message := "The version of " + one.title() + " is unknown, and the result depends on it. " + strings.Join(each,
 		". "); {
 	case !differ:
 		r.list = append(r.list, first...)
@@ -146,18 +145,18 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 // Toolkit is the configuration of NVIDIA's container runtime.
 type Toolkit struct {
 	File string // empty if there is none, and the defaults apply
-	// Problem says why the file could not be read.
+	// Problem is why the file could not be read.
 	Problem string
-	// EnvvarUnprivileged says that NVIDIA_VISIBLE_DEVICES counts in containers without privileges;
-	// VolumeMounts, that mounts name devices.
+	// EnvvarUnprivileged is true if NVIDIA_VISIBLE_DEVICES works in unprivileged containers, and
+	// VolumeMounts if mounts can name devices.
 	EnvvarUnprivileged, VolumeMounts bool
 	Mode                             string // auto, legacy, cdi, jit-cdi or csv
-	// NoCgroups says that containers get no rules for the devices that NVIDIA's runtime gives them.
+	// NoCgroups is true if NVIDIA's runtime sets no cgroup rules for the devices that it adds.
 	NoCgroups bool
 }
 
 func containerRuntime(f *NodeFacts, r *findings) {
-	if !known(r, f.Runtime) {
+	if !require(r, f.Runtime) {
 		return
 	}
 	one := f.Runtime.Value
@@ -178,12 +177,12 @@ func containerRuntime(f *NodeFacts, r *findings) {
 		}
 		judgeCDI(f, one, reading, to)
 	})
-	if !r.found() {
+	if !r.hasProblem() {
 		r.ok(one.title()+" is set up for the device list strategy", one.evidence()...)
 	}
 }
 
-// judgeIgnored judges whether the runtime takes all handlers of its files.
+// judgeIgnored judges whether the runtime reads all handlers in its files.
 func judgeIgnored(one Runtime, r *findings) {
 	var versions, lines []string
 	for _, reading := range one.Readings {
@@ -197,29 +196,30 @@ func judgeIgnored(one Runtime, r *findings) {
 	}
 	slices.Sort(lines)
 	r.warn(one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: "+
-		"they are in a section that it does not read",
+		"they are in a section that the runtime does not read",
 		one.evidence(slices.Compact(lines)...), one.edit("move the runtimes to the section that is read")...)
 }
 
-// judgeCDI judges whether a runtime knows devices by their CDI names.
+// judgeCDI judges whether a runtime supports CDI names of devices.
 func judgeCDI(f *NodeFacts, one Runtime, reading Reading, to *findings) {
-	said := "enable_cdi is not set"
-	if reading.CDISaid != nil {
-		said = fmt.Sprintf("enable_cdi = %v", *reading.CDISaid)
+	setting := "enable_cdi is not set"
+	if reading.CDISetting != nil {
+		setting = fmt.Sprintf("enable_cdi = %v", *reading.CDISetting)
 	}
 	used := "the device list strategy uses it"
 	if !f.Settings.CDI {
-		used = "claims of Dynamic Resource Allocation use it"
+		used = "ResourceClaims use it"
 	}
 	finds := func(folder string) bool { return sameFolder(folder, f.Settings.CDIFolder) }
 	switch uses := f.Settings.CDI || f.Settings.Claims; {
-	case !uses && !reading.CDI && reading.CDISaid != nil:
-		to.info("CDI is off in "+one.title()+"; the device list strategy does not use it", one.evidence(said))
+	case !uses && !reading.CDI && reading.CDISetting != nil:
+		to.info("CDI is off in "+one.title()+"; the device list strategy does not use it", one.evidence(setting))
 	case !uses:
 	case !reading.CDIExists:
 		to.fail(one.title()+" is too old for CDI, and "+used+": containers get no GPUs", one.evidence(), one.upgrade())
 	case !reading.CDI:
-		to.fail("CDI is off in "+one.title()+", and "+used+": containers get no GPUs", one.evidence(said), one.enableCDI()...)
+		to.fail("CDI is off in "+one.title()+", and "+used+": containers get no GPUs", one.evidence(setting),
+			one.enableCDI()...)
 	case !slices.ContainsFunc(reading.CDIFolders, finds):
 		to.fail(one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
 			one.evidence("cdi_spec_dirs = "+strings.Join(reading.CDIFolders, ", ")),
@@ -228,7 +228,7 @@ func judgeCDI(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	}
 }
 
-// sameFolder compares the paths of folders; /var/run is a link to /run.
+// sameFolder compares the paths of folders. /var/run is a link to /run.
 func sameFolder(a, b string) bool {
 	clean := func(p string) string {
 		if rest, ok := strings.CutPrefix(path.Clean(p), "/var/run/"); ok {
@@ -240,13 +240,13 @@ func sameFolder(a, b string) bool {
 }
 
 func nvidiaRuntime(f *NodeFacts, r *findings) {
-	if !known(r, f.Runtime) {
+	if !require(r, f.Runtime) {
 		return
 	}
 	eachReading(f, r, func(one Runtime, reading Reading, to *findings) { judgeNVIDIA(f, one, reading, to) })
 }
 
-// judgeNVIDIA judges whether NVIDIA's runtime is there where the device list strategy needs it.
+// judgeNVIDIA judges whether NVIDIA's runtime exists if the device list strategy needs it.
 func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	needed := f.Settings.Envvar || f.Settings.VolumeMounts
 	h, isDefault, found := reading.NVIDIA()
@@ -257,18 +257,19 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	}
 	if other, differs := reading.otherCgroups(h); found && differs {
 		to.fail(fmt.Sprintf("systemd makes the cgroups of the runtime %s and not those of the runtime %s: "+
-			"containers of one of them are outside of the cgroups of their pods", other[0], other[1]),
+			"containers of one runtime are outside the cgroups of their pods", other[0], other[1]),
 			append(evidence, "SystemdCgroup of "+other[0]+" = true, of "+other[1]+" = false"),
 			one.edit("set SystemdCgroup = true in the options of the runtime "+other[1])...)
 	}
 	switch {
 	case h.Absent:
-		to.fail(fmt.Sprintf("The program of the runtime %s is not there: pods with it cannot start",
+		to.fail(fmt.Sprintf("The program of the runtime %s does not exist: pods with this runtime cannot start",
 			h.Name), evidence, "ls -l "+h.Program)
 	case found && isDefault:
 		to.ok("NVIDIA's runtime is the default of "+one.title(), evidence...)
 	case found && needed && one.Name == Docker:
-		to.fail("NVIDIA's runtime is not the default of Docker, and pods cannot choose another runtime: containers get no GPUs", evidence,
+		to.fail("NVIDIA's runtime is not the default of Docker, and pods cannot choose another runtime: containers "+
+			"get no GPUs", evidence,
 			one.makeDefault(true)...)
 	case found && needed:
 		to.info("NVIDIA's runtime is a runtime class of "+one.title()+
@@ -289,8 +290,9 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	}
 }
 
-// otherCgroups returns the names of two handlers of which systemd makes the cgroups of the first
-// alone: NVIDIA's and the plain one. The kubelet puts the cgroups of all pods in one place.
+// otherCgroups finds NVIDIA's handler and the plain handler with different cgroup drivers, and
+// returns the one that uses systemd first. The kubelet puts the cgroups of all pods in one place,
+// so the drivers must match.
 func (r Reading) otherCgroups(nvidia RuntimeHandler) (names [2]string, differs bool) {
 	i := slices.IndexFunc(r.Handlers, func(h RuntimeHandler) bool { return h.Name == "runc" || h.Name == "crun" })
 	if i < 0 || r.Handlers[i].Name == nvidia.Name || r.Handlers[i].Implied {
@@ -303,7 +305,7 @@ func (r Reading) otherCgroups(nvidia RuntimeHandler) (names [2]string, differs b
 	return [2]string{plain.Name, nvidia.Name}, plain.Systemd
 }
 
-// withoutNVIDIA says whether pods can get GPUs by the chart's value runtime: none, or why not.
+// withoutNVIDIA says whether pods can get GPUs with the chart's value runtime: none, or why not.
 func (r Runtime) withoutNVIDIA(reading Reading) (works bool, says string) {
 	switch {
 	case r.Name != Containerd:
@@ -318,7 +320,7 @@ func (r Runtime) withoutNVIDIA(reading Reading) (works bool, says string) {
 }
 
 func visibleDevices(f *NodeFacts, r *findings) {
-	if known(r, f.Runtime) && known(r, f.Toolkit) {
+	if require(r, f.Runtime) && require(r, f.Toolkit) {
 		eachReading(f, r, func(one Runtime, reading Reading, to *findings) { judgeToolkit(f, one, reading, to) })
 	}
 }
@@ -340,18 +342,18 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	}
 	judgeNoCgroups(f, one, r)
 	if f.Settings.VolumeMounts && !t.VolumeMounts {
-		r.fail("NVIDIA's runtime ignores devices that are named by mounts, and the device list strategy is "+
+		r.fail("NVIDIA's runtime ignores devices named by mounts, and the device list strategy is "+
 			"volume-mounts: containers get no GPUs", []string{where, mounts + " = false"}, one.toolkit(mounts, true)...)
 	}
 	switch onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI; {
 	case onlyEnvvar && !t.EnvvarUnprivileged:
 		r.fail("NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device "+
-			"list strategy is envvar: they get no GPUs", evidence, append(one.toolkit(mounts, true),
+			"list strategy is envvar: these containers get no GPUs", evidence, append(one.toolkit(mounts, true),
 			"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")...)
 	case !t.EnvvarUnprivileged:
 	case onlyEnvvar:
 		r.warn("Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the "+
-			"device list strategy envvar needs it to be so", evidence, append([]string{
+			"device list strategy envvar requires this", evidence, append([]string{
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/platforms.md",
 		}, one.toolkit(envvar, false)...)...)
 	case isDefault:
@@ -361,13 +363,13 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 			evidence,
 			one.toolkit(envvar, false)...)
 	}
-	if !r.found() {
+	if !r.hasProblem() {
 		r.ok("Containers without privileges cannot get GPUs by NVIDIA_VISIBLE_DEVICES", evidence...)
 	}
 }
 
-// judgeNoCgroups judges whether containers may open the devices that NVIDIA's runtime gives them.
-// Devices that are in the container's OCI specification need no rules from the runtime.
+// judgeNoCgroups judges whether containers can open the devices that NVIDIA's runtime adds. Devices
+// in the container's OCI specification need no rules from NVIDIA's runtime.
 func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 	t := f.Toolkit.Value
 	if !t.NoCgroups || f.Settings.DeviceNodes || f.Settings.CDI && !f.Settings.Envvar && !f.Settings.VolumeMounts {
@@ -378,19 +380,20 @@ func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 		"gpu-device-plugin --pass-device-specs   # in the DaemonSet; or this")
 	switch t.Mode {
 	case "legacy":
-		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is for rootless containers alone",
+		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is only for rootless containers",
 			evidence,
 			remedy...)
 	case "auto":
 		r.warn("NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: "+
-			"no-cgroups = true is for rootless containers alone", evidence, remedy...)
+			"no-cgroups = true is only for rootless containers", evidence, remedy...)
 	}
 }
 
 func daemonReload(f *NodeFacts, r *findings) {
-	if known(r, f.Runtime) {
+	if require(r, f.Runtime) {
 		eachReading(f, r, func(one Runtime, reading Reading, to *findings) {
-			i := slices.IndexFunc(reading.Handlers, func(h RuntimeHandler) bool { return h.Systemd && (h.Name == reading.Default || h.nvidia()) })
+			i := slices.IndexFunc(reading.Handlers,
+				func(h RuntimeHandler) bool { return h.Systemd && (h.Name == reading.Default || h.nvidia()) })
 			if i >= 0 {
 				judgeReload(f, one.evidence("cgroups of "+reading.Handlers[i].Name+" are made by systemd"), to)
 			} else {
@@ -400,23 +403,23 @@ func daemonReload(f *NodeFacts, r *findings) {
 	}
 }
 
-// judgeReload judges a node where systemd makes the cgroups. At a daemon-reload it sets the rules
-// for devices to those that it knows: to those of the container's OCI specification. A hook that
-// adds devices later is not in them.
+// judgeReload judges a node where systemd creates the cgroups. At a daemon-reload, systemd resets
+// the device rules to the devices in the container's OCI specification. Devices that a hook adds
+// later are lost.
 func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 	inSpec := f.Settings.CDI || f.Settings.DeviceNodes
-	if mode := f.Toolkit.Value.Mode; mode == "cdi" || mode == "jit-cdi" { // empty where nobody knows it
+	if mode := f.Toolkit.Value.Mode; mode == "cdi" || mode == "jit-cdi" { // empty if unknown
 		inSpec = true
 	}
 	if !inSpec {
 		r.warn("Containers can lose their GPUs at `systemctl daemon-reload`: systemd makes their cgroups, and a "+
 			"hook of NVIDIA's runtime (mode legacy, or auto before version 1.18 of the toolkit) adds the devices "+
-			"without its knowledge", evidence,
+			"without the knowledge of systemd", evidence,
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; or:",
 			"gpu-device-plugin --pass-device-specs   # in the DaemonSet")
 		return
 	}
-	if !known(r, f.Devices) {
+	if !require(r, f.Devices) {
 		return
 	}
 	var unlinked []string
@@ -431,5 +434,5 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 			"nvidia-ctk system create-dev-char-symlinks --create-all")
 		return
 	}
-	r.ok("Containers keep their GPUs at `systemctl daemon-reload`: their devices are known to systemd", evidence...)
+	r.ok("Containers keep their GPUs at `systemctl daemon-reload`: systemd knows their devices", evidence...)
 }

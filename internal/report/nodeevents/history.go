@@ -240,7 +240,7 @@ func (h *History) switchEvents(s status.Status) []candidate {
 			all = append(all, candidate{
 				NodeEvent: NodeEvent{
 					Reason: NVSwitchFailed, Cause: what,
-					Note: what + ", a fatal error: links of the node's GPUs have failed. Drain the node and restart it",
+					Note: what + ", a fatal error: NVLinks of the node's GPUs have failed. Drain the node and restart it",
 				},
 				subject: what, limited: "NVSwitches", alike: string(NVSwitchFailed), name: what, told: func() { h.failed[what] = true },
 			})

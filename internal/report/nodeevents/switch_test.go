@@ -27,7 +27,7 @@ func TestNVSwitches(t *testing.T) {
 		return notes
 	}
 	const a, b = "NVSwitch 0000:c4:00.0: SXid 20034", "NVSwitch 0000:c4:00.0: SXid 12028"
-	const rest = ", a fatal error: links of the node's GPUs have failed. Drain the node and restart it"
+	const rest = ", a fatal error: NVLinks of the node's GPUs have failed. Drain the node and restart it"
 	for _, step := range []struct{ failed, want []string }{
 		{nil, nil},
 		{[]string{a}, []string{"NVSwitchFailed: " + a + rest}},

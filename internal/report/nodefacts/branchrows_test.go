@@ -14,7 +14,7 @@ var branchRows = []row{
 	},
 	{
 		name: "not maintained any more", facts: func(f *doctor.NodeFacts) { f.Today = day("2028-07-01") },
-		check: "driver", severity: doctor.Warning, says: "has not maintained the branch R580 of the driver since the end of June 2028",
+		check: "driver", severity: doctor.Warning, says: "has not maintained driver branch R580 since the end of June 2028",
 	},
 	{
 		name: "the advice names branches with long-term support", facts: func(f *doctor.NodeFacts) {
@@ -27,7 +27,7 @@ var branchRows = []row{
 		name: "a branch without a date", facts: func(f *doctor.NodeFacts) {
 			f.Today, f.Module.Value, f.Library.Value.Version = day("2026-11-26"), "550.54.15", "550.54.15"
 		},
-		check: "driver", severity: doctor.Warning, says: "does not maintain the branch R550",
+		check: "driver", severity: doctor.Warning, says: "no longer maintains driver branch R550",
 	},
 	{
 		name: "a later branch", facts: func(f *doctor.NodeFacts) {

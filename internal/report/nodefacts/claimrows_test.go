@@ -29,7 +29,7 @@ func answers(a doctor.PodResourcesAnswer) func(*doctor.NodeFacts) {
 }
 
 var claimRows = []row{
-	{name: "not used", check: "dra", severity: doctor.OK, says: "No GPU is given"},
+	{name: "not used", check: "dra", severity: doctor.OK, says: "No GPU is offered"},
 	{
 		name: "used", settings: claims, status: given(nil), facts: answers(doctor.PodResourcesAnswer{}),
 		check: "dra", severity: doctor.OK, says: "1 GPU of 1 in 1 ResourceSlice",
@@ -41,7 +41,7 @@ var claimRows = []row{
 	},
 	{
 		name: "foreign driver", settings: claims, status: given(func(d *status.DRA) { d.Driver = status.DRADriver{NameConflict: "/reg/gpu.nvidia.com.sock"} }),
-		facts: answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error, says: "Another driver of the name gpu.nvidia.com",
+		facts: answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error, says: "Another driver named gpu.nvidia.com",
 		shows: "/reg/gpu.nvidia.com.sock",
 	},
 	{
@@ -65,29 +65,29 @@ var claimRows = []row{
 	{
 		name: "gate of shares off", settings: claims, status: given(func(d *status.DRA) { d.NoShares = true }),
 		facts: answers(doctor.PodResourcesAnswer{}),
-		check: "dra", severity: doctor.Warning, says: "are given whole", remedy: "DRAConsumableCapacity",
+		check: "dra", severity: doctor.Warning, says: "are allocated as a whole", remedy: "DRAConsumableCapacity",
 	},
 	{
 		name: "split, and devices by the environment", check: "dra", severity: doctor.Error,
 		settings: func(s *doctor.Settings) { s.CDI, s.DeviceNodes, s.Envvar, s.Claims = false, false, true, true },
 		status:   given(func(d *status.DRA) { d.Mode = "split" }), facts: answers(doctor.PodResourcesAnswer{}),
-		says: "nvidia.com/gpu and a claim gets the GPU of its claim alone", remedy: "--device-list-strategy=cdi-cri",
+		says: "nvidia.com/gpu and a claim gets only the GPU of its claim", remedy: "--device-list-strategy=cdi-cri",
 		also: []string{"visible-devices", "daemon-reload"},
 	},
 	{
 		name: "offered, too", settings: claims, status: given(nil),
 		facts: answers(doctor.PodResourcesAnswer{Offered: map[string][]string{"nvidia.com/gpu": {"GPU-1::2"}}}),
-		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and kubelet offers it as a device of nvidia.com/gpu",
+		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and the kubelet offers it as a device of nvidia.com/gpu",
 	},
 	{
 		name: "held, too", settings: claims, status: given(nil),
-		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.GivenDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1",
+		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1",
 			Pod: "ns/pod"}}}),
 		check: "dra", severity: doctor.Error, says: "a pod has it by a device plugin", shows: "ns/pod",
 	},
 	{
 		name: "on its way back", settings: claims, status: given(func(d *status.DRA) { d.GPUs[0].Owner = "leaving-plugin" }),
-		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.GivenDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1",
+		facts: answers(doctor.PodResourcesAnswer{Held: []doctor.HeldDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1",
 			Pod: "ns/pod"}}}),
 		check: "dra", severity: doctor.OK, says: "0 GPUs of 1",
 	},
@@ -101,7 +101,7 @@ var claimRows = []row{
 			f.Runtime.Value.Readings[0].CDI = false
 			answers(doctor.PodResourcesAnswer{})(f)
 		},
-		check: "container-runtime", severity: doctor.Error, says: "claims of Dynamic Resource Allocation use it", remedy: "--cdi.enabled",
+		check: "container-runtime", severity: doctor.Error, says: "ResourceClaims use it", remedy: "--cdi.enabled",
 		also: []string{"daemon-reload"},
 	},
 }

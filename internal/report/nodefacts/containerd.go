@@ -146,7 +146,7 @@ func (g generation) read(files []configFile) doctor.Reading {
 	reading.Disabled = slices.Contains(disabled, section) || slices.Contains(disabled, sectionV2)
 	cri := plugins.table(section)
 	if on, given := cri["enable_cdi"].(bool); given && g != from16 && g != from24 {
-		reading.CDI, reading.CDISaid = on, &on
+		reading.CDI, reading.CDISetting = on, &on
 	}
 	if folders := cri.texts("cdi_spec_dirs"); folders != nil {
 		reading.CDIFolders = folders

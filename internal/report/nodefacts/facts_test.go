@@ -136,7 +136,7 @@ BinaryName = "runc"
 			doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: "/etc/docker/daemon.json",
 				Files: []string{"/etc/docker/daemon.json"}},
 			doctor.Reading{
-				Versions: "with a newer cri-dockerd", CDIExists: true, CDISaid: new(bool), Default: "nvidia", CDIFolders: []string{"/cdi"},
+				Versions: "with a newer cri-dockerd", CDIExists: true, CDISetting: new(bool), Default: "nvidia", CDIFolders: []string{"/cdi"},
 				Handlers: []doctor.RuntimeHandler{
 					{Name: "runc", Systemd: true, Implied: true}, {Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime",
 						Systemd: true},

@@ -293,7 +293,7 @@ var driverRows = []row{
 	{
 		name: "library without version", change: changes{libs + "libnvidia-ml.so.1": "",
 			libs + "libnvidia-ml.so.580.95.05": gone},
-		check: "driver", severity: doctor.NotChecked, says: "does not say its version",
+		check: "driver", severity: doctor.NotChecked, says: "has no version",
 	},
 	{
 		name: "library not seen", facts: func(f *doctor.NodeFacts) { f.Library.Missing = "the driver root cannot be read" },
@@ -301,7 +301,7 @@ var driverRows = []row{
 	},
 	{
 		name: "remains", change: changes{libs + "libnvidia-ml.so.535.1.2": ""},
-		check: "driver", severity: doctor.Info, says: "Libraries of other versions",
+		check: "driver", severity: doctor.Info, says: "libraries of other driver versions",
 	},
 	{
 		name: "version that is garbage", change: changes{"proc/driver/nvidia/version": "NVRM version: \x1b[2J\x00\xff"},
@@ -322,7 +322,7 @@ var driverRows = []row{
 	},
 	{
 		name: "old number", change: changes{"dev/nvidia-uvm": "char 511:0", "dev/char/511:0": "-> ../nvidia-uvm"},
-		check: "device-nodes", severity: doctor.Error, says: "/dev/nvidia-uvm has the device number 511:0 and the driver has 510:0",
+		check: "device-nodes", severity: doctor.Error, says: "/dev/nvidia-uvm has the device number 511:0, but the driver has 510:0",
 	},
 	{
 		name: "capabilities that no driver has", change: changes{"proc/devices": "Character devices:\n195 nvidia\n510 nvidia-uvm\n"},
@@ -331,12 +331,12 @@ var driverRows = []row{
 	{
 		name: "capability of another minor", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 234:2",
 			"dev/char/234:2": "-> x"},
-		check: "device-nodes", severity: doctor.Error, says: "the device number 234:2 and the driver has 234:1",
+		check: "device-nodes", severity: doctor.Error, says: "the device number 234:2, but the driver has 234:1",
 	},
 	{
 		name: "capability with an old number", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 235:1",
 			"dev/char/235:1": "-> x"},
-		check: "device-nodes", severity: doctor.Error, says: "nvidia-cap1 has the device number 235:1 and the driver has 234:1",
+		check: "device-nodes", severity: doctor.Error, says: "nvidia-cap1 has the device number 235:1, but the driver has 234:1",
 	},
 	{
 		name: "a file", change: changes{"dev/nvidia0": "text"},
@@ -365,10 +365,10 @@ var driverRows = []row{
 		check: "persistence", severity: doctor.Warning, says: "off on GPUs 3, 5:",
 	},
 	{name: "nvidia-persistenced", facts: noDaemon, check: "persistence", severity: doctor.OK,
-		says: "nvidia-persistenced runs", also: justDaemon},
+		says: "nvidia-persistenced is running", also: justDaemon},
 	{
 		name: "not seen", change: changes{"proc/701/comm": gone}, facts: noDaemon,
-		check: "persistence", severity: doctor.NotChecked, says: "No daemon answers that knows persistence mode", also: justDaemon,
+		check: "persistence", severity: doctor.NotChecked, says: "Persistence mode is unknown: no daemon answers", also: justDaemon,
 	},
 	{name: "registered", check: "fabric-manager", severity: doctor.OK, says: "registered with the NVSwitch fabric"},
 	{name: "no switch", facts: noDaemon, check: "fabric-manager", severity: doctor.OK, says: "No NVSwitch",
@@ -377,7 +377,7 @@ var driverRows = []row{
 		name: "does not run", change: changes{
 			"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000",
 		},
-		facts: noDaemon, check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager does not run", also: justDaemon,
+		facts: noDaemon, check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager is not running", also: justDaemon,
 		shows: "1 NVSwitch on the PCI bus",
 	},
 	{
@@ -385,21 +385,21 @@ var driverRows = []row{
 			noDaemon(f)
 			f.NVSwitches.Value = make([]doctor.PCIDevice, 2)
 		},
-		check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager does not run", also: justDaemon, shows: "2 NVSwitches on the PCI bus",
+		check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager is not running", also: justDaemon, shows: "2 NVSwitches on the PCI bus",
 	},
 	{
 		name: "a simulated node", facts: func(f *doctor.NodeFacts) {
 			noDaemon(f)
 			f.NVSwitches.Value, f.Simulated = make([]doctor.PCIDevice, 1), true
 		},
-		check: "fabric-manager", severity: doctor.NotChecked, says: "The node is simulated", also: justDaemon,
+		check: "fabric-manager", severity: doctor.NotChecked, says: "the node is simulated", also: justDaemon,
 	},
 	{
 		name: "runs", change: changes{
 			"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000",
 			"proc/702/comm": "nv-fabricmanage",
 		},
-		facts: noDaemon, check: "fabric-manager", severity: doctor.OK, says: "Fabric Manager runs", also: justDaemon,
+		facts: noDaemon, check: "fabric-manager", severity: doctor.OK, says: "Fabric Manager is running", also: justDaemon,
 	},
 }
 
@@ -407,7 +407,7 @@ var daemonRows = []row{
 	{name: "well", check: "daemon", severity: doctor.OK, says: "serves 1 resource of 1 GPU"},
 	{
 		name: "no driver", status: func(s *status.Status) { s.Stale = "no NVIDIA driver" },
-		check: "daemon", severity: doctor.Error, says: "The last look at the GPUs failed: no NVIDIA driver",
+		check: "daemon", severity: doctor.Error, says: "The last scan of the GPUs failed: no NVIDIA driver",
 	},
 	{
 		name: "file", status: func(s *status.Status) { s.ConfigError = "line 3: unknown key" },
@@ -423,7 +423,7 @@ var daemonRows = []row{
 	},
 	{
 		name: "quiesced", status: func(s *status.Status) { s.Quiet = true },
-		check: "daemon", severity: doctor.Warning, says: "NVML is released",
+		check: "daemon", severity: doctor.Warning, says: "quiesce released NVML",
 	},
 	{
 		name: "hangs", status: func(s *status.Status) {
@@ -491,12 +491,12 @@ var daemonRows = []row{
 	},
 	{
 		name: "does not run", settings: func(s *doctor.Settings) { s.MPS = true }, facts: noDaemon,
-		check: "mps", severity: doctor.Error, says: "no MPS control daemon runs", also: justDaemon,
+		check: "mps", severity: doctor.Error, says: "no MPS control daemon is running", also: justDaemon,
 	},
 	{
 		name: "runs", settings: func(s *doctor.Settings) { s.MPS = true }, facts: noDaemon,
 		change: changes{"proc/703/comm": "nvidia-cuda-mps"},
-		check:  "mps", severity: doctor.OK, says: "An MPS control daemon runs", also: justDaemon,
+		check:  "mps", severity: doctor.OK, says: "An MPS control daemon is running", also: justDaemon,
 	},
 	{
 		name: "runs for others", change: changes{"proc/703/comm": "nvidia-cuda-mps"},

@@ -191,7 +191,7 @@ func podResources(ctx context.Context, socket string, host fs.FS) (doctor.PodRes
 		p.Problem = err.Error()
 	}
 	for _, d := range held {
-		p.Held = append(p.Held, doctor.GivenDevice{Resource: d.Resource, ID: d.ID, Pod: d.Pod})
+		p.Held = append(p.Held, doctor.HeldDevice{Resource: d.Resource, ID: d.ID, Pod: d.Pod})
 	}
 	return p, nil
 }

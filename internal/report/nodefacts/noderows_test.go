@@ -56,7 +56,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "version not known", change: changes{config: "version = 2\n", dropIn: gone},
-		check: "container-runtime", severity: doctor.NotChecked, says: "depends on the version of containerd, which is not known. 1.7: CDI is off",
+		check: "container-runtime", severity: doctor.NotChecked, says: "The version of containerd is unknown, and the result depends on it. 1.7: CDI is off",
 	},
 	{
 		name: "CDI off and not used", change: changes{config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n" +
@@ -157,7 +157,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "no program", change: changes{"usr/bin/nvidia-container-runtime": gone},
-		check: "nvidia-runtime", severity: doctor.Error, says: "program of the runtime nvidia is not there",
+		check: "nvidia-runtime", severity: doctor.Error, says: "program of the runtime nvidia does not exist",
 	},
 	{name: "closed", check: "visible-devices", severity: doctor.OK, says: "cannot get GPUs by NVIDIA_VISIBLE_DEVICES"},
 	{
@@ -177,7 +177,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "open for envvar", change: changes{toolkit: "[nvidia-container-runtime]\nmode = 'cdi'\n"}, settings: envvar,
-		check: "visible-devices", severity: doctor.Warning, says: "the device list strategy envvar needs it",
+		check: "visible-devices", severity: doctor.Warning, says: "the device list strategy envvar requires this",
 	},
 	{
 		name: "closed for envvar", change: changes{toolkit: closed +
@@ -191,7 +191,7 @@ var runtimeRows = []row{
 	{
 		name: "no volume mounts", change: changes{toolkit: "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
 		settings: func(s *doctor.Settings) { s.VolumeMounts = true },
-		check:    "visible-devices", severity: doctor.Error, says: "ignores devices that are named by mounts",
+		check:    "visible-devices", severity: doctor.Error, says: "ignores devices named by mounts",
 	},
 	{
 		name: "not TOML", change: changes{toolkit: "=\x00"},
@@ -201,7 +201,7 @@ var runtimeRows = []row{
 		name: "no NVIDIA runtime", change: changes{dropIn: gone, toolkit: gone},
 		check: "visible-devices", severity: doctor.OK, says: "containerd does not have NVIDIA's runtime",
 	},
-	{name: "CDI", check: "daemon-reload", severity: doctor.OK, says: "their devices are known to systemd"},
+	{name: "CDI", check: "daemon-reload", severity: doctor.OK, says: "systemd knows their devices"},
 	{
 		name: "hook", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
 		check: "daemon-reload", severity: doctor.Warning, says: "can lose their GPUs",
@@ -214,15 +214,15 @@ var runtimeRows = []row{
 	{
 		name: "NVIDIA's runtime with CDI", change: changes{toolkit: closed + "[nvidia-container-runtime]\nmode = 'cdi'\n"},
 		settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
-		check:    "daemon-reload", severity: doctor.OK, says: "known to systemd",
+		check:    "daemon-reload", severity: doctor.OK, says: "systemd knows their devices",
 	},
 	{
 		name: "device nodes", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts, s.DeviceNodes = false, true, true },
-		check: "daemon-reload", severity: doctor.OK, says: "known to systemd",
+		check: "daemon-reload", severity: doctor.OK, says: "systemd knows their devices",
 	},
 	{
 		name: "runc", change: changes{dropIn: gone},
-		check: "daemon-reload", severity: doctor.OK, says: "known to systemd", shows: "cgroups of runc are made by systemd",
+		check: "daemon-reload", severity: doctor.OK, says: "systemd knows their devices", shows: "cgroups of runc are made by systemd",
 	},
 	{
 		name: "no links", change: changes{"dev/char/195:0": gone},
@@ -257,12 +257,12 @@ var nodeRows = []row{
 		},
 		check: "daemon", severity: doctor.Info, says: "absent for GPU 0: no permission", remedy: "deployments/host-dev",
 	},
-	{name: "read", check: "kernel-log", severity: doctor.OK, says: "read from the kernel's log"},
+	{name: "read", check: "kernel-log", severity: doctor.OK, says: "read from the kernel log"},
 	{
 		name: "not read", facts: func(f *doctor.NodeFacts) { f.Settings.KernelLog = false },
 		check: "kernel-log", severity: doctor.Info, says: "XIDs 62, 79, 119 and 120", remedy: "--kernel-log",
 	},
-	{name: "none", check: "companions", severity: doctor.OK, says: "GPUs alone"},
+	{name: "none", check: "companions", severity: doctor.OK, says: "are not configured"},
 	{
 		name: "asked for and there", change: changes{"dev/gdrdrv": "",
 			"proc/modules": "nvidia 1 0 - Live 0x0\ngdrdrv 1 0 - Live 0x0\n"},
@@ -272,7 +272,7 @@ var nodeRows = []row{
 	{
 		name: "asked for and not loaded", change: changes{"proc/modules": "nvidia 1 0 - Live 0x0\n"},
 		settings: func(s *doctor.Settings) { s.Companions = []doctor.CompanionModule{doctor.GDS} },
-		check:    "companions", severity: doctor.Warning, says: "GPUDirect Storage is asked for and not loaded", remedy: "modprobe nvidia_fs",
+		check:    "companions", severity: doctor.Warning, says: "GPUDirect Storage is configured, but not loaded", remedy: "modprobe nvidia_fs",
 	},
 	{
 		name: "loaded without a device node", change: changes{"proc/modules": "gdrdrv 1 0 - Live 0x0\n"},
@@ -288,10 +288,10 @@ var nodeRows = []row{
 		},
 		check: "companions", severity: doctor.OK, says: "MOFED is not loaded",
 	},
-	{name: "no driver container", check: "driver-upgrade", severity: doctor.OK, says: "No driver container"},
+	{name: "no driver container", check: "driver-upgrade", severity: doctor.OK, says: "not in a driver container"},
 	{
 		name: "usual names", settings: func(s *doctor.Settings) { s.DriverRoot = "/run/nvidia/driver" },
-		check: "driver-upgrade", severity: doctor.OK, says: "The names of all resources",
+		check: "driver-upgrade", severity: doctor.OK, says: "evicts the pods of all resources",
 	},
 	{
 		name: "renamed, and claims", settings: func(s *doctor.Settings) { s.DriverRoot, s.Claims = "/run/nvidia/driver", true },
@@ -309,30 +309,30 @@ var nodeRows = []row{
 	},
 	{
 		name: "another's of an older driver", change: changes{otherSpec: specText + "570.86.15\n"},
-		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: of the 2 files that it names, 1 cannot be found",
+		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: of its 2 files, 1 cannot be found",
 		remedy: "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml",
 	},
 	{
 		name: "another program's", change: changes{"etc/cdi/x.yaml": strings.ReplaceAll(specText, "nvidia.com/gpu",
 			"management.nvidia.com/gpu") + "570.86.15\n"},
-		check: "cdi-specs", severity: doctor.Warning, says: "management.nvidia.com/gpu is out of date", remedy: "its program has to write it anew",
+		check: "cdi-specs", severity: doctor.Warning, says: "management.nvidia.com/gpu is out of date", remedy: "its program must write the spec again",
 	},
 	{
 		name: "ours of another GPU", change: changes{
 			"run/cdi/k8s.device-plugin.nvidia.com-gpu.json": `{"kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"G","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia7"}]}}]}`,
 		},
-		check: "cdi-specs", severity: doctor.Warning, says: "out of date: of the 1 file that it names, 1 cannot be found", remedy: "rollout restart ds/gpu-device-plugin",
+		check: "cdi-specs", severity: doctor.Warning, says: "out of date: of its 1 file, 1 cannot be found", remedy: "rollout restart ds/gpu-device-plugin",
 	},
 	{
 		name: "twice", change: changes{otherSpec: specText + "580.95.05\n", "run/cdi/old.yaml": specText + "580.95.05\n"},
-		check: "cdi-specs", severity: doctor.Error, says: "name the same device, so that runtimes know neither: nvidia.com/gpu=0",
+		check: "cdi-specs", severity: doctor.Error, says: "name the same device, so container runtimes ignore both: nvidia.com/gpu=0",
 	},
 	{
 		name: "two devices twice", change: changes{
 			otherSpec:          strings.Replace(specText, "devices:\n", "devices:\n- name: all\n", 1) + "580.95.05\n",
 			"run/cdi/old.yaml": strings.Replace(specText, "devices:\n", "devices:\n- name: all\n", 1) + "580.95.05\n",
 		},
-		check: "cdi-specs", severity: doctor.Error, says: "that runtimes know neither: nvidia.com/gpu=0",
+		check: "cdi-specs", severity: doctor.Error, says: "so container runtimes ignore both: nvidia.com/gpu=0",
 		shows: "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml", remedy: "ls -l /var/run/cdi/nvidia.yaml /var/run/cdi/old.yaml",
 	},
 	{
@@ -361,19 +361,19 @@ var nodeRows = []row{
 	{
 		name: "on the node", change: changes{"sys/fs/selinux/enforce": "1",
 			"proc/self/attr/current": "unconfined_u:unconfined_r:unconfined_t:s0\x00"},
-		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
+		check: "selinux", severity: doctor.OK, says: "blocks nothing",
 	},
 	{
 		name: "in a container", change: changes{"sys/fs/selinux/enforce": "1",
 			"proc/self/attr/current": "system_u:system_r:container_t:s0:c1,c2\x00"},
 		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
-		check: "selinux", severity: doctor.Error, says: "may not connect to kubelet's socket",
+		check: "selinux", severity: doctor.Error, says: "cannot connect to the kubelet's socket",
 	},
 	{
 		name: "in a container that is not confined", change: changes{"sys/fs/selinux/enforce": "1",
 			"proc/self/attr/current": "system_u:system_r:spc_t:s0\x00"},
 		facts: func(f *doctor.NodeFacts) { f.SELinux.Value.Container = true },
-		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
+		check: "selinux", severity: doctor.OK, says: "blocks nothing",
 	},
 	{
 		name: "devices", change: changes{"sys/fs/selinux/enforce": "1",
@@ -383,7 +383,7 @@ var nodeRows = []row{
 	{
 		name: "devices allowed", change: changes{"sys/fs/selinux/enforce": "1",
 			"sys/fs/selinux/booleans/container_use_devices": "1 1"},
-		check: "selinux", severity: doctor.OK, says: "seen to forbid nothing",
+		check: "selinux", severity: doctor.OK, says: "blocks nothing",
 	},
 	{name: "there", check: "kubelet", severity: doctor.OK, says: "no other device plugin"},
 	{
@@ -392,7 +392,7 @@ var nodeRows = []row{
 	},
 	{
 		name: "no socket", facts: func(f *doctor.NodeFacts) { f.Kubelet.Value.Refused = "connection refused" },
-		check: "kubelet", severity: doctor.Error, says: "Kubelet does not answer",
+		check: "kubelet", severity: doctor.Error, says: "The kubelet does not answer",
 	},
 	{
 		name: "another plugin",
@@ -406,7 +406,7 @@ var nodeRows = []row{
 		facts: func(f *doctor.NodeFacts) {
 			f.Kubelet.Value.DRADrivers = []string{"/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock"}
 		},
-		check: "kubelet", severity: doctor.Error, says: "The DRA driver gpu.nvidia.com runs on this node, too",
+		check: "kubelet", severity: doctor.Error, says: "The DRA driver gpu.nvidia.com is also running on this node",
 		shows: "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock", remedy: "kubectl get resourceslices",
 	},
 	{
@@ -445,17 +445,17 @@ var nodeRows = []row{
 		check: "pod-resources", severity: doctor.Warning, says: "connection refused",
 	},
 	{
-		name: "does not answer, and neither does kubelet",
+		name: "does not answer, and Neither PodResources nor the kubelet answers",
 		facts: func(f *doctor.NodeFacts) {
 			f.PodResources.Value.Problem, f.Kubelet.Value.Refused = "connection refused", "connection refused"
 		},
-		check: "pod-resources", severity: doctor.NotChecked, says: "neither does kubelet: connection refused", also: []string{"kubelet"},
+		check: "pod-resources", severity: doctor.NotChecked, says: "Neither PodResources nor the kubelet answers: connection refused", also: []string{"kubelet"},
 	},
 	{
 		name: "no account, and kubelet is not seen",
 		facts: func(f *doctor.NodeFacts) {
 			f.PodResources.Value.Problem, f.Kubelet.Missing = "connection refused", "not looked for"
 		},
-		check: "pod-resources", severity: doctor.NotChecked, says: "neither does kubelet", also: []string{"kubelet"},
+		check: "pod-resources", severity: doctor.NotChecked, says: "Neither PodResources nor the kubelet answers", also: []string{"kubelet"},
 	},
 }

@@ -156,7 +156,7 @@ func docker(r root, p process) doctor.Runtime {
 	systemd := slices.Contains(said.Options, "native.cgroupdriver=systemd")
 	reading := doctor.Reading{
 		Default: cmp.Or(p.flag("--default-runtime"), said.Default,
-			"runc"), CDISaid: said.Features.CDI, CDIFolders: cdiFolders,
+			"runc"), CDISetting: said.Features.CDI, CDIFolders: cdiFolders,
 		Handlers: []doctor.RuntimeHandler{{Name: "runc", Systemd: systemd, Implied: true}},
 	}
 	if said.Folders != nil {
