@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// sendStatus sends the gauges of the daemon, which are made of its status at each scrape.
+// sendStatus sends the gauges of the daemon, computed from its status at each scrape.
 func sendStatus(out *page, s status.Status) {
 	sendDaemon(out, s)
 	sendResources(out, s)
@@ -98,7 +98,7 @@ func sendResources(out *page, s status.Status) {
 var states = []inventory.State{inventory.Unknown, inventory.Healthy, inventory.Suspect, inventory.Unhealthy,
 	inventory.Lost}
 
-// sendGPU sends the metrics of a GPU; all has its MIG devices, too.
+// sendGPU sends the metrics of a GPU; all also has its MIG devices.
 func sendGPU(out *page, g status.Device, all []status.Device) {
 	minor := ""
 	if g.Minor != nil {
@@ -113,7 +113,7 @@ func sendGPU(out *page, g status.Device, all []status.Device) {
 		gpuUnits.send(out, float64(g.UnitsMiB)*(1<<20), g.UUID, g.Index)
 	}
 	sendFaults(out, g.UUID, g.Index, g)
-	parts := map[string][2]int{} // good ones and bad ones, by profile
+	parts := map[string][2]int{} // healthy and unhealthy MIG devices by profile
 	for _, m := range all {
 		if m.GPU != g.UUID {
 			continue
@@ -135,7 +135,7 @@ func sendGPU(out *page, g status.Device, all []status.Device) {
 	}
 }
 
-// sendFaults sends the open faults of a GPU, or of a MIG device on it.
+// sendFaults sends the open faults of a GPU or of one of its MIG devices.
 func sendFaults(out *page, uuid, index string, d status.Device) {
 	_, mig, _ := strings.Cut(d.Index, ":")
 	for _, f := range d.Faults {
@@ -147,8 +147,8 @@ func sendFaults(out *page, uuid, index string, d status.Device) {
 	}
 }
 
-// busID returns a PCI address of sysfs, such as 0000:1b:00.0, as NVML and dcgm-exporter write it:
-// 00000000:1B:00.0.
+// busID converts a PCI address of sysfs, such as 0000:1b:00.0, to the format of NVML and
+// dcgm-exporter: 00000000:1B:00.0.
 func busID(pci string) string {
 	if domain, _, _ := strings.Cut(pci, ":"); len(domain) == 4 {
 		pci = "0000" + pci

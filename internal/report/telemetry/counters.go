@@ -17,51 +17,51 @@ import (
 )
 
 const (
-	// maxCounted bounds the GPUs, and the resources, whose events are counted.
+	// maxCounted limits the GPUs and the resources with counted events.
 	maxCounted = 256
-	// maxXIDs bounds the XIDs that are counted for a GPU one by one.
+	// maxXIDs limits the XIDs that are counted separately for a GPU.
 	maxXIDs = 32
-	// otherXID stands for all XIDs beyond.
+	// otherXID stands for all further XIDs.
 	otherXID = "other"
-	// departed is how long the counts of a GPU or resource that is gone are shown: long enough for the
-	// last ones to be scraped.
-	departed = 2 * time.Minute
+	// departedLife is how long the counts of a removed GPU or resource are still shown: long enough
+	// for Prometheus to scrape the last counts.
+	departedLife = 2 * time.Minute
 )
 
-// criticalXIDs are counted from 0, so that their first occurrence is an increase.
+// criticalXIDs are counted from 0, so that the first occurrence is an increase.
 var criticalXIDs = []uint64{48, 62, 64, 74, 79, 95, 119, 120, 123, 140}
 
 // buckets are the classic buckets of a histogram, in seconds.
 var buckets = []float64{0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1, 2.5, 10}
 
-// Counters counts what packages plugin, claims, monitor and nvidia tell. Make it with NewCounters.
-// Its methods may be called by several goroutines.
+// Counters counts the reports of packages serve, claims, monitor and nvidia. Create it with
+// NewCounters. Its methods are safe for concurrent use.
 type Counters struct {
 	rpcs, calls, claims *prometheus.HistogramVec
-	// errors are those of calls into the driver, requests those to the API server, and dropped Events
-	// that were not written.
+	// errors counts failed calls into the driver, requests the requests to the API server, and
+	// dropped the Events that were not written.
 	errors, requests, dropped *prometheus.CounterVec
 	switches                  *prometheus.GaugeVec
-	preparedWithoutKubelet    atomic.Uint64 // claims without kubelet's account of resources
+	preparedWithoutKubelet    atomic.Uint64 // claims prepared without the kubelet's account of resources
 
-	causes []string // for which a stream ends
+	causes []string // causes of the end of a stream
 	now    func() time.Time
 
 	mu        sync.Mutex // guards all following fields
 	gpus      map[string]*gpuCounts
 	resources map[string]*resourceCounts
-	switched  map[[3]string]bool // errors of NVSwitches that are shown
+	switched  map[[3]string]bool // shown errors of NVSwitches
 }
 
 // gpuCounts are the counters of a GPU.
 type gpuCounts struct {
 	index      string
-	gone       time.Time // since when there is no such GPU; zero if there is
+	gone       time.Time // when the GPU disappeared; zero if it exists
 	xids       map[string]xidCount
 	recoveries map[inventory.Cure]uint64
 }
 
-// xidCount is how often an XID came, and when it came last.
+// xidCount is how often an XID occurred, and when it last did.
 type xidCount struct {
 	n    uint64
 	last time.Time
@@ -69,16 +69,17 @@ type xidCount struct {
 
 // resourceCounts are the counters of a resource.
 type resourceCounts struct {
-	gone             time.Time // since when it is not served; zero if it is
+	gone             time.Time // when serving ended; zero if the resource is served
 	accepted, failed uint64
 	ends             map[string]uint64
 }
 
-// NewCounters returns Counters that have counted nothing. The causes are those for which a stream
-// ends; they are counted from 0, so that the first end is an increase.
+// NewCounters returns Counters at zero. Causes are the causes of the end of a stream. They are
+// counted from 0, so that the first end is an increase.
 func NewCounters(causes []string) *Counters {
 	return &Counters{
-		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets), claims: claimDuration.histogramVec(buckets),
+		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets),
+		claims: claimDuration.histogramVec(buckets),
 		errors: callErrors.counterVec(), requests: apiRequests.counterVec(), dropped: eventsDropped.counterVec(),
 		switches: switchErrors.gaugeVec(), switched: map[[3]string]bool{},
 		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
@@ -100,10 +101,10 @@ func (c *Counters) XID(gpu string, xid uint64, at time.Time) {
 	g.xids[code] = xidCount{g.xids[code].n + 1, at}
 }
 
-// maxSwitchErrors bounds the errors of NVSwitches that are shown.
+// maxSwitchErrors limits the shown errors of NVSwitches.
 const maxSwitchErrors = 64
 
-// SwitchError notes an error of the NVSwitch at a PCI address.
+// SwitchError records an error of the NVSwitch at a PCI address.
 func (c *Counters) SwitchError(bdf string, sxid uint64, fatal bool, at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,7 +138,7 @@ func (c *Counters) gpu(uuid string) *gpuCounts {
 	return g
 }
 
-// Registered implements plugin.Metrics.
+// Registered implements serve.Metrics.
 func (c *Counters) Registered(resource string, accepted bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +151,7 @@ func (c *Counters) Registered(resource string, accepted bool) {
 	}
 }
 
-// StreamEnded implements plugin.Metrics.
+// StreamEnded implements serve.Metrics.
 func (c *Counters) StreamEnded(resource, cause string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,7 +174,7 @@ func (c *Counters) resource(name string) *resourceCounts {
 	return r
 }
 
-// Answered implements plugin.Metrics.
+// Answered implements serve.Metrics.
 func (c *Counters) Answered(method, code string, took time.Duration) {
 	c.rpcs.WithLabelValues(method, code).Observe(took.Seconds())
 }
@@ -191,7 +192,7 @@ func (c *Counters) Unprepared(took time.Duration, cause string) {
 // PreparedWithoutKubelet implements claims.Metrics.
 func (c *Counters) PreparedWithoutKubelet() { c.preparedWithoutKubelet.Add(1) }
 
-// done is the result of a call that did not fail.
+// done is the result of a successful call.
 const done = "done"
 
 // DriverCalled implements nvidia.Metrics.
@@ -202,8 +203,8 @@ func (c *Counters) DriverCalled(group string, took time.Duration) {
 // DriverFailed implements nvidia.Metrics.
 func (c *Counters) DriverFailed(group, code string) { c.errors.WithLabelValues(group, code).Inc() }
 
-// APIRequested counts a request to the API server; code is the HTTP status of the answer, 0 if
-// there was none.
+// APIRequested counts a request to the API server. The code is the HTTP status of the answer, 0 if
+// there was no answer.
 func (c *Counters) APIRequested(verb, resource string, code int) {
 	text := "none"
 	if code != 0 {
@@ -212,11 +213,11 @@ func (c *Counters) APIRequested(verb, resource string, code int) {
 	c.requests.WithLabelValues(verb, resource, text).Inc()
 }
 
-// EventDropped counts a Kubernetes Event that is not written.
+// EventDropped counts a Kubernetes Event that was not written.
 func (c *Counters) EventDropped(cause string) { c.dropped.WithLabelValues(cause).Inc() }
 
-// send sends what was counted for the GPUs and resources of a status, and what is departed for a
-// short time only.
+// send sends the counts of the GPUs and resources in a status, and of GPUs and resources that left
+// it shortly before.
 func (c *Counters) send(out *page, s status.Status) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -239,7 +240,7 @@ func (c *Counters) send(out *page, s status.Status) {
 	}
 	now := c.now()
 	for uuid, g := range ascending(c.gpus) {
-		if !stays(&g.gone, gpus[uuid], now) {
+		if !keep(&g.gone, gpus[uuid], now) {
 			delete(c.gpus, uuid)
 			continue
 		}
@@ -252,7 +253,7 @@ func (c *Counters) send(out *page, s status.Status) {
 		}
 	}
 	for name, r := range ascending(c.resources) {
-		if !stays(&r.gone, resources[name], now) {
+		if !keep(&r.gone, resources[name], now) {
 			delete(c.resources, name)
 			continue
 		}
@@ -264,7 +265,7 @@ func (c *Counters) send(out *page, s status.Status) {
 	}
 }
 
-// ascending gives the entries of a map by ascending key. They may be deleted meanwhile.
+// ascending returns the entries of a map by ascending key. The caller may delete entries meanwhile.
 func ascending[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		for _, k := range slices.Sorted(maps.Keys(m)) {
@@ -275,13 +276,14 @@ func ascending[K cmp.Ordered, V any](m map[K]V) iter.Seq2[K, V] {
 	}
 }
 
-// stays reports whether counts are shown still, and notes since when what they are about is gone.
-func stays(gone *time.Time, is bool, now time.Time) bool {
+// keep reports whether counts are still shown. It records in gone when their GPU or resource
+// disappeared.
+func keep(gone *time.Time, exists bool, now time.Time) bool {
 	switch {
-	case is:
+	case exists:
 		*gone = time.Time{}
 	case gone.IsZero():
 		*gone = now
 	}
-	return gone.IsZero() || now.Sub(*gone) < departed
+	return gone.IsZero() || now.Sub(*gone) < departedLife
 }

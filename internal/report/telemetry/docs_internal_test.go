@@ -20,9 +20,8 @@ const (
 	tableEnd   = "<!-- end of metrics -->\n"
 )
 
-// TestDocs holds the tables of docs/monitoring.md to the metrics that there are, and
-// docs/dev/metrics.md to what they cost. `go test ./internal/report/telemetry -run TestDocs
-// -update` writes them anew.
+// TestDocs checks the tables of docs/monitoring.md against the metrics, and docs/dev/metrics.md
+// against their costs. `go test ./internal/report/telemetry -run TestDocs -update` rewrites them.
 func TestDocs(t *testing.T) {
 	var tables, costs strings.Builder
 	for _, c := range chapters {
@@ -42,7 +41,8 @@ func TestDocs(t *testing.T) {
 			t.Errorf("%s has no place for the tables: %q … %q", file, tableBegin, tableEnd)
 		case have == want:
 		case !*update:
-			t.Errorf("the tables in %s are not those of the code; write them anew: go test ./internal/report/telemetry -run TestDocs -update", file)
+			t.Errorf("the tables in %s are not those of the code; write them anew: go test ./internal/report/telemetry -run "+
+				"TestDocs -update", file)
 		default:
 			if err := os.WriteFile(file, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
 				t.Fatal(err)
@@ -51,8 +51,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// write writes a chapter as a table. Labels of devices are said once for all metrics that have
-// them. Metrics of dcgm-exporter are in lists, since their meanings are its own.
+// write writes a chapter as a table. Labels of devices are written once for all metrics that have
+// them. Metrics of dcgm-exporter are lists, because dcgm-exporter defines their meanings.
 func (c chapter) write(b *strings.Builder) {
 	exporters := map[metricType][]string{}
 	fmt.Fprintf(b, "\n### %s\n\n| metric | type; labels | meaning |\n|---|---|---|\n", c.title)
@@ -87,7 +87,7 @@ func writeCost(b *strings.Builder) {
 	}
 	b.WriteString("\n## Calls into the driver for one sample\n\n")
 	b.WriteString("| query | metrics | calls for a GPU | calls for a GPU in MIG mode |\n|---|---|---|---|\n")
-	sums := [4]int{} // for a GPU, a GPU in MIG mode and a GPU instance; what blocks for a GPU
+	sums := [4]int{} // for a GPU, a GPU in MIG mode and a GPU instance; blocking calls for a GPU
 	for _, q := range nvidia.SampleQueries() {
 		var names []string
 		for _, m := range q.Measures {
@@ -100,7 +100,8 @@ func writeCost(b *strings.Builder) {
 		whole, mig := fmt.Sprint(q.Calls), fmt.Sprint(q.Calls)
 		switch {
 		case q.Blocks > 0:
-			whole = fmt.Sprintf("%d, which takes %v; only with `--gpu-metrics-pcie-throughput`, and where performance monitoring has no value", q.Calls, q.Blocks)
+			whole = fmt.Sprintf("%d, which takes %v; only with `--gpu-metrics-pcie-throughput`, and where performance "+
+				"monitoring has no value", q.Calls, q.Blocks)
 			mig = fmt.Sprintf("%d, the same", q.Calls)
 			sums[3] += q.Calls
 		case q.InstancesOnly:
@@ -123,7 +124,7 @@ func writeCost(b *strings.Builder) {
 		sums[1], sums[2], sums[3])
 }
 
-// TestRows keeps rows complete and the names of our own metrics regular.
+// TestRows checks that rows are complete and the names of the program's own metrics regular.
 func TestRows(t *testing.T) {
 	t.Parallel()
 	ours := regexp.MustCompile(`^gpu_device_plugin_[a-z0-9_]+$`)

@@ -10,35 +10,34 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// sampleLife is how old a sample can be to be shown: as long as Prometheus takes a value for one of
-// now. Afterwards only its time is shown.
+// sampleLife is the greatest age of a shown sample. Prometheus considers a value current for the
+// same time. For older samples only the time is shown.
 const sampleLife = 5 * time.Minute
 
-// maxPodDevices bounds the series that say which container holds which device.
+// maxPodDevices limits the series about containers and their devices.
 const maxPodDevices = 4096
 
-// GPUSettings say which metrics of GPUs there are.
+// GPUSettings select the metrics of GPUs.
 type GPUSettings struct {
-	// Every is the time between two samples of the GPUs and two questions to kubelet; 0 for no metrics
-	// of GPUs.
+	// Every is the interval of samples and of questions to the kubelet; 0 for no metrics of GPUs.
 	Every time.Duration
 	// HostnameLabel is the name of the label with the node's name; empty for none.
 	HostnameLabel string
 }
 
-// GPUs are what the metrics of GPUs are made of.
+// GPUs holds the sources of the metrics of GPUs.
 type GPUs struct {
-	// Settings say which metrics there are, Snapshots which GPUs.
+	// Settings select the metrics, and Snapshots the GPUs.
 	Settings  *feed.Feed[GPUSettings]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Samples are the measured values, Pods who holds what.
+	// Samples are the measured values, and Pods the holders of devices.
 	Samples *feed.Feed[[]inventory.Sample]
 	Pods    *feed.Feed[PodDevices]
 	// Hostname is the node's name.
 	Hostname string
-	// XIDName returns what an XID means, in few words; empty if that is not known.
+	// XIDName returns a short description of an XID; empty if unknown.
 	XIDName func(xid uint64) string
-	// Now is the time now.
+	// Now returns the current time.
 	Now func() time.Time
 }
 
@@ -55,23 +54,23 @@ func (c *GPUs) send(out *page) {
 	pods := c.Pods.Value()
 	podsTime.sendTime(out, pods.Asked)
 	held := pods.byDevice()
-	left := maxPodDevices
+	remaining := maxPodDevices
 	for _, g := range snapshot.GPUs {
 		whole := held[g.UUID]
-		left -= sendPodDevices(out, g.UUID, "", whole, left)
+		remaining -= sendPodDevices(out, g.UUID, "", whole, remaining)
 		instances := instancesOf(g, held)
 		for _, i := range instances {
-			left -= sendPodDevices(out, g.UUID, i.id(), i.holders, left)
+			remaining -= sendPodDevices(out, g.UUID, i.id(), i.holders, remaining)
 		}
 		sendUnits(out, g, pods.Units)
 		if s, ok := samples[g.UUID]; ok {
-			c.sendSample(out, found{g, s, c.labelsOf(settings, snapshot.Driver, g), whole, instances})
+			c.sendSample(out, measuredGPU{g, s, c.labelsOf(settings, snapshot.Driver, g), whole, instances})
 		}
 	}
 }
 
-// found is a GPU that was measured.
-type found struct {
+// measuredGPU is a GPU with a sample.
+type measuredGPU struct {
 	inventory.GPU
 	sample    inventory.Sample
 	labels    []label
@@ -79,9 +78,9 @@ type found struct {
 	instances []instance
 }
 
-// sendSample sends the values of a sample. Of a GPU that is lost, or that was not measured for
-// long, only what still holds.
-func (c *GPUs) sendSample(out *page, g found) {
+// sendSample sends the values of a sample. For a lost GPU or an old sample, only the time and the
+// last XID are sent.
+func (c *GPUs) sendSample(out *page, g measuredGPU) {
 	s, index := &g.sample, strconv.Itoa(g.Index)
 	ofGPU := heldBy(g.holders, g.labels)
 	ours := newLabels([]label{{"gpu", index}, {"UUID", g.UUID}})
@@ -109,7 +108,7 @@ func (c *GPUs) sendSample(out *page, g found) {
 	for _, sampled := range s.Instances {
 		at := slices.IndexFunc(g.instances, func(i instance) bool { return i.gi == sampled.GI })
 		if at < 0 {
-			continue // it was there when it was measured
+			continue // the instance was destroyed after the measurement
 		}
 		i := g.instances[at]
 		ofInstance := heldBy(i.holders, g.labels, label{"GPU_I_PROFILE", sampled.Profile}, label{"GPU_I_ID", i.id()})
@@ -131,7 +130,7 @@ func (c *GPUs) xidName(xid uint64) string {
 	return "Unknown Error"
 }
 
-// An instance is a GPU instance and the containers that hold MIG devices in it.
+// An instance is a GPU instance with the containers that hold its MIG devices.
 type instance struct {
 	gi      int
 	holders []holder
@@ -157,18 +156,17 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 	return all
 }
 
-// sendPodDevices says which containers hold a device, and returns how many series it sent, which
-// are most at most.
-func sendPodDevices(out *page, uuid, gi string, holders []holder, most int) int {
-	holders = holders[:min(len(holders), most)]
+// sendPodDevices sends the holders of a device, at most limit series, and returns the number of
+// series.
+func sendPodDevices(out *page, uuid, gi string, holders []holder, limit int) int {
+	holders = holders[:min(len(holders), limit)]
 	for _, h := range holders {
 		podDevice.send(out, 1, uuid, gi, h.pod, h.namespace, h.container)
 	}
 	return len(holders)
 }
 
-// sendUnits says which containers have units of a GPU, and how many of them are not held to their
-// limits.
+// sendUnits sends the holders of units of a GPU, and the number of holders with differences.
 func sendUnits(out *page, g inventory.GPU, holders []status.Holder) {
 	index, inUnits, differences := strconv.Itoa(g.Index), false, 0
 	for _, h := range holders[:min(len(holders), maxPodDevices)] {
@@ -205,16 +203,17 @@ func (c *GPUs) labelsOf(settings GPUSettings, d inventory.Driver, g inventory.GP
 	return all
 }
 
-// heldBy returns the labels of a device, more, and those of the container that holds it, with its
-// claim as dcgm-exporter names it, if it holds it alone: a device that is shared has the same
-// series for all its holders. Containers that hold it by one claim have the labels of that.
+// heldBy returns the labels of a device, further labels, and the labels of its holder. A container
+// is named only as the single holder: a shared device has the same series for all holders. A claim
+// is named, in the way of dcgm-exporter, if all holders have the device by the same claim.
 func heldBy(holders []holder, device []label, more ...label) *labels {
 	all := slices.Concat(device, more)
 	if len(holders) == 1 && !holders[0].shared {
 		h := holders[0]
 		all = append(all, label{"container", h.container}, label{"namespace", h.namespace}, label{"pod", h.pod})
 	}
-	if len(holders) > 0 && !slices.ContainsFunc(holders, func(h holder) bool { return h.shared || h.claim != holders[0].claim }) {
+	if len(holders) > 0 && !slices.ContainsFunc(holders,
+		func(h holder) bool { return h.shared || h.claim != holders[0].claim }) {
 		claim, m := holders[0].claim, holders[0].mig
 		for _, l := range []label{
 			{"dra_claim_name", claim.Name}, {"dra_claim_namespace", claim.Namespace}, {"dra_driver_name", claim.Driver},

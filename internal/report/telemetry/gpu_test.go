@@ -24,8 +24,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// sources are the metrics of GPUs of a node with a GPU, one in MIG mode, and one that nobody could
-// measure.
+// sources are the sources of a node with a GPU, a GPU in MIG mode, and a GPU that cannot be
+// measured.
 type sources struct{ telemetry.GPUs }
 
 func newSources(now time.Time) sources {
@@ -56,7 +56,7 @@ func newSources(now time.Time) sources {
 			{UUID: "GPU-a", Taken: now, LastXID: 48, Values: whole},
 			{UUID: "GPU-b", Taken: now, Values: parent, Instances: []inventory.InstanceSample{
 				{GI: 1, Profile: "3g.40gb", Values: large}, {GI: 7, Profile: "1g.10gb", Values: small},
-				{GI: 9, Profile: "1g.10gb", Values: small}, // it is not there any more
+				{GI: 9, Profile: "1g.10gb", Values: small}, // destroyed since
 			}},
 		}),
 		Pods: feed.New(telemetry.PodDevices{}), Hostname: "node-1",
@@ -64,19 +64,19 @@ func newSources(now time.Time) sources {
 	}}
 }
 
-// hold says which containers hold which devices.
+// hold sets the containers that hold devices.
 func (s sources) hold(devices ...kubelet.ContainerDevice) {
 	s.Pods.Publish(telemetry.PodDevices{Asked: s.Now(), Devices: devices})
 }
 
-// scrape returns the series of GPUs, without their times.
+// scrape returns the series of GPUs, without times.
 func (s sources) scrape(t *testing.T) []string {
 	t.Helper()
 	return s.series(t, "DCGM_", "gpu_device_plugin_nvlink", "gpu_device_plugin_gpu_slowed",
 		"gpu_device_plugin_pod_device{")
 }
 
-// series returns the series with these prefixes.
+// series returns the series with the given prefixes.
 func (s sources) series(t *testing.T, prefixes ...string) []string {
 	t.Helper()
 	at := freeAddress(t)
@@ -104,8 +104,8 @@ const (
 	labelsB = `Hostname="node-1",UUID="GPU-b",%sdevice="nvidia1",%sgpu="1",modelName="NVIDIA H100 80GB HBM3",%spci_bus_id="00000000:4C:00.0"%s`
 )
 
-// TestGPUMetrics: names, labels and values are those of dcgm-exporter, what was not measured is
-// absent, and nothing is there twice.
+// TestGPUMetrics: names, labels and values equal those of dcgm-exporter. Unmeasured values are
+// absent, and no series occurs twice.
 func TestGPUMetrics(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Now())
@@ -135,7 +135,7 @@ func TestGPUMetrics(t *testing.T) {
 	}
 }
 
-// TestSlowed: each bit of NVML's nvmlClocksEventReasons is one reason, or none of those that slow a
+// TestSlowed: each bit of NVML's nvmlClocksEventReasons is one reason, or no reason that slows a
 // GPU down.
 func TestSlowed(t *testing.T) {
 	t.Parallel()
@@ -154,8 +154,8 @@ func TestSlowed(t *testing.T) {
 	}
 }
 
-// TestTimesOfSamples: each GPU that was measured says when, and the pods say when kubelet was asked
-// for them.
+// TestTimesOfSamples: each measured GPU has the time of its sample, and the pods have the time of
+// the kubelet's answer.
 func TestTimesOfSamples(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Unix(1_700_000_000, 250_000_000))
@@ -171,8 +171,8 @@ func TestTimesOfSamples(t *testing.T) {
 	}
 }
 
-// TestGPUMetricsOfPods: a container that holds a device alone is in the labels of its series; those
-// that share one are not, and each has a series of its own to join with.
+// TestGPUMetricsOfPods: series name a container that holds the device alone. Containers that share
+// a device have separate series to join with.
 func TestGPUMetricsOfPods(t *testing.T) {
 	t.Parallel()
 	device := func(id, pod string) kubelet.ContainerDevice {
@@ -186,12 +186,13 @@ func TestGPUMetricsOfPods(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		held  []kubelet.ContainerDevice
-		pods  map[string]string // in the labels of the memory used of a GPU or GPU instance
+		pods  map[string]string // labels of the used memory of a GPU or GPU instance
 		joins []string
 	}{
 		"nobody": {},
 		"one": {
-			held: []kubelet.ContainerDevice{device("GPU-a", "p")}, pods: map[string]string{`UUID="GPU-a"`: "p"}, joins: joins("GPU-a", "", "p"),
+			held: []kubelet.ContainerDevice{device("GPU-a", "p")}, pods: map[string]string{`UUID="GPU-a"`: "p"},
+			joins: joins("GPU-a", "", "p"),
 		},
 		"a GPU that two share": {
 			held: []kubelet.ContainerDevice{device("GPU-a::0", "p"), device("GPU-a::3", "q")}, joins: joins("GPU-a", "", "p",
@@ -208,7 +209,8 @@ func TestGPUMetricsOfPods(t *testing.T) {
 			joins: joins("GPU-a", "", "p"),
 		},
 		"a MIG device": {
-			held: []kubelet.ContainerDevice{device("MIG-3", "p")}, pods: map[string]string{`GPU_I_ID="7"`: "p"}, joins: joins("GPU-b", "7", "p"),
+			held: []kubelet.ContainerDevice{device("MIG-3", "p")}, pods: map[string]string{`GPU_I_ID="7"`: "p"},
+			joins: joins("GPU-b", "7", "p"),
 		},
 		"two MIG devices of a GPU instance": {
 			held: []kubelet.ContainerDevice{device("MIG-1", "p"), device("MIG-2", "q")}, joins: joins("GPU-b", "1", "p", "q"),
@@ -246,9 +248,9 @@ func TestGPUMetricsOfPods(t *testing.T) {
 	}
 }
 
-// TestClaimsInMetrics: of a device that containers hold by a claim the series name pod and claim as
-// dcgm-exporter does, also of a MIG device that was made for it. Two pods of one claim share it;
-// shares of a GPU are of several claims.
+// TestClaimsInMetrics: the series of a device held by a claim name pod and claim like
+// dcgm-exporter, also for a MIG device created for the claim. Two pods may share the device by one
+// claim; shares of a GPU belong to several claims.
 func TestClaimsInMetrics(t *testing.T) {
 	t.Parallel()
 	device := func(uuid, pod, claim, name, share string) kubelet.ContainerDevice {
@@ -284,14 +286,14 @@ func TestClaimsInMetrics(t *testing.T) {
 	}
 }
 
-// TestGPUMetricsThatEnd: of a GPU that is lost only the XID is left, which may say why, and of a
-// sample that is old only the time.
-func TestGPUMetricsThatEnd(t *testing.T) {
+// TestGPUMetricsOfLostAndOldSamples: a lost GPU keeps only the XID, which may be the reason, and an
+// old sample only the time.
+func TestGPUMetricsOfLostAndOldSamples(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	for name, tt := range map[string]struct {
 		change func(*sources)
-		want   int // series of the first GPU, with those of its XID
+		want   int // series of the first GPU, including its XID
 	}{
 		"fresh":    {func(*sources) {}, 10},
 		"old":      {func(s *sources) { s.Now = func() time.Time { return now.Add(5*time.Minute + time.Second) } }, 1},
@@ -322,8 +324,8 @@ func TestGPUMetricsThatEnd(t *testing.T) {
 	}
 }
 
-// TestMetricsOfUnits: who has how much of a GPU in units, by which layer, and how many are not held
-// to it.
+// TestMetricsOfUnits: the holders of units, their sizes and layers, and the number of holders with
+// differences.
 func TestMetricsOfUnits(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Now())
@@ -335,7 +337,8 @@ func TestMetricsOfUnits(t *testing.T) {
 		{Device: "GPU-b", Namespace: "ns", Pod: "r", Container: "c", Receipt: &status.Receipt{MemoryMiB: 128, Layer: "none"}},
 	}})
 	want := []string{
-		`gpu_device_plugin_unit_differences{UUID="GPU-a",gpu="0"} 1`, `gpu_device_plugin_unit_differences{UUID="GPU-b",gpu="1"} 0`,
+		`gpu_device_plugin_unit_differences{UUID="GPU-a",gpu="0"} 1`,
+		`gpu_device_plugin_unit_differences{UUID="GPU-b",gpu="1"} 0`,
 		`gpu_device_plugin_unit_memory_limit_bytes{UUID="GPU-a",container="c",gpu="0",layer="",namespace="ns",pod="q"} 2.147483648e+09`,
 		`gpu_device_plugin_unit_memory_limit_bytes{UUID="GPU-a",container="c",gpu="0",layer="mps",namespace="ns",pod="p"} 1.073741824e+09`,
 		`gpu_device_plugin_unit_memory_limit_bytes{UUID="GPU-b",container="c",gpu="1",layer="none",namespace="ns",pod="r"} 1.34217728e+08`,
@@ -365,7 +368,7 @@ func TestHostnameLabel(t *testing.T) {
 	}
 }
 
-// TestManyPods: however many containers hold devices, the number of series has a limit.
+// TestManyPods: the number of series is limited for any number of containers.
 func TestManyPods(t *testing.T) {
 	t.Parallel()
 	s := newSources(time.Now())
@@ -380,14 +383,14 @@ func TestManyPods(t *testing.T) {
 	}
 }
 
-// lister is a kubelet that a test changes.
+// lister is a kubelet under control of a test.
 type lister struct {
 	mu      sync.Mutex // guards all following fields
 	devices []kubelet.ContainerDevice
 	err     error
 	hangs   bool
 	asked   int
-	disk    chan struct{} // nil, or the receipts of units wait until it is closed
+	disk    chan struct{} // if not nil, receipts of units wait until it is closed
 }
 
 func (l *lister) set(change func(*lister)) {
@@ -417,8 +420,8 @@ func (l *lister) UnitHolders(_ context.Context, devices []kubelet.ContainerDevic
 	return make([]status.Holder, len(devices))
 }
 
-// TestFollowPods: kubelet is asked at the pace of samples, what it said counts while it fails for a
-// short while, and nobody is asked while there are no metrics.
+// TestFollowPods: the kubelet is asked at the interval of samples. Its last answer survives short
+// failures. Without metrics the kubelet is not asked.
 func TestFollowPods(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -480,8 +483,8 @@ func TestFollowPods(t *testing.T) {
 	})
 }
 
-// TestFollowPodsWhileTheDiskHangs: receipts of units are read from kubelet's disk. While that does
-// not answer, pods have no receipts, and all else goes on, the end, too.
+// TestFollowPodsWhileTheDiskHangs: receipts of units need the kubelet's disk. While the disk hangs,
+// pods have no receipts, and everything else goes on, including the shutdown.
 func TestFollowPodsWhileTheDiskHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -6,40 +6,39 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A gpuMetric is a metric whose values are those of a measure.
+// A gpuMetric is a metric with the values of a measure.
 type gpuMetric struct {
 	metric
 	measure inventory.Measure
-	ours    bool // its labels are gpuLabels, otherwise deviceLabels
+	ours    bool // the metric has gpuLabels, not deviceLabels
 }
 
-// deviceLabels are the labels of all metrics of dcgm-exporter. A series has those that have a
-// value.
+// deviceLabels are the labels of all metrics of dcgm-exporter. A series omits empty labels.
 var deviceLabels = []string{
 	"gpu", "UUID", "pci_bus_id", "device", "modelName", "DCGM_FI_DRIVER_VERSION", "GPU_I_PROFILE", "GPU_I_ID", "Hostname",
 	"container", "namespace", "pod",
 }
 
-// How many series a metric has at most.
+// The greatest number of series of a metric.
 const (
 	onePerGPU      = "1 a GPU"
 	onePerInstance = "1 a GPU, or 1 a GPU instance of a GPU in MIG mode"
 )
 
-// dcgm returns a metric that dcgm-exporter has, under its name and with its words.
+// dcgm returns a metric with the name and the help text of dcgm-exporter.
 func dcgm(name string, k metricType, measure inventory.Measure, unit, help string) gpuMetric {
 	return gpuMetric{metric: metric{
 		name: "DCGM_FI_" + name, kind: k, unit: unit, help: help, labels: deviceLabels, series: onePerGPU,
 	}, measure: measure}
 }
 
-// ofInstances says that a metric is one of GPU instances on a GPU in MIG mode.
+// ofInstances marks a metric of GPU instances on GPUs in MIG mode.
 func ofInstances(m gpuMetric) gpuMetric {
 	m.series = onePerInstance
 	return m
 }
 
-// gpuRows are the metrics that are made of samples.
+// gpuRows are the metrics from samples.
 var gpuRows = []gpuMetric{
 	dcgm("DEV_SM_CLOCK", gauge, inventory.SMClock, "MHz", "SM clock frequency (in MHz)."),
 	dcgm("DEV_MEM_CLOCK", gauge, inventory.MemoryClock, "MHz", "Memory clock frequency (in MHz)."),
@@ -100,8 +99,9 @@ var gpuRows = []gpuMetric{
 	dcgm("PROF_PCIE_RX_BYTES", gauge, inventory.PCIeReceive, "B/s",
 		"The rate of data received over the PCIe bus in bytes per second."),
 	{metric{
-		name: "gpu_device_plugin_nvlink_transmitted_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
-		help: "Bytes that a GPU sent over all its NVLinks since the driver was loaded.",
+		name: "gpu_device_plugin_nvlink_transmitted_bytes_total", kind: counter, unit: "B", labels: gpuLabels,
+		series: onePerGPU,
+		help:   "Bytes that a GPU sent over all its NVLinks since the driver was loaded.",
 	}, inventory.NVLinkTransmitted, true},
 	{metric{
 		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
@@ -113,7 +113,7 @@ var gpuRows = []gpuMetric{
 	}, inventory.NVLinksDown, true},
 }
 
-// gpuLabels are the labels of our own metrics of GPUs.
+// gpuLabels are the labels of this program's own metrics of GPUs.
 var gpuLabels = []string{"gpu", "UUID"}
 
 var lastXID = metric{
@@ -123,10 +123,11 @@ var lastXID = metric{
 
 var slowed = metric{
 	name: "gpu_device_plugin_gpu_slowed", kind: gauge, labels: []string{"gpu", "UUID", "reason"}, series: "4 a GPU",
-	help: "1 while the clocks of a GPU are low for a reason, else 0: hw_thermal, hw_power_brake, sw_thermal or sw_power_cap.",
+	help: "1 while the clocks of a GPU are low for a reason, else 0: hw_thermal, hw_power_brake, sw_thermal or " +
+		"sw_power_cap.",
 }
 
-// slowedBy are the reasons for low clocks that operators act on, by their bits.
+// slowedBy are the reasons for low clocks that operators act on, by bit.
 var slowedBy = []struct {
 	bit    uint64
 	reason string
@@ -134,13 +135,13 @@ var slowedBy = []struct {
 
 var sampleTime = metric{
 	name: "gpu_device_plugin_sample_timestamp_seconds", kind: gauge, unit: "s", labels: gpuLabels, series: onePerGPU,
-	help: "When a GPU was measured last. It stays while the GPU cannot be measured.",
+	help: "When a GPU was last measured. The value stays while the GPU cannot be measured.",
 }
 
 var podDevice = metric{
 	name: "gpu_device_plugin_pod_device", kind: gauge, labels: []string{"UUID", "GPU_I_ID", "pod", "namespace",
 		"container"},
-	series: "1 a container and GPU or GPU instance that it holds, 4096 at most",
+	series: "1 for each container and its GPU or GPU instance, 4096 at most",
 	help:   "A container holds the GPU or the GPU instance, alone or with others. The value is always 1.",
 }
 
@@ -149,23 +150,23 @@ var unitHolderLabels = []string{"UUID", "gpu", "pod", "namespace", "container", 
 var unitLimit = metric{
 	name: "gpu_device_plugin_unit_memory_limit_bytes", kind: gauge, unit: "B", labels: unitHolderLabels,
 	series: "1 a container with units, 4096 at most",
-	help:   "Memory of a GPU that a container with units may have, by layer.",
+	help:   "Memory limit of a container with units of a GPU, by layer.",
 }
 
 var unitPercentage = metric{
 	name: "gpu_device_plugin_unit_thread_percentage", kind: gauge, labels: unitHolderLabels,
 	series: "1 a container with units and a percentage, 4096 at most",
-	help:   "Percentage of its threads that the container may use.",
+	help:   "Share of the GPU's threads that the container may use, in percent.",
 }
 
 var unitDifferences = metric{
 	name: "gpu_device_plugin_unit_differences", kind: gauge, labels: []string{"UUID", "gpu"}, series: onePerGPU,
-	help: "Containers whose units of a GPU differ: see status --holders.",
+	help: "Containers whose units of a GPU differ from their requests: see status --holders.",
 }
 
 var podsTime = metric{
 	name: "gpu_device_plugin_pod_devices_timestamp_seconds", kind: gauge, unit: "s", series: "1",
-	help: "When kubelet said last which containers hold which devices.",
+	help: "When the kubelet last named the containers that hold devices.",
 }
 
 // gpuMetrics are all metrics of GPUs.

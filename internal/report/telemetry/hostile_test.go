@@ -36,7 +36,7 @@ func dial(t *testing.T, from, to string) net.Conn {
 	return c
 }
 
-// started returns the address of a server that serves.
+// started returns the address of a running server.
 func started(t *testing.T, o telemetry.Options) string {
 	t.Helper()
 	at := freeAddress(t)
@@ -46,7 +46,7 @@ func started(t *testing.T, o telemetry.Options) string {
 	return at
 }
 
-// wantServing fails the test if a scrape or a probe is not answered.
+// wantServing fails the test unless scrapes and probes are answered.
 func wantServing(t *testing.T, at, while string) {
 	t.Helper()
 	for _, path := range []string{"/metrics", "/healthz"} {
@@ -56,8 +56,8 @@ func wantServing(t *testing.T, at, while string) {
 	}
 }
 
-// TestManyConnections: a client that opens a thousand connections, with and without requests,
-// closes its own.
+// TestManyConnections: a client that opens a thousand connections, with and without requests, loses
+// only its own connections.
 func TestManyConnections(t *testing.T) {
 	t.Parallel()
 	at := started(t, telemetry.Options{})
@@ -84,10 +84,10 @@ func TestManyConnections(t *testing.T) {
 		if i%100 == 0 {
 			wantServing(t, at, fmt.Sprintf("after %d connections", i))
 		}
-		group.Go(func() { _, _ = io.Copy(io.Discard, c) }) // ends when the server closes it
+		group.Go(func() { _, _ = io.Copy(io.Discard, c) }) // ends when the server closes the connection
 	}
 	wantServing(t, at, "after 1,000 connections")
-	if goroutines := runtime.NumGoroutine() - before; goroutines > 1000+200 { // one each of this test
+	if goroutines := runtime.NumGoroutine() - before; goroutines > 1000+200 { // one per connection belongs to this test
 		t.Errorf("%d goroutines more", goroutines)
 	}
 	if _, err := io.WriteString(quiet, "GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
@@ -102,8 +102,7 @@ func TestManyConnections(t *testing.T) {
 	}
 }
 
-// TestSlowHeader: a connection whose request does not come is closed, however many bytes trickle
-// in.
+// TestSlowHeader: a connection without a complete request is closed, however many bytes trickle in.
 func TestSlowHeader(t *testing.T) {
 	t.Parallel()
 	at := started(t, telemetry.Options{})
@@ -127,17 +126,17 @@ func TestSlowHeader(t *testing.T) {
 			}
 			return
 		case <-pace.C:
-			_, _ = fmt.Fprintf(c, "X-%d: a\r\n", i) // it may be closed already
-		case <-late: // the header would be too large after minutes only
+			_, _ = fmt.Fprintf(c, "X-%d: a\r\n", i) // may be closed already
+		case <-late: // the header would be too large only after minutes
 			t.Fatal("the connection stays open")
 		}
 	}
 }
 
-// TestClientsThatDoNotRead: scrapes that are not read keep no others out, whoever makes them.
+// TestClientsThatDoNotRead: unread answers do not block other scrapes.
 func TestClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
-	large := status.Status{Version: strings.Repeat("v", 8_000_000)} // more than the buffers of a connection
+	large := status.Status{Version: strings.Repeat("v", 8_000_000)} // exceeds the buffers of a connection
 	at := started(t, telemetry.Options{Status: func(context.Context) (status.Status, error) { return large, nil }})
 	for i := range 20 {
 		c := dial(t, fmt.Sprintf("127.0.0.%d", 2+i%10), at)
@@ -147,7 +146,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 		if _, err := io.WriteString(c, "GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
-		first := make([]byte, 1) // its answer is being written
+		first := make([]byte, 1) // the answer has begun
 		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}
@@ -158,8 +157,8 @@ func TestClientsThatDoNotRead(t *testing.T) {
 	}
 }
 
-// TestScrapesWithoutAPlace: a scrape waits for its place, and one that gets none in time is
-// refused, which is logged once.
+// TestScrapesWithoutAPlace: a scrape waits for a place and is refused after a timeout. The refusal
+// is logged once.
 func TestScrapesWithoutAPlace(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -193,12 +192,12 @@ func TestScrapesWithoutAPlace(t *testing.T) {
 	}
 	wantServing(t, at, "afterwards")
 	if logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(logged,
-		"Refused a scrape because") != 1 {
+		"Refused a scrape: too many") != 1 {
 		t.Errorf("logged: %s", logged)
 	}
 }
 
-// TestRequests: what is no GET or HEAD of a path that there is, or too large, is refused.
+// TestRequests: other methods and paths and large requests are refused.
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	at := started(t, telemetry.Options{})
@@ -226,7 +225,7 @@ func TestRequests(t *testing.T) {
 			if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 				t.Fatal(err)
 			}
-			go func() { _, _ = io.WriteString(c, tt.request) }() // it may be answered before it is read
+			go func() { _, _ = io.WriteString(c, tt.request) }() // the answer may come before the whole request is read
 			method, _, _ := strings.Cut(tt.request, " ")
 			answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
 			if err != nil {
@@ -240,10 +239,10 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestEndWithOpenConnections: the server ends soon, whatever its clients do.
+// TestEndWithOpenConnections: the server stops soon, whatever its clients do.
 func TestEndWithOpenConnections(t *testing.T) {
 	t.Parallel()
-	poll.Once(t, "the connection is closed", 4*time.Second, func() { // a request has 5 s to come
+	poll.Once(t, "the connection is closed", 4*time.Second, func() { // a request has 5 s
 		at := freeAddress(t)
 		address := feed.New(at)
 		start(t, telemetry.Options{Address: address})

@@ -11,16 +11,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A limitedListener bounds the connections that are open at a time. When there are too many, it
-// closes the oldest one of the client that has most of them: a client that opens many connections
-// takes none from Prometheus and kubelet.
+// A limitedListener limits the open connections. At the limit it closes the oldest connection of
+// the client with the most connections, so that no client takes the connections of Prometheus or
+// the kubelet.
 type limitedListener struct {
 	net.Listener
 	most int
 	log  klog.Logger
 
 	mu   sync.Mutex // guards open
-	open []*conn    // in the order in which they came
+	open []*conn    // oldest first
 }
 
 // A conn is a connection of a listener.
@@ -30,12 +30,12 @@ type conn struct {
 	closed func(*conn)
 }
 
-// acceptAgain is how long after a connection could not be accepted, as without descriptors, the
-// next try is.
-const acceptAgain = 500 * time.Millisecond
+// acceptPause is the pause after a failure to accept a connection, for example for lack of file
+// descriptors.
+const acceptPause = 500 * time.Millisecond
 
-// Accept implements net.Listener. It returns an error only when the listener was closed; net/http
-// would log each other one.
+// Accept implements net.Listener. It returns an error only after the listener was closed, because
+// net/http logs every other error.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	accepted, err := l.Listener.Accept()
 	for logged := false; err != nil; accepted, err = l.Listener.Accept() {
@@ -46,7 +46,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 			l.log.Info("Cannot accept connections for metrics and probes", "reason", err.Error())
 			logged = true
 		}
-		<-time.After(acceptAgain)
+		<-time.After(acceptPause)
 	}
 	c := &conn{Conn: accepted, closed: l.remove}
 	if from, ok := accepted.RemoteAddr().(*net.TCPAddr); ok {
@@ -58,7 +58,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// add notes a connection, and returns one to close if there are too many.
+// add registers a connection, and returns a connection to close if there are too many.
 func (l *limitedListener) add(c *conn) (excess *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,7 +70,7 @@ func (l *limitedListener) add(c *conn) (excess *conn) {
 	for _, o := range l.open {
 		count[o.client]++
 	}
-	for _, o := range l.open { // the first one of a client is its oldest
+	for _, o := range l.open { // a client's first connection is the oldest
 		if excess == nil || count[o.client] > count[excess.client] {
 			excess = o
 		}

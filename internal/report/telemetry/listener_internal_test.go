@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// scarce is a listener that has no descriptors until a time, and then one connection.
+// scarce is a listener that first lacks descriptors and later accepts one connection.
 type scarce struct {
 	net.Listener
 	until time.Time
@@ -29,8 +29,7 @@ func (s *scarce) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// TestAcceptErrors: that no connection can be accepted is logged once, and not each time;
-// afterwards they are accepted again.
+// TestAcceptErrors: a failure to accept connections is logged once. Later connections are accepted.
 func TestAcceptErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

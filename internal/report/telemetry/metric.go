@@ -6,16 +6,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A metric is a row of docs/monitoring.md, from which the row is generated. Its name is its own.
+// A metric is a row of docs/monitoring.md, which is generated from the metrics. The name is unique.
 type metric struct {
 	name string
 	kind metricType
-	// unit is the unit of the value; empty for a number of things.
+	// unit is the unit of the value; empty for counts.
 	unit string
 	help string
-	// labels are the names of the labels, in the order in which their values are given.
+	// labels are the names of the labels, in the order of the values given to send.
 	labels []string
-	// series is how many series there are at most.
+	// series is the greatest number of series.
 	series string
 }
 
@@ -28,7 +28,7 @@ const (
 	histogram metricType = "histogram"
 )
 
-// send adds a value of the metric; values are those of its labels.
+// send adds a value of the metric. Parameter values are the values of the labels.
 func (m *metric) send(out *page, value float64, values ...string) {
 	pairs := make([]label, len(values))
 	for i, v := range values {
@@ -37,7 +37,7 @@ func (m *metric) send(out *page, value float64, values ...string) {
 	out.add(m, value, newLabels(pairs))
 }
 
-// sendBool is send of 1 for true and 0 for false.
+// sendBool sends 1 for true and 0 for false.
 func (m *metric) sendBool(out *page, value bool, values ...string) {
 	number := 0.0
 	if value {
@@ -46,14 +46,14 @@ func (m *metric) sendBool(out *page, value bool, values ...string) {
 	m.send(out, number, values...)
 }
 
-// sendTime is send of the seconds since 1970; of the zero time, nothing.
+// sendTime sends the seconds since 1970. It sends nothing for the zero time.
 func (m *metric) sendTime(out *page, at time.Time, values ...string) {
 	if !at.IsZero() {
 		m.send(out, float64(at.UnixMilli())/1000, values...)
 	}
 }
 
-// histogramVec returns the metric as a histogram with these classic buckets, and with a native one.
+// histogramVec returns the metric as a histogram with the given classic buckets and native buckets.
 func (m *metric) histogramVec(buckets []float64) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: m.name, Help: m.help, Buckets: buckets,

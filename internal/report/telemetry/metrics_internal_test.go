@@ -25,7 +25,7 @@ import (
 
 var at = time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
 
-// full is a status in which there is something of everything.
+// full is a status with every part.
 func full() status.Status {
 	zero, one := 0, 1
 	return status.Status{
@@ -66,7 +66,7 @@ func full() status.Status {
 	}
 }
 
-// counted are counters that have counted something of everything.
+// counted are counters with every count.
 func counted() *Counters {
 	c := NewCounters([]string{"kubelet-restarted", "other"})
 	c.XID("GPU-a", 79, at)
@@ -91,8 +91,8 @@ func counted() *Counters {
 	return c
 }
 
-// scrape returns what an Exporter with this status and these counters answers, in the format that
-// accept asks for.
+// scrape returns the answer of an Exporter with a status and counters, in the format that accept
+// requests.
 func scrape(t *testing.T, s status.Status, failed error, c *Counters, accept string) *httptest.ResponseRecorder {
 	t.Helper()
 	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c,
@@ -107,13 +107,12 @@ func scrape(t *testing.T, s status.Status, failed error, c *Counters, accept str
 	return recorder
 }
 
-// ours returns the lines that are about metrics of our own.
+// ours returns the lines about the program's own metrics.
 func ours(text string) string {
 	return strings.Join(regexp.MustCompile(`(?m)^(# (HELP|TYPE) )?gpu_device_plugin_.*\n`).FindAllString(text, -1), "")
 }
 
-// TestExposition holds all series of a daemon of which there is something to say, and that
-// Prometheus' linter finds no fault with them.
+// TestExposition checks all series of a full daemon, also with Prometheus' linter.
 func TestExposition(t *testing.T) {
 	t.Parallel()
 	got := ours(scrape(t, full(), nil, counted(), "").Body.String())
@@ -140,9 +139,8 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// TestEveryMetricIsThere: the rows of the daemon and its series are the same, with types, units and
-// labels.
-func TestEveryMetricIsThere(t *testing.T) {
+// TestEveryMetric: the rows of the daemon equal its series in types, units and labels.
+func TestEveryMetric(t *testing.T) {
 	t.Parallel()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(ours(scrape(t, full(), nil, counted(),
@@ -183,8 +181,8 @@ func sorted(labels []string) []string {
 	return all
 }
 
-// TestFormats: OpenMetrics for a client that asks for it, and native histograms beside the classic
-// ones in protobuf.
+// TestFormats: clients can get OpenMetrics, and in protobuf native histograms besides the classic
+// ones.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	open := scrape(t, full(), nil, counted(), "application/openmetrics-text;version=1.0.0")
@@ -218,8 +216,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestNoStatus: a daemon whose monitor is stuck says so at /healthz, and here shows only what is
-// known without it.
+// TestNoStatus: metrics of a stuck monitor show what is known without it; /healthz reports the
+// problem.
 func TestNoStatus(t *testing.T) {
 	t.Parallel()
 	text := scrape(t, status.Status{}, errors.New("no answer"), counted(), "").Body.String()
@@ -228,7 +226,7 @@ func TestNoStatus(t *testing.T) {
 	}
 }
 
-// TestTextThatIsNotUTF8: a driver whose version is not text does not end the daemon, nor the
+// TestTextThatIsNotUTF8: a driver version with invalid text does not break the daemon or the
 // metrics.
 func TestTextThatIsNotUTF8(t *testing.T) {
 	t.Parallel()
@@ -241,8 +239,8 @@ func TestTextThatIsNotUTF8(t *testing.T) {
 	}
 }
 
-// TestDepartedSeries: the counts of a GPU that is gone are shown for two minutes and then
-// forgotten, and so are a resource's.
+// TestDepartedSeries: the counts of a removed GPU or resource are shown for two minutes and then
+// dropped.
 func TestDepartedSeries(t *testing.T) {
 	t.Parallel()
 	c, now := counted(), at
@@ -261,7 +259,7 @@ func TestDepartedSeries(t *testing.T) {
 		{0, true, true},
 		{0, false, true},
 		{time.Minute, false, true},
-		{0, true, true}, // it came back
+		{0, true, true}, // the GPU returned
 		{10 * time.Minute, false, true},
 		{119 * time.Second, false, true},
 		{time.Second, false, false},
@@ -280,7 +278,7 @@ func TestDepartedSeries(t *testing.T) {
 	}
 }
 
-// TestBounds: however many GPUs, codes and resources come, the number of series has a bound.
+// TestBounds: the number of series is limited for any number of GPUs, codes and resources.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	c := NewCounters(nil)

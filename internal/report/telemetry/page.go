@@ -12,14 +12,14 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// A page is our own metrics as one scrape shows them. Prometheus' client could collect and write
-// them, too, but it compares each series with all others, and writes the same labels anew in each
-// series of a GPU, which takes most of the time of a scrape.
+// A page is the program's own metrics in one scrape. Prometheus' client could also collect and
+// write them, but most of the time of a scrape would go into comparing all series with each other
+// and formatting the same labels for each series of a GPU.
 type page struct {
 	families map[string]*family // by name
 }
 
-// A family is the series of a metric. They differ in their labels.
+// A family is the series of a metric, with different labels.
 type family struct {
 	*metric
 	series []series
@@ -30,18 +30,18 @@ type series struct {
 	value  float64
 }
 
-// labels are the labels of a series. Those of a GPU are shared by many series.
+// labels are the labels of a series. Many series of a GPU share them.
 type labels struct {
 	pairs []label // by name
-	text  string  // as the text formats have them: {gpu="0"}
+	text  string  // in the text formats: {gpu="0"}
 }
 
 type label struct{ name, value string }
 
 var escaped = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 
-// newLabels returns labels. Values may come from the driver, which may send any bytes; Prometheus
-// would refuse the whole page for what is not UTF-8.
+// newLabels returns labels. Values may contain arbitrary bytes from the driver. Invalid UTF-8 is
+// replaced, because Prometheus would reject the whole page.
 func newLabels(pairs []label) *labels {
 	if len(pairs) == 0 {
 		return &labels{}
@@ -56,7 +56,7 @@ func newLabels(pairs []label) *labels {
 		text.WriteByte(separator)
 		text.WriteString(p.name)
 		text.WriteString(`="`)
-		_, _ = escaped.WriteString(&text, p.value) // a Builder takes all
+		_, _ = escaped.WriteString(&text, p.value) // a Builder never fails
 		text.WriteByte('"')
 		separator = ','
 	}
@@ -74,7 +74,7 @@ func (p *page) add(m *metric, value float64, l *labels) {
 	f.series = append(f.series, series{l, value})
 }
 
-// write writes the page in a format that the client takes.
+// write writes the page in the client's format.
 func (p *page) write(out io.Writer, format expfmt.Format) error {
 	text := make([]byte, 0, 32<<10)
 	for _, name := range slices.Sorted(maps.Keys(p.families)) {
@@ -103,7 +103,7 @@ func (f *family) appendText(to []byte, open bool) []byte {
 	if open && f.kind == counter {
 		short, regular := strings.CutSuffix(name, "_total")
 		if name = short; !regular {
-			kind = "unknown" // dcgm-exporter's counters have other names
+			kind = "unknown" // counters of dcgm-exporter lack the suffix
 		}
 	}
 	to = append(to, "# HELP "+name+" "+f.help+"\n# TYPE "+name+" "+kind+"\n"...)
@@ -119,7 +119,7 @@ func (f *family) appendText(to []byte, open bool) []byte {
 	return to
 }
 
-// message returns the family as Prometheus' client has it, for the other formats.
+// message returns the family as a message of Prometheus' client, for the other formats.
 func (f *family) message() *dto.MetricFamily {
 	message := &dto.MetricFamily{Name: &f.name, Help: &f.help, Type: dto.MetricType_GAUGE.Enum()}
 	if f.kind == counter {

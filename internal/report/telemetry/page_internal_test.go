@@ -25,11 +25,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// strange is a page of values and labels that formats write in ways of their own.
+// strange is a page of values and labels with special formatting.
 func strange() *page {
 	out := &page{map[string]*family{}}
 	for _, value := range []float64{
-		0, 1, -1, 0.5, 42, -42, 1e6, 999999, 1e20, 1e21, 1e22, 1.5e300, 1e-9, 1.795309323e+09, 123456789, math.NaN(), math.Inf(1), math.Inf(-1),
+		0, 1, -1, 0.5, 42, -42, 1e6, 999999, 1e20, 1e21, 1e22, 1.5e300, 1e-9, 1.795309323e+09, 123456789, math.NaN(),
+		math.Inf(1), math.Inf(-1),
 	} {
 		for _, m := range []*metric{&snapshotTime, &reexecutions, &gpuRows[5].metric} {
 			out.add(m, value, newLabels(nil))
@@ -42,8 +43,7 @@ func strange() *page {
 	return out
 }
 
-// TestTextOfPages: a page in the text formats is, byte by byte, what Prometheus' client makes of
-// it.
+// TestTextOfPages: the text formats of a page equal those of Prometheus' client, byte by byte.
 func TestTextOfPages(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]*page{"strange": strange(), "large": largeNode().page(t.Context())} {
@@ -66,7 +66,7 @@ func TestTextOfPages(t *testing.T) {
 	}
 }
 
-// TestNoSeriesTwice: Prometheus takes one of two equal series only.
+// TestNoSeriesTwice: Prometheus rejects duplicate series.
 func TestNoSeriesTwice(t *testing.T) {
 	t.Parallel()
 	for _, f := range largeNode().page(t.Context()).families {
@@ -80,8 +80,8 @@ func TestNoSeriesTwice(t *testing.T) {
 	}
 }
 
-// read returns our own metrics in an answer, whatever its format and encoding: names and labels,
-// with their values.
+// read returns the program's own metrics in an answer of any format and encoding: names and labels,
+// with values.
 func read(answer *http.Response) (map[string]float64, error) {
 	body := io.Reader(answer.Body)
 	if answer.Header.Get("Content-Encoding") == "gzip" {
@@ -142,12 +142,11 @@ func formats() (all []http.Header) {
 	return all
 }
 
-// TestScrapesShowWhatIsNow: while samples, the status and counts change, clients ask in all formats
-// at the same time. Each gets a whole answer in the format that it asked for, in which nothing is
-// older than the question.
-func TestScrapesShowWhatIsNow(t *testing.T) {
+// TestScrapesAreCurrent: while samples, the status and counts change, clients ask in all formats at
+// the same time. Each gets a complete answer in its format, with no value older than the question.
+func TestScrapesAreCurrent(t *testing.T) {
 	t.Parallel()
-	var published atomic.Int64 // what all values have been made before
+	var published atomic.Int64 // lower limit of all values
 	samples := feed.New([]inventory.Sample(nil))
 	counters := NewCounters(nil)
 	publish := func() {
@@ -165,8 +164,9 @@ func TestScrapesShowWhatIsNow(t *testing.T) {
 			return status.Status{Generation: uint64(published.Load()), GPUs: []status.Device{{UUID: "GPU-a", Index: "0"}}}, nil
 		},
 		GPUs: &GPUs{
-			Settings: feed.New(GPUSettings{Every: 1}), Snapshots: feed.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu}}), Samples: samples,
-			Pods: feed.New(PodDevices{}), XIDName: func(uint64) string { return "" }, Now: at.Local,
+			Settings: feed.New(GPUSettings{Every: 1}), Snapshots: feed.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu}}),
+			Samples: samples,
+			Pods:    feed.New(PodDevices{}), XIDName: func(uint64) string { return "" }, Now: at.Local,
 		},
 	})
 	publish()
@@ -182,7 +182,7 @@ func TestScrapesShowWhatIsNow(t *testing.T) {
 			}
 		}
 	})
-	for _, header := range formats()[2:] { // as many as are answered at a time
+	for _, header := range formats()[2:] { // as many as are rendered at a time
 		clients.Go(func() {
 			for range 50 {
 				request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
@@ -211,7 +211,7 @@ func TestScrapesShowWhatIsNow(t *testing.T) {
 	publisher.Wait()
 }
 
-// TestFormatsAgree: the same series have the same values in all formats, compressed or not.
+// TestFormatsAgree: all formats have the same values, compressed or not.
 func TestFormatsAgree(t *testing.T) {
 	t.Parallel()
 	e := largeNode()
@@ -231,7 +231,7 @@ func TestFormatsAgree(t *testing.T) {
 		for name := range all {
 			if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") ||
 				strings.Contains(name, "_duration_seconds") {
-				delete(all, name) // they change all the time, or are histograms
+				delete(all, name) // these change all the time, or are histograms
 			}
 		}
 		if first == nil {
@@ -249,7 +249,8 @@ func TestFormatsAgree(t *testing.T) {
 func TestTakesGzip(t *testing.T) {
 	t.Parallel()
 	for accepted, want := range map[string]bool{
-		"": false, "gzip": true, "GZIP": true, "identity": false, "gzip;q=0": false, "gzip; q=0.000": false, "gzip;q=0.5": true, "gzip;q=1": true,
+		"": false, "gzip": true, "GZIP": true, "identity": false, "gzip;q=0": false, "gzip; q=0.000": false,
+		"gzip;q=0.5": true, "gzip;q=1": true,
 		"br, gzip": true, "zstd,deflate": false, "deflate, gzip;q=1.0, *;q=0.5": true, "xgzip": false, "*": false,
 	} {
 		if got := takesGzip([]string{accepted}); got != want {

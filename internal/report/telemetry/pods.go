@@ -14,32 +14,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// podsTimeout is how long kubelet may take to say which containers hold devices.
+// podsTimeout is how long the kubelet may take to name the containers that hold devices.
 const podsTimeout = 3 * time.Second
 
-// maxPodsFailures is how many questions in a row may fail until what kubelet said before counts no
-// more.
+// maxPodsFailures is the number of failed questions in a row after which the last answer of the
+// kubelet is dropped.
 const maxPodsFailures = 3
 
-// PodDevices say which containers hold which devices.
+// PodDevices are the containers that hold devices.
 type PodDevices struct {
-	// Asked is when kubelet said so; zero if it did not.
+	// Asked is the time of the kubelet's answer; zero if there was none.
 	Asked   time.Time
 	Devices []kubelet.ContainerDevice
-	// Units are the containers that have units of GPUs; nil while kubelet's disk does not answer, too.
+	// Units are the containers with units of GPUs; also nil while the kubelet's disk does not
+	// answer.
 	Units []status.Holder
 }
 
-// A PodLister knows which containers hold which devices.
+// A PodLister knows the containers that hold devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
-	// UnitHolders returns which of them have units of GPUs, each once for a GPU, with a receipt. It
-	// may wait for kubelet's disk, also after the end of ctx.
+	// UnitHolders returns the containers with units of GPUs, each container once for a GPU, with a
+	// receipt. It may wait for the kubelet's disk even after the end of ctx.
 	UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder
 }
 
-// FollowPods asks which containers hold devices, as often as the settings say, and publishes it
-// until ctx ends. While there are no metrics of GPUs nobody is asked.
+// FollowPods publishes the containers that hold devices at the interval in the settings, until ctx
+// ends. Without metrics of GPUs it does not ask the kubelet.
 func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices]) {
 	log := klog.FromContext(ctx)
 	disk, failures := statefile.NewDisk(), 0
@@ -56,7 +57,8 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 				failures = 0
 				now := PodDevices{Asked: time.Now(), Devices: devices}
 				reading, end := context.WithTimeout(ctx, podsTimeout)
-				// Without an answer of the disk there are none, as nothing old may be taken for new.
+				// Without an answer of the disk there are no units: old values must not look
+				// current.
 				now.Units, _ = statefile.Within(ctx, disk, podsTimeout, func() ([]status.Holder, error) {
 					return lister.UnitHolders(reading, devices), nil
 				})
@@ -64,7 +66,7 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 				pods.Publish(now)
 			case ctx.Err() == nil:
 				if failures++; failures == maxPodsFailures {
-					log.Info("Metrics of GPUs name no pods: kubelet does not say which pods hold devices", "reason", err.Error())
+					log.Info("Metrics of GPUs name no pods: the kubelet does not say which pods hold devices", "reason", err.Error())
 				}
 			}
 		}
@@ -84,18 +86,18 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 type holder struct {
 	namespace, pod, container string
 	shared                    bool                  // others can hold the device at the same time
-	claim                     kubelet.ClaimResource // by which it holds the device, if it holds it by one
-	mig                       inventory.MIGDevice   // the device, if it is one
+	claim                     kubelet.ClaimResource // claim for the device, if any
+	mig                       inventory.MIGDevice   // the device, if it is a MIG device
 }
 
-// same reports whether two holders are one container.
+// same reports whether two holders are the same container.
 func (h holder) same(other holder) bool {
 	return h.namespace == other.namespace && h.pod == other.pod && h.container == other.container
 }
 
 // byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID
-// of a device that is shared is its UUID followed by "::" and a number. A container that holds
-// several replicas of a device is there once.
+// of a shared device is its UUID followed by "::" and a number. A container with several replicas
+// of a device is listed once.
 func (p PodDevices) byDevice() map[string][]holder {
 	type key struct{ uuid, namespace, pod, container string }
 	seen := make(map[key]bool, len(p.Devices))

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestProbes: the answers name who is stuck, or not ready.
+// TestProbes: the answers name the stuck tasks, or the reason for not being ready.
 func TestProbes(t *testing.T) {
 	t.Parallel()
 	var stuck atomic.Pointer[[]string]

@@ -9,20 +9,21 @@ var (
 	}
 	driverInfo = metric{
 		name: "gpu_device_plugin_driver_info", kind: gauge, labels: []string{"version", "cuda"}, series: "1",
-		help: "The version of the driver, and the newest CUDA that it supports. The value is always 1. Absent before the driver has answered.",
+		help: "The version of the driver, and its newest supported CUDA version. The value is always 1. Absent before the " +
+			"first answer of the driver.",
 	}
 	pciGPUs = metric{
 		name: "gpu_device_plugin_pci_gpus", kind: gauge, series: "1",
-		help: "NVIDIA GPUs on the PCI bus, without those that are given to virtual machines. It needs no driver.",
+		help: "NVIDIA GPUs on the PCI bus, without GPUs assigned to virtual machines. Needs no driver.",
 	}
 	pciGPUsGivenAway = metric{
 		name: "gpu_device_plugin_pci_gpus_given_away", kind: gauge, series: "1",
-		help: "NVIDIA GPUs on the PCI bus, and virtual functions of GPUs, that are given to virtual machines. It needs no driver.",
+		help: "NVIDIA GPUs on the PCI bus and virtual functions assigned to virtual machines. Needs no driver.",
 	}
 	gpuInfo = metric{
 		name: "gpu_device_plugin_gpu_info", kind: gauge, labels: []string{"UUID", "gpu", "pci_bus_id", "model",
 			"minor"}, series: onePerGPU,
-		help: "What a GPU is. The value is always 1.",
+		help: "The properties of a GPU. The value is always 1.",
 	}
 	ready = metric{
 		name: "gpu_device_plugin_ready", kind: gauge, series: "1",
@@ -30,15 +31,15 @@ var (
 	}
 	leads = metric{
 		name: "gpu_device_plugin_leads", kind: gauge, series: "1",
-		help: "1 if this process decides on the node. During a roll-out there are two processes, and one of them does.",
+		help: "1 if this process leads on the node. During a roll-out there are two processes, and one of them leads.",
 	}
 	leadsSince = metric{
 		name: "gpu_device_plugin_leads_since_timestamp_seconds", kind: gauge, unit: "s", series: "1",
-		help: "When the process that decides on the node began to, in seconds since 1970. Absent while that is not known.",
+		help: "When the leading process of the node began to lead, in seconds since 1970. Absent while unknown.",
 	}
 	hardwareHeld = metric{
 		name: "gpu_device_plugin_hardware_held", kind: gauge, series: "1",
-		help: "1 while MIG layouts, MPS and time slices stay as they are, because a process that decided before has not ended.",
+		help: "1 while MIG layouts, MPS and time slices stay unchanged, because a previous leader has not ended.",
 	}
 	migLayoutState = metric{
 		name: "gpu_device_plugin_mig_layout_state", kind: gauge, labels: []string{"state"}, series: "4",
@@ -55,27 +56,28 @@ var (
 
 	devices = metric{
 		name: "gpu_device_plugin_devices", kind: gauge, labels: []string{"resource", "health"}, series: "2 a resource",
-		help: "Devices that kubelet is told of, by health: healthy or unhealthy.",
+		help: "Devices in the list sent to the kubelet, by health: healthy or unhealthy.",
 	}
 	devicesHeld = metric{
 		name: "gpu_device_plugin_devices_held", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "Devices of the plan that are not given out for a while.",
+		help: "Planned devices that are temporarily not allocatable.",
 	}
 	devicesDeparting = metric{
 		name: "gpu_device_plugin_devices_departing", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "Devices that left the plan and are listed until no pod holds them. While a pod holds one, it has the health of its GPU.",
+		help: "Devices that left the plan and stay listed until no pod holds them. While a pod holds such a device, it has " +
+			"the health of its GPU.",
 	}
 	resourcePlanned = metric{
 		name: "gpu_device_plugin_resource_planned", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "1 if the node is to offer the resource.",
+		help: "1 if the resource is in the plan of the node.",
 	}
 	resourceRegistered = metric{
 		name: "gpu_device_plugin_resource_registered", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "1 if the resource is registered at kubelet, and kubelet's stream of lists is open.",
+		help: "1 if the resource is registered with the kubelet, and the kubelet's ListAndWatch stream is open.",
 	}
 	resourceAgreed = metric{
 		name: "gpu_device_plugin_resource_agreed", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "1 if kubelet's own account of the resource was the list that it was sent, when the two were compared last.",
+		help: "1 if the last comparison found the kubelet's account of the resource equal to the list that was sent.",
 	}
 	resourceYielding = metric{
 		name: "gpu_device_plugin_resource_yielding", kind: gauge, labels: []string{"resource"}, series: onePerResource,
@@ -83,15 +85,15 @@ var (
 	}
 	leftOut = metric{
 		name: "gpu_device_plugin_left_out", kind: gauge, series: "1",
-		help: "GPUs that cannot be read, and devices that are not offered. The command status has the reasons.",
+		help: "GPUs that cannot be read, and devices that are not offered. The command status prints the reasons.",
 	}
 	planWarnings = metric{
 		name: "gpu_device_plugin_plan_warnings", kind: gauge, series: "1",
-		help: "Warnings of the plan. The command status has them.",
+		help: "Warnings of the plan. The command status prints them.",
 	}
 	labelsWithheld = metric{
 		name: "gpu_device_plugin_labels_withheld", kind: gauge, series: "1",
-		help: "1 while the labels of the node are not as the daemon wants them. The command status has the reason.",
+		help: "1 while the labels of the node are not as the daemon wants them. The command status prints the reason.",
 	}
 
 	gpuHealth = metric{
@@ -106,7 +108,7 @@ var (
 	gpuFault = metric{
 		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
 		series: "1 for each open fault: 15 a GPU or MIG device, and 1 for each XID",
-		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig: how it was found, and what ends it.",
+		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig, with source and cure.",
 	}
 	cudaProven = metric{
 		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID",
@@ -118,8 +120,9 @@ var (
 		help: "1 if a step of `status` is reached, 0 if not.",
 	}
 	stepChange = metric{
-		name: "gpu_device_plugin_step_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"step"}, series: "5",
-		help: "When that changed, in seconds since 1970.",
+		name: "gpu_device_plugin_step_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"step"},
+		series: "5",
+		help:   "When the state of a step last changed, in seconds since 1970.",
 	}
 	gpuStateChange = metric{
 		name: "gpu_device_plugin_gpu_state_change_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID",
@@ -133,65 +136,70 @@ var (
 	}
 	xidEvents = metric{
 		name: "gpu_device_plugin_xid_events_total", kind: counter, labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
-		help: "XIDs of a GPU and its MIG devices. Critical ones are there from the start; after 32 codes, others count as other.",
+		help: "XIDs of a GPU and its MIG devices. Critical XIDs are present from the start; after 32 codes, further XIDs " +
+			"count as other.",
 	}
 	xidLast = metric{
 		name: "gpu_device_plugin_xid_last_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu",
 			"xid"}, series: "33 a GPU",
-		help: "When an XID of a GPU was seen last, in seconds since 1970. Absent for one that was not seen.",
+		help: "When an XID of a GPU last occurred, in seconds since 1970. Absent if it never did.",
 	}
 	recoveries = metric{
 		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"}, series: "9 a GPU",
-		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the cure that was asked for.",
+		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the cure of " +
+			"the fault.",
 	}
 
 	registrations = metric{
 		name: "gpu_device_plugin_registrations_total", kind: counter, labels: []string{"resource",
 			"result"}, series: "2 a resource",
-		help: "Registrations at kubelet, by result: accepted or failed.",
+		help: "Registrations with the kubelet, by result: accepted or failed.",
 	}
 	streamEnds = metric{
 		name: "gpu_device_plugin_stream_ends_total", kind: counter, labels: []string{"resource",
 			"cause"}, series: "8 a resource",
-		help: "Ends of kubelet's stream of lists, by cause. After each of them the resource is registered anew.",
+		help: "Ends of the kubelet's ListAndWatch stream, by cause. After each end the resource registers again.",
 	}
 	kubelets = metric{
 		name: "gpu_device_plugin_kubelet_incarnations_total", kind: counter, series: "1",
-		help: "Kubelets that were seen since the daemon started: each restart of kubelet makes one more.",
+		help: "Kubelets seen since the daemon started. Each restart of the kubelet adds one.",
 	}
 	rpcDuration = metric{
 		name: "gpu_device_plugin_rpc_duration_seconds", kind: histogram, unit: "s", labels: []string{"method", "code"},
 		series: "12 for each method and code that occurred: 4 methods, 17 codes",
-		help:   "Time to answer a call of kubelet's, by method and gRPC status code.",
+		help:   "Time to answer a call of the kubelet, by method and gRPC status code.",
 	}
 
 	snapshotTime = metric{
 		name: "gpu_device_plugin_snapshot_timestamp_seconds", kind: gauge, unit: "s", series: "1",
-		help: "When the last look at the node that succeeded ended, in seconds since 1970. The node is looked at every few seconds.",
+		help: "When the last successful scan of the node ended, in seconds since 1970. The node is scanned every few " +
+			"seconds.",
 	}
 	snapshotGeneration = metric{
 		name: "gpu_device_plugin_snapshot_generation", kind: gauge, series: "1",
-		help: "Rises by one whenever what is known of the GPUs changes.",
+		help: "Rises by one whenever the known state of the GPUs changes.",
 	}
 	snapshotStale = metric{
 		name: "gpu_device_plugin_snapshot_stale", kind: gauge, series: "1",
-		help: "1 if the last look at the node failed: what is said of the GPUs is that of the one before.",
+		help: "1 if the last scan of the node failed. The metrics of the GPUs are then from the scan before.",
 	}
 	callDuration = metric{
-		name: "gpu_device_plugin_nvml_call_duration_seconds", kind: histogram, unit: "s", labels: []string{"group"}, series: "72",
-		help: "Time that calls into the driver took, by group: session, inventory, mig, reading, events, use. Waits for events are not counted.",
+		name: "gpu_device_plugin_nvml_call_duration_seconds", kind: histogram, unit: "s", labels: []string{"group"},
+		series: "72",
+		help: "Duration of calls into the driver, by group: session, inventory, mig, reading, events, use. Waits for " +
+			"events are not counted.",
 	}
 	switchErrors = metric{
 		name: "gpu_device_plugin_nvswitch_error_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"nvswitch",
 			"sxid", "fatal"},
 		series: "1 for each error that occurred, 64 at most",
-		help: "When an NVSwitch reported an error last, in seconds since 1970, by its PCI address and SXid. Only " +
-			"with --kernel-log, and absent while there was none.",
+		help: "When an NVSwitch last reported an error, in seconds since 1970, by its PCI address and SXid. Only " +
+			"with --kernel-log, and absent before the first error.",
 	}
 	callErrors = metric{
 		name: "gpu_device_plugin_nvml_errors_total", kind: counter, labels: []string{"group", "code"},
 		series: "1 for each group and code that occurred: 6 groups, 30 codes",
-		help:   "Calls into the driver that returned an error. That something is not supported, or not there, is none.",
+		help:   "Calls into the driver that returned an error. Not supported and not found do not count as errors.",
 	}
 	callsHanging = metric{
 		name: "gpu_device_plugin_nvml_calls_stuck", kind: gauge, series: "1",
@@ -199,16 +207,16 @@ var (
 	}
 	callOldest = metric{
 		name: "gpu_device_plugin_nvml_oldest_call_timestamp_seconds", kind: gauge, unit: "s", series: "1",
-		help: "When the oldest of these calls began, in seconds since 1970. Absent while there is none.",
+		help: "When the oldest pending call into the driver began, in seconds since 1970. Absent if there is none.",
 	}
 
 	configGeneration = metric{
 		name: "gpu_device_plugin_config_generation", kind: gauge, series: "1",
-		help: "Numbers the configurations that were in force since the daemon started, from 1.",
+		help: "The number of the configuration in force, counted from 1 since the daemon started.",
 	}
 	configSuccessful = metric{
 		name: "gpu_device_plugin_config_last_reload_successful", kind: gauge, series: "1",
-		help: "1 if the configuration file as it is now is in force, or there is none.",
+		help: "1 if the present contents of the configuration file are in force, or there is no file.",
 	}
 	configSuccess = metric{
 		name: "gpu_device_plugin_config_last_success_timestamp_seconds", kind: gauge, unit: "s", series: "1",
@@ -217,22 +225,22 @@ var (
 
 	sliceCount = metric{
 		name: "gpu_device_plugin_slices", kind: gauge, series: "1",
-		help: "ResourceSlices that the API server has of the node. Absent without Dynamic Resource Allocation.",
+		help: "ResourceSlices of the node at the API server. Absent without Dynamic Resource Allocation.",
 	}
 	sliceDevices = metric{
 		name: "gpu_device_plugin_slice_devices", kind: gauge, series: "1", help: "Devices in the ResourceSlices of the node.",
 	}
 	poolGeneration = metric{
 		name: "gpu_device_plugin_pool_generation", kind: gauge, series: "1",
-		help: "Generation of the pool of the node. It rises when the devices of several slices change at once, or their number does.",
+		help: "Generation of the node's pool. It rises when the devices of several slices or the number of slices change.",
 	}
 	slicesPublished = metric{
 		name: "gpu_device_plugin_slices_published", kind: gauge, series: "1",
-		help: "Whether the API server has the slices that it is to have. If 0, status says why not.",
+		help: "1 if the API server has the wanted slices. If 0, the command status prints the reason.",
 	}
 	claimCount = metric{
 		name: "gpu_device_plugin_claims", kind: gauge, series: "1",
-		help: "ResourceClaims that are prepared on the node. Absent without Dynamic Resource Allocation.",
+		help: "ResourceClaims prepared on the node. Absent without Dynamic Resource Allocation.",
 	}
 	claimDuration = metric{
 		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
@@ -242,29 +250,32 @@ var (
 	}
 	claimsWithoutKubelet = metric{
 		name: "gpu_device_plugin_claims_without_kubelet_account_total", kind: counter, series: "1",
-		help: "Tries to prepare a ResourceClaim for which kubelet did not say which pods hold GPUs as resources. " +
-			"They go on where all GPUs of the node are in ResourceSlices.",
+		help: "Attempts to prepare a ResourceClaim without the kubelet's account of pods with GPUs as resources. " +
+			"They continue if all GPUs of the node are in ResourceSlices.",
 	}
 	apiRequests = metric{
 		name: "gpu_device_plugin_api_requests_total", kind: counter, labels: []string{"verb", "resource", "code"},
 		series: "1 for each of 17 kinds of requests and code that occurred",
 		help: "Requests to the API server, by the code of the HTTP answer; none if there was no answer. A watch is " +
-			"one request. Absent in a daemon that has asked nothing.",
+			"one request. Absent before the first request.",
 	}
 	eventsDropped = metric{
 		name: "gpu_device_plugin_events_dropped_total", kind: counter, labels: []string{"cause"}, series: "4",
 		help: "Kubernetes Events that were not written: subject rate and node rate, because of a limit; queue, " +
-			"because too many waited for the API server; refused, because the API server called them wrong. Absent " +
+			"because too many waited for the API server; refused, because the API server rejected them. Absent " +
 			"while there was none.",
 	}
 )
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/monitoring.md.
 var daemonMetrics = []metric{
-	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState, quiesced, reexecutions,
-	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut, planWarnings,
+	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState,
+	quiesced, reexecutions,
+	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut,
+	planWarnings,
 	labelsWithheld,
-	gpuHealth, gpuUnits, gpuFault, cudaProven, stepReached, stepChange, gpuStateChange, migDevices, xidEvents, xidLast, recoveries,
+	gpuHealth, gpuUnits, gpuFault, cudaProven, stepReached, stepChange, gpuStateChange, migDevices, xidEvents, xidLast,
+	recoveries,
 	switchErrors,
 	registrations, streamEnds, kubelets, rpcDuration,
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,

@@ -19,14 +19,14 @@ import (
 // statusTimeout is how long a scrape waits for the daemon's status, which is in memory.
 const statusTimeout = time.Second
 
-// metrics answers a scrape with what is known now. Nothing is kept from one scrape to the next. The
-// place of a scrape is free again before its answer is written: a client that does not read keeps
-// no place, and no more memory than the compressed answer.
+// metrics answers a scrape with current values. Nothing is cached between scrapes. The place of a
+// scrape is free again before the answer is written: a client that does not read keeps no place,
+// and no more memory than the compressed answer.
 func (s *Exporter) metrics(w http.ResponseWriter, r *http.Request) {
 	format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 	zipped, ok := s.render(r.Context(), format)
 	switch {
-	case r.Context().Err() != nil: // the client is gone
+	case r.Context().Err() != nil: // the client disconnected
 		return
 	case !ok:
 		s.logRefusal(klog.FromContext(r.Context()))
@@ -38,16 +38,16 @@ func (s *Exporter) metrics(w http.ResponseWriter, r *http.Request) {
 	if takesGzip(r.Header.Values("Accept-Encoding")) {
 		w.Header().Set("Content-Encoding", "gzip")
 		w.Header().Set("Content-Length", strconv.Itoa(zipped.Len()))
-		_, _ = zipped.WriteTo(w) // the client is gone
+		_, _ = zipped.WriteTo(w) // the client disconnected
 		return
 	}
-	if plain, err := gzip.NewReader(zipped); err == nil { // it was compressed a moment ago
-		_, _ = io.Copy(w, plain) //nolint:gosec // by this process; as above
+	if plain, err := gzip.NewReader(zipped); err == nil { // cannot fail: the data was compressed above
+		_, _ = io.Copy(w, plain) //nolint:gosec // trusted data; errors as above
 	}
 }
 
-// render returns the answer to a scrape, compressed. It reports false if there is no place for the
-// scrape in time.
+// render returns the compressed answer to a scrape. It returns false if no place for the scrape
+// became free in time.
 func (s *Exporter) render(ctx context.Context, format expfmt.Format) (*bytes.Buffer, bool) {
 	late := time.NewTimer(placeTimeout)
 	defer late.Stop()
@@ -63,30 +63,29 @@ func (s *Exporter) render(ctx context.Context, format expfmt.Format) (*bytes.Buf
 	zipped := gzips.Get().(*gzip.Writer)
 	defer gzips.Put(zipped)
 	zipped.Reset(&text)
-	_ = errors.Join(s.write(ctx, zipped, format), zipped.Close()) // a Buffer takes all
+	_ = errors.Join(s.write(ctx, zipped, format), zipped.Close()) // a Buffer never fails
 	return &text, true
 }
 
-// logRefusal logs that a scrape was refused, once in refusalPause.
+// logRefusal logs a refused scrape, at most once in refusalPause.
 func (s *Exporter) logRefusal(log klog.Logger) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now.Sub(s.refused) > refusalPause {
 		s.refused = now
-		log.Info("Refused a scrape because too many are answered", "reason", "no place within "+placeTimeout.String())
+		log.Info("Refused a scrape: too many at a time", "reason", "no place within "+placeTimeout.String())
 	}
 }
 
-// gzips are writers that can be used again. They compress quickly: the usual level takes three
-// times as long, for a tenth less.
+// gzips are reusable writers. They favour speed: the default level takes three times as long and
+// saves a tenth.
 var gzips = sync.Pool{New: func() any {
 	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // the level is valid
 	return w
 }}
 
-// takesGzip reports whether a client that accepts these encodings takes gzip: it names it, and not
-// with the weight 0.
+// takesGzip reports whether the accepted encodings include gzip with a weight other than 0.
 func takesGzip(accepted []string) bool {
 	for offer := range strings.SplitSeq(strings.Join(accepted, ","), ",") {
 		name, weight, weighted := strings.Cut(strings.ReplaceAll(offer, " ", ""), ";")
@@ -99,7 +98,7 @@ func takesGzip(accepted []string) bool {
 
 // write writes all metrics in a format.
 func (s *Exporter) write(ctx context.Context, out io.Writer, format expfmt.Format) error {
-	others, _ := s.registry.Gather() // what it could not gather is absent
+	others, _ := s.registry.Gather() // metrics that failed are absent
 	encoder := expfmt.NewEncoder(out, format)
 	for _, family := range others {
 		if err := encoder.Encode(family); err != nil {
@@ -115,12 +114,12 @@ func (s *Exporter) write(ctx context.Context, out io.Writer, format expfmt.Forma
 	return nil
 }
 
-// page returns our own metrics as they are now.
+// page returns the current values of the program's own metrics.
 func (s *Exporter) page(ctx context.Context) *page {
 	out := &page{map[string]*family{}}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	if now, err := s.options.Status(ctx); err == nil { // otherwise the monitor is stuck, as /healthz says
+	if now, err := s.options.Status(ctx); err == nil { // after an error the monitor is stuck, and /healthz reports it
 		sendStatus(out, now)
 		s.options.Counters.send(out, now)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// BenchmarkScrape is a scrape of 16 GPUs with 7 MIG devices each and 200 pods that share them,
-// compressed or not.
+// BenchmarkScrape scrapes 16 GPUs with 7 MIG devices each and 200 pods that share them, compressed
+// or not.
 func BenchmarkScrape(b *testing.B) {
 	e := largeNode()
 	for _, encoding := range []string{"gzip", "identity"} {

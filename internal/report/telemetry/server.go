@@ -1,9 +1,9 @@
-// Package telemetry serves over HTTP what the daemon knows of itself and its GPUs: metrics for
-// Prometheus at /metrics, and the answers for kubelet's probes at /healthz and /readyz. All answers
-// come from memory: no request makes a call to the driver or to kubelet.
+// Package telemetry serves the daemon's state over HTTP: metrics for Prometheus at /metrics, and
+// the answers to the kubelet's probes at /healthz and /readyz. All answers come from memory: no
+// request causes a call to the driver or to the kubelet.
 //
-// The package imports inventory, status and feed; package cli runs it. It is the only home of
-// Prometheus' client and of net/http.
+// The package imports inventory, status and feed; package cli runs it. No other package imports
+// Prometheus' client or net/http.
 package telemetry
 
 import (
@@ -27,68 +27,72 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// The limits of the listener. Prometheus needs one connection, kubelet's probes one more.
+// The limits of the listener. Prometheus needs one connection, and the kubelet's probes need
+// another.
 const (
-	// maxConnections is how many connections are open at a time; see listener.
+	// maxConnections limits the open connections; see limitedListener.
 	maxConnections = 32
-	// maxScrapes is how many answers to scrapes are made at a time. Others wait for at most
-	// placeTimeout, which is longer than all connections take where the daemon answers, and then
-	// get the status 503. That is logged once in refusalPause.
+	// maxScrapes limits the scrapes that are rendered at a time. Further scrapes wait for up to
+	// placeTimeout, longer than all connections need while the daemon answers, and then get the
+	// status 503. Refusals are logged once in refusalPause.
 	maxScrapes   = 4
 	placeTimeout = 5 * time.Second
 	refusalPause = time.Minute
-	// maxHeader bounds the header of a request, in bytes.
+	// maxHeader limits the header of a request, in bytes.
 	maxHeader = 16 << 10
-	// headerTimeout is how long a client may take to send the header of a request, answerTimeout how
-	// long to take the answer, and idleTimeout how long a connection may be without a request: longer
-	// than Prometheus' usual scrape interval.
+	// headerTimeout is how long a client may take to send the header of a request, and
+	// answerTimeout how long to read the answer. idleTimeout is how long a connection may be idle:
+	// longer than the usual scrape interval.
 	headerTimeout = 5 * time.Second
 	answerTimeout = 15 * time.Second
 	idleTimeout   = 90 * time.Second
 	// maxWait is how long a readiness probe may wait.
 	maxWait = 10 * time.Second
-	// endTimeout is how long requests that are under way have to end when the server does.
+	// endTimeout is how long pending requests may take after the server stops.
 	endTimeout = time.Second
 )
 
-// Options are what an Exporter is made of.
+// Options are the inputs of an Exporter.
 type Options struct {
-	// Address is where to listen, host:port; an empty host is all addresses. Empty: nowhere.
+	// Address is the address to listen on, host:port. An empty host means all addresses, an empty
+	// Address no server.
 	Address *feed.Feed[string]
-	// Status returns what the daemon knows of itself.
+	// Status returns the state of the daemon.
 	Status func(context.Context) (status.Status, error)
-	// Stuck returns which tasks of the daemon are stuck, with the reasons. It answers in bounded time.
+	// Stuck returns the stuck tasks of the daemon, with reasons. It answers in bounded time.
 	Stuck func(context.Context) []string
-	// Ready returns the answer to the readiness probe. It waits at most that long until the daemon is
-	// ready. Probed says that the client is kubelet.
+	// Ready returns the answer to the readiness probe. It waits up to wait for the daemon to be
+	// ready. Parameter probed is true if the client is the kubelet.
 	Ready func(ctx context.Context, wait time.Duration, probed bool) status.Readiness
-	// Counters are the counters that other packages increase.
+	// Counters are the counters that other packages increment.
 	Counters *Counters
-	// Problem is where the Exporter publishes why it does not listen; nil while it does, or is not to.
+	// Problem receives the reason why the Exporter does not listen; nil if it listens, or should
+	// not.
 	Problem *feed.Feed[error]
-	// PCIGPUs returns how many NVIDIA GPUs the node has by its PCI bus, with or without a driver,
-	// and how many are given to virtual machines beside these; nil if that is not known.
+	// PCIGPUs counts the NVIDIA GPUs on the PCI bus, with or without a driver, and separately the
+	// GPUs assigned to virtual machines; nil if unknown.
 	PCIGPUs func() (own, away int)
-	// GPUs are what the metrics of GPUs are made of; nil for none.
+	// GPUs are the sources of the metrics of GPUs; nil for none.
 	GPUs *GPUs
 }
 
 // An Exporter answers scrapes and probes.
 type Exporter struct {
 	options  Options
-	registry *prometheus.Registry // of what is not in a page
-	scrapes  chan struct{}        // has one for each scrape whose answer is being made
+	registry *prometheus.Registry // metrics outside of a page
+	scrapes  chan struct{}        // one entry for each scrape being rendered
 	handler  http.Handler
 
 	mu      sync.Mutex // guards refused
-	refused time.Time  // when it was logged last that a scrape was refused
+	refused time.Time  // last log of a refused scrape
 }
 
 // New returns an Exporter that does not listen yet.
 func New(o Options) *Exporter {
 	s := &Exporter{options: o, registry: prometheus.NewRegistry(), scrapes: make(chan struct{}, maxScrapes)}
 	s.registry.MustRegister(
-		o.Counters.calls, o.Counters.errors, o.Counters.rpcs, o.Counters.claims, o.Counters.requests, o.Counters.dropped, o.Counters.switches,
+		o.Counters.calls, o.Counters.errors, o.Counters.rpcs, o.Counters.claims, o.Counters.requests, o.Counters.dropped,
+		o.Counters.switches,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	mux := http.NewServeMux()
@@ -99,9 +103,9 @@ func New(o Options) *Exporter {
 	return s
 }
 
-// Run listens at the configured address until ctx ends, and returns nil then. When the address
-// changes, it listens at the new one. It tries again where it cannot listen: the address may belong
-// to a process that is about to end.
+// Run listens on the configured address until ctx ends, and then returns nil. It follows changes of
+// the address and retries if it cannot listen: the address may belong to a process that is about to
+// end.
 func (s *Exporter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		address, changed := s.options.Address.Latest()
@@ -119,7 +123,7 @@ func (s *Exporter) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow listens at one address until ctx ends.
+// follow listens on one address until ctx ends.
 func (s *Exporter) follow(ctx context.Context, address string) {
 	defer s.options.Problem.Publish(nil)
 	if address == "" {
@@ -128,14 +132,14 @@ func (s *Exporter) follow(ctx context.Context, address string) {
 	}
 	ctx = klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "address", address))
 	backoff := supervise.Backoff{First: time.Second, Most: 5 * time.Second, Proven: time.Minute}
-	_ = supervise.Run(ctx, backoff, func(ctx context.Context) error { // it returns nil
+	_ = supervise.Run(ctx, backoff, func(ctx context.Context) error { // always returns nil
 		err := s.serve(ctx, address)
 		s.options.Problem.Publish(err)
 		return err
 	})
 }
 
-// serve answers requests at address until ctx ends, and returns nil then.
+// serve answers requests at address until ctx ends, and then returns nil.
 func (s *Exporter) serve(ctx context.Context, address string) error {
 	socket, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -164,8 +168,8 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	return errors.Join(server.Shutdown(ending), server.Close())
 }
 
-// httpErrors logs what net/http reports, such as a handler that panicked. By default net/http
-// writes it to standard error, which may block and has no JSON.
+// httpErrors logs messages of net/http, such as a panic of a handler. By default net/http writes to
+// standard error, which may block and is not JSON.
 type httpErrors struct{ klog.Logger }
 
 func (l httpErrors) Write(line []byte) (int, error) {
@@ -173,8 +177,8 @@ func (l httpErrors) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// healthz answers the liveness probe: whether the tasks of the daemon are alive, and not whether
-// GPUs are healthy.
+// healthz answers the liveness probe. The answer depends on the tasks of the daemon only, not on
+// the health of GPUs.
 func (s *Exporter) healthz(w http.ResponseWriter, r *http.Request) {
 	if stuck := s.options.Stuck(r.Context()); len(stuck) > 0 {
 		answer(w, http.StatusServiceUnavailable, "stuck: "+strings.Join(stuck, "; "))
@@ -183,9 +187,9 @@ func (s *Exporter) healthz(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, "ok")
 }
 
-// readyz answers the readiness probe, which may say how long to wait until the daemon is ready.
-// Kubelet's probes have a user agent of their own; a client that pretends to be kubelet can only
-// make the daemon start anew while kubelet is down.
+// readyz answers the readiness probe, which may ask to wait for the daemon to be ready. The
+// kubelet's probes have a distinct user agent. A client that imitates the kubelet can at most make
+// the daemon start again while the kubelet is down.
 func (s *Exporter) readyz(w http.ResponseWriter, r *http.Request) {
 	wait, err := time.ParseDuration(cmp.Or(r.URL.Query().Get("wait"), "0s"))
 	if err != nil || wait < 0 {
@@ -203,7 +207,7 @@ func (s *Exporter) readyz(w http.ResponseWriter, r *http.Request) {
 	answer(w, code, text)
 }
 
-// answer writes an answer of one line. That a client is gone has no consequence.
+// answer writes an answer of one line. A disconnected client has no consequence.
 func answer(w http.ResponseWriter, code int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

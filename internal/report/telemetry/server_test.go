@@ -19,10 +19,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// patience is how long a test waits for what must happen.
+// patience limits the wait for an expected event.
 const patience = time.Minute
 
-// freeAddress returns an address on loopback at which nobody listens.
+// freeAddress returns an unused address on loopback.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	address, err := loopback.Free(t.Context())
@@ -90,7 +90,7 @@ func get(t *testing.T, address, path string) (code int, body string) {
 	return answer.StatusCode, string(text)
 }
 
-// TestAddress: the server listens where it is told to, and elsewhere when that changes.
+// TestAddress: the server listens on the configured address and follows its changes.
 func TestAddress(t *testing.T) {
 	t.Parallel()
 	first, second := freeAddress(t), freeAddress(t)
@@ -113,7 +113,7 @@ func TestAddress(t *testing.T) {
 	poll.Until(t, "it serves nowhere", silent(second))
 }
 
-// TestAddressInUse: a server waits for the address that another one has.
+// TestAddressInUse: a server waits for an address in use.
 func TestAddressInUse(t *testing.T) {
 	t.Parallel()
 	at := freeAddress(t)
@@ -130,14 +130,15 @@ func TestAddressInUse(t *testing.T) {
 	if err := other.Close(); err != nil {
 		t.Fatal(err)
 	}
-	poll.Until(t, "it takes the address over", func() bool { code, _ := get(t, at, "/metrics"); return code == http.StatusOK })
+	poll.Until(t, "it takes the address over",
+		func() bool { code, _ := get(t, at, "/metrics"); return code == http.StatusOK })
 	if err := problem.Value(); err != nil {
 		t.Errorf("the server listens and says %v", err)
 	}
 }
 
-// TestWhatTheServerLogs: what net/http reports is a line of the daemon's log.
-func TestWhatTheServerLogs(t *testing.T) {
+// TestServerErrorsAreLogged: errors of net/http are lines of the daemon's log.
+func TestServerErrorsAreLogged(t *testing.T) {
 	t.Parallel()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	at := freeAddress(t)
