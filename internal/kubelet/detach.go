@@ -65,7 +65,8 @@ func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource str
 			return err
 		}
 	}
-	defer d.LockRegistrations(ctx)() // the kubelet would also forget a process that registers meanwhile
+	unlock, _ := d.LockRegistrations(ctx) // the kubelet would also forget a process that registers meanwhile
+	defer unlock()
 	rivals := d.Peers(resource)
 	others := append(newestFirst(rivals.Later), newestFirst(rivals.Earlier)...)
 	for len(others) > 0 && d.Refuses(ctx, others[0]) {

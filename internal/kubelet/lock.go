@@ -11,12 +11,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-const (
-	// lockTimeout limits the wait for registrations of other processes. One of them may hang.
-	lockTimeout = time.Second
-	// lockPause is the pause between two attempts to take the lock.
-	lockPause = 2 * time.Millisecond
-)
+// LockTimeout limits the wait for registrations of other processes. One of them may hang.
+const LockTimeout = time.Second
+
+// lockPause is the pause between two attempts to take the lock.
+const lockPause = 2 * time.Millisecond
 
 // A registrationLock is this process's share of the lock of the kubelet's directory.
 type registrationLock struct {
@@ -27,23 +26,23 @@ type registrationLock struct {
 
 // LockRegistrations keeps other processes of this program from registering until unlock is called,
 // which may be called more than once. It waits until no other process registers, for a second at
-// most. After that second, or if the directory cannot be locked, unlock has no effect.
-// Registrations of this process may run at the same time.
+// most. After that second, or if the directory cannot be locked, locked is false and unlock has no
+// effect. Registrations of this process may run at the same time.
 //
 // When registrations of two servers of a resource overlap, a kubelet up to 1.36 can use the list of
 // one server and call the other.
-func (d *Directory) LockRegistrations(ctx context.Context) (unlock func()) {
-	err := statefile.AwaitLock(ctx, d.clock, lockTimeout, lockPause,
+func (d *Directory) LockRegistrations(ctx context.Context) (unlock func(), locked bool) {
+	err := statefile.AwaitLock(ctx, d.clock, LockTimeout, lockPause,
 		func() error { return d.registrations.lock(d.Path()) })
 	switch {
 	case err == nil:
-		return sync.OnceFunc(d.registrations.release)
+		return sync.OnceFunc(d.registrations.release), true
 	case errors.Is(err, statefile.ErrLocked):
 		klog.FromContext(ctx).Info("Registering although another process has been registering for a second")
 	case ctx.Err() == nil:
 		klog.FromContext(ctx).Info("Cannot lock kubelet's directory", "reason", err.Error())
 	}
-	return func() {}
+	return func() {}, false
 }
 
 // lock takes the lock, or a share if this process has the lock already.

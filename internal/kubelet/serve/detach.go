@@ -109,7 +109,7 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	unlock := l.Registrar.LockRegistrations(ctx)
+	unlock, _ := l.Registrar.LockRegistrations(ctx)
 	err := l.Registrar.Detach(ctx, incarnation, l.list.name)
 	if err != nil {
 		unlock()
@@ -145,7 +145,7 @@ func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint6
 	defer cancel()
 	l.mute.Publish(muteReplaced) // a list that kubelet took in after the end would bring the devices back
 	l.awaitEarlier(ctx)
-	l.previous.unlock = l.Registrar.LockRegistrations(ctx) // a process that starts now registers when this one has ended
+	l.previous.unlock, _ = l.Registrar.LockRegistrations(ctx) // a process that starts now registers when this one has ended
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	socket, err := statefile.Listen(ctx, endpoint)
 	if err == nil {
@@ -311,7 +311,8 @@ func (l *registration) endKept(ctx context.Context, incarnation uint64) {
 	if l.previous.stopKept == nil {
 		return
 	}
-	defer l.Registrar.LockRegistrations(ctx)()
+	unlock, _ := l.Registrar.LockRegistrations(ctx)
+	defer unlock()
 	if len(l.later()) > 0 {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -92,6 +93,77 @@ func TestALaterProcessEndsBeforeItIsNoticed(t *testing.T) {
 	}
 }
 
+// startPaused starts a daemon with two devices whose registrations the test lets continue.
+func (n *node) startPaused(t *testing.T, r *pausedRegistrar) *daemon {
+	t.Helper()
+	d := n.startSetOn(t, serve.Collaborators{Registrar: r, Accountant: n.account(t, clock.RealClock{}),
+		Clock: clock.RealClock{}})
+	d.offer(2)
+	return d
+}
+
+// A third daemon may come while the second one registers again for the end of the first: after the
+// second one has seen no later daemon, and before the kubelet has a list of that registration. The
+// third one registers afterwards, so the second one stays registered until then, without a list.
+func TestALaterProcessComesDuringASecondRegistration(t *testing.T) { // not beside other tests: what it measures needs a processor
+	for _, last := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the last one leaves first %t", last), func(t *testing.T) {
+			poll.Until(t, "a round in which the third daemon waits for the second", func() bool {
+				return comesDuringASecondRegistration(t, last)
+			})
+		})
+	}
+}
+
+// comesDuringASecondRegistration returns false without a result if the second daemon was so slow
+// that the third one may have registered first.
+func comesDuringASecondRegistration(t *testing.T, lastLeavesFirst bool) bool {
+	n, first := serving(t, standin.V136, clock.RealClock{}, 2)
+	r := newPausedRegistrar(n.directory(t))
+	mark := n.Mark()
+	second := n.startPaused(t, r)
+	<-r.called
+	r.goOn <- struct{}{}
+	n.await(t, "the second daemon's devices", func() bool { return n.listedAnew(mark) })
+	first.status(t, "silent", yielding)
+	second.status(t, "agreed", agreed)
+	stop := n.lowest(t)
+	first.stop()
+	<-r.called // the second daemon has seen no later one
+	began := time.Now()
+	mark = n.Mark()
+	waiting := newPausedRegistrar(n.directory(t))
+	close(waiting.goOn)
+	third := n.startPaused(t, waiting)
+	<-waiting.locks // it listens
+	close(r.goOn)
+	n.await(t, "two registrations", func() bool { return n.count(standin.Registered, mark) >= 2 })
+	if time.Since(began) >= kubelet.LockTimeout {
+		second.stop()
+		third.stop()
+		return false
+	}
+	third.status(t, "agreed", agreed)
+	second.status(t, "silent", yielding)
+	if ended := n.count(standin.StreamEnded, mark); ended > 0 {
+		t.Errorf("%d streams have ended; kubelet saw %v", ended, n.Events(mark))
+	}
+	earlier, later := second, third
+	if lastLeavesFirst {
+		earlier, later = third, second
+	}
+	earlier.stop()
+	later.status(t, "agreed", agreed)
+	_, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 2})
+	check(t, err)
+	if least := stop(); least < 2 {
+		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
+	}
+	later.stop()
+	n.awaitAllocatable(t, 0)
+	return true
+}
+
 // slow starts a kubelet 1.36 that takes notice of the end of a stream only after a while.
 func slow(t *testing.T) *node {
 	t.Helper()
@@ -118,6 +190,49 @@ func TestTheStreamOfAnEarlierLifeEndsBeforeTheNextRegistration(t *testing.T) { /
 	if least := stop(); least < 2 || n.count(standin.Registered, mark) > 2 {
 		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
 	}
+}
+
+// A later daemon may register before the daemon that is about to register a second time ends the
+// stream of the life before the last. The kubelet would take that end for the end of the later one,
+// so the stream stays open.
+func TestTheStreamOfAnEarlierLifeStaysForALaterProcess(t *testing.T) { // not beside other tests: what it measures needs a processor
+	n := newNode(t)
+	n.startKubelet(t, standin.V136)
+	r := newPausedRegistrar(n.directory(t))
+	r.lock = make(chan struct{})
+	close(r.goOn)
+	first := n.startPaused(t, r)
+	<-r.locks
+	r.lock <- struct{}{}
+	n.awaitAllocatable(t, 2)
+	overtaken := n.overlap(t, first, 2)
+	overtaken.status(t, "agreed", agreed)
+	stop := n.lowest(t)
+	var end sync.WaitGroup
+	end.Go(overtaken.stop)
+	<-r.locks // the first daemon registers to serve again
+	r.lock <- struct{}{}
+	end.Wait()
+	<-r.locks // it is about to end its first stream, and to register a second time
+	mark := n.Mark()
+	last := n.startDaemon(t, clock.RealClock{})
+	last.offer(2)
+	n.await(t, "the last daemon's devices", func() bool { return n.listedAnew(mark) })
+	last.status(t, "agreed", agreed)
+	close(r.lock)
+	first.status(t, "silent", yielding)
+	if ended := n.count(standin.StreamEnded, mark); ended > 0 {
+		t.Errorf("%d streams have ended; kubelet saw %v", ended, n.Events(mark))
+	}
+	mark = n.Mark()
+	first.stop()
+	n.await(t, "the last daemon again", func() bool { return n.listedAnew(mark) })
+	last.status(t, "agreed", agreed)
+	if least := stop(); least < 2 {
+		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
+	}
+	last.stop()
+	n.awaitAllocatable(t, 0)
 }
 
 // Two daemons may leave for the same later one. The registration by which the second has the

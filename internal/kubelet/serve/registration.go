@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -264,7 +265,9 @@ func (l *registration) stayRegistered(
 ) (proven bool, err error) {
 	l.report(PhaseRegistering)
 	l.adopt(ctx)
-	l.unlock = l.Registrar.LockRegistrations(ctx)
+	unlock, locked := l.Registrar.LockRegistrations(ctx)
+	l.unlock = unlock
+	lockedAt := l.Clock.Now()
 	if len(l.later()) > 0 {
 		return false, errLaterCame
 	}
@@ -277,10 +280,12 @@ func (l *registration) stayRegistered(
 	l.accepted = true
 	l.previous.noteRegistered(forgotten)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// A later server whose socket exists now may have registered before or after this registration. If
-	// this registration sent a list before the other socket appeared, the other server registers
-	// afterwards. So does a server whose socket appears from now on.
-	if len(l.later()) > 0 && l.sent.Value() == nil {
+	// A later server whose socket exists now may have registered before or after this registration. It
+	// registers afterwards if it still waits for the lock, or if this registration sent a list before
+	// the socket appeared. Then this registration stays, without further lists: its end would take the
+	// devices away until the other server has registered.
+	registersAfter := locked && l.Clock.Since(lockedAt) < kubelet.LockTimeout || l.sent.Value() != nil
+	if len(l.later()) > 0 && !registersAfter {
 		return false, errLaterCame
 	}
 	l.unlock()

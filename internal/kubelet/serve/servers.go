@@ -36,9 +36,10 @@ type Registrar interface {
 	// CallEarlier calls the server of a resource in the newest process that started before this
 	// process.
 	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
-	// LockRegistrations keeps other processes from registering until unlock is called. It waits at
-	// most one second for their registrations. unlock may be called more than once.
-	LockRegistrations(ctx context.Context) (unlock func())
+	// LockRegistrations keeps other processes from registering until unlock is called, or until they
+	// have waited for kubelet.LockTimeout. It waits no longer for their registrations itself, and
+	// locked is false then. unlock may be called more than once.
+	LockRegistrations(ctx context.Context) (unlock func(), locked bool)
 	// Register registers the socket at path endpoint for a resource, only with the kubelet of the
 	// given incarnation. It is called once for each endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string,

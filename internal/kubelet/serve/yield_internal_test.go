@@ -30,6 +30,7 @@ type sharedDirectory struct {
 	err        error                                      // Register's
 	listening  bool                                       // another plugin does
 	lasts      bool                                       // no server ends
+	neverLocks bool                                       // registrations cannot be locked
 
 	mu      sync.Mutex // guards all following fields
 	earlier []string
@@ -39,7 +40,7 @@ type sharedDirectory struct {
 	locks   int      // of registrations that are not unlocked
 }
 
-func (d *sharedDirectory) LockRegistrations(context.Context) (unlock func()) {
+func (d *sharedDirectory) LockRegistrations(context.Context) (unlock func(), locked bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.locks++
@@ -47,7 +48,7 @@ func (d *sharedDirectory) LockRegistrations(context.Context) (unlock func()) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.locks--
-	})
+	}), !d.neverLocks
 }
 
 func (d *sharedDirectory) locked() bool {
@@ -201,30 +202,34 @@ func TestTheLaterServerMayReturnFirst(t *testing.T) {
 	}
 }
 
-// A later server that comes while this one registers may have registered before or after it. Only a
-// list that was sent says that it comes after.
+// A later server that comes while this one registers may have registered before or after it. It
+// comes after if a list was sent before, or if it still waits for the lock of registrations.
 func TestALaterServerComesDuringTheRegistration(t *testing.T) {
+	waits, ended := kubelet.LockTimeout, context.DeadlineExceeded
 	for name, tt := range map[string]struct {
 		before, during bool // when the later one comes
 		sent           bool // a list was sent before that
+		neverLocks     bool // others can register at the same time
+		takes          time.Duration
 		began, closed  bool // kubelet calls ListAndWatch; it closes its connection
 		want           error
-		registers      bool
 	}{
-		"before":                {before: true, want: errLaterCame},
-		"before the first list": {during: true, began: true, want: errLaterCame, registers: true},
-		"after the first list": {during: true, sent: true, began: true, want: context.DeadlineExceeded,
-			registers: true},
-		"never":                         {sent: true, began: true, want: context.DeadlineExceeded, registers: true},
-		"never, and there is no stream": {want: errNoStream, registers: true},
-		"never, and kubelet hangs up":   {closed: true, want: errClosedEarly, registers: true},
+		"before":                      {before: true, want: errLaterCame},
+		"during, it waits":            {during: true, began: true, takes: waits - 1, want: ended},
+		"during, it waited too long":  {during: true, began: true, takes: waits, want: errLaterCame},
+		"during, nothing is locked":   {during: true, began: true, neverLocks: true, want: errLaterCame},
+		"after the first list":        {during: true, began: true, neverLocks: true, sent: true, want: ended},
+		"after a list, after waiting": {during: true, began: true, takes: waits, sent: true, want: ended},
+		"never":                       {sent: true, began: true, want: ended},
+		"never, there is no stream":   {want: errNoStream},
+		"never, kubelet hangs up":     {closed: true, want: errClosedEarly},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 2*registerTimeout)
 				defer cancel()
 				account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
-				directory := &sharedDirectory{}
+				directory := &sharedDirectory{neverLocks: tt.neverLocks}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{},
 					Metrics: noMetrics{}},
 					list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {},
@@ -234,6 +239,7 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				registered := false
 				directory.registered = func() {
 					registered = true
+					time.Sleep(tt.takes)
 					if tt.sent {
 						l.list.publish(oneGPU(), Options{}, nil)
 						l.sent.Publish(l.list.views.Value().response)
@@ -252,8 +258,8 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 					directory.come("later.sock")
 				}
 				proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s)
-				if !errors.Is(err, tt.want) || registered != tt.registers || l.accepted != registered {
-					t.Errorf("stayRegistered() = %v, want %v; registered %v, want %v", err, tt.want, registered, tt.registers)
+				if !errors.Is(err, tt.want) || registered == tt.before || l.accepted != registered {
+					t.Errorf("stayRegistered() = %v, want %v; registered %v, want %v", err, tt.want, registered, !tt.before)
 				}
 				if proven != errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("the registration has worked: %v", proven)

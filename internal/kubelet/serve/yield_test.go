@@ -375,12 +375,13 @@ func TestTheLatestServesAfterARestartOfKubelet(t *testing.T) {
 	})
 }
 
-// A pausedRegistrar registers only when it is let.
+// A pausedRegistrar registers only when the test allows it.
 type pausedRegistrar struct {
 	*kubelet.Directory
 	locks  chan struct{} // has a value after each call of LockRegistrations began
+	lock   chan struct{} // lets LockRegistrations continue; nil if it never waits
 	called chan struct{} // has a value after each call of Register began
-	goOn   chan struct{} // lets Register go on; closed when all may
+	goOn   chan struct{} // lets Register continue; closed when all calls may
 	held   atomic.Int64  // locks that are not unlocked
 }
 
@@ -389,21 +390,31 @@ func newPausedRegistrar(d *kubelet.Directory) *pausedRegistrar {
 		goOn: make(chan struct{})}
 }
 
-func (r *pausedRegistrar) LockRegistrations(ctx context.Context) (unlock func()) {
+func (r *pausedRegistrar) LockRegistrations(ctx context.Context) (unlock func(), locked bool) {
 	r.locks <- struct{}{}
+	if r.lock != nil {
+		select {
+		case <-r.lock:
+		case <-ctx.Done():
+		}
+	}
 	defer r.held.Add(1)
-	inner := r.Directory.LockRegistrations(ctx)
+	inner, locked := r.Directory.LockRegistrations(ctx)
 	return sync.OnceFunc(func() {
 		inner()
 		r.held.Add(-1)
-	})
+	}), locked
 }
 
 func (r *pausedRegistrar) Register(
 	ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions,
 ) error {
 	r.called <- struct{}{}
-	<-r.goOn
+	select {
+	case <-r.goOn:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	return r.Directory.Register(ctx, incarnation, resource, endpoint, options)
 }
 
