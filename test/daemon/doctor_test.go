@@ -61,6 +61,24 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// TestDoctorBesideAHealthyDaemon: where only the control socket is named, as beside make run, doctor
+// looks at the kubelet that the daemon uses, and not at that of the machine.
+func TestDoctorBesideAHealthyDaemon(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.eventually("doctor finds no problem", func() bool {
+		cmd := exec.CommandContext(s.t.Context(), binary, "doctor")
+		cmd.Env = append(os.Environ(), "CONTROL_SOCKET="+s.ControlSocket())
+		output, err := cmd.CombinedOutput()
+		well := err == nil && strings.HasPrefix(string(output), "doctor: no problems found: ") &&
+			strings.Contains(string(output), "Kubelet answers") && strings.Contains(string(output), "PodResources answers")
+		if t.Failed() || well {
+			t.Logf("%v\n%s", err, output)
+		}
+		return well
+	})
+}
+
 // goodHost puts the files of a machine on which nothing is wrong into the folder host of the node.
 func (s *stage) goodHost() {
 	s.t.Helper()

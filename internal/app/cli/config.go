@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -84,6 +85,18 @@ func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
 		s.Chosen = feed.New(config.Chosen{File: askStatus(ctx, early.ControlSocket).Value.Status.ConfigFile})
 	}
 	return s
+}
+
+// simulateAsTheDaemon has c name the simulated node of the running daemon, unless it names one. It
+// says so on standard error, because the command looks at a new node of that profile.
+func simulateAsTheDaemon(cmd *cobra.Command, c *config.Config) {
+	if c.Simulate != "" || c.ControlSocket == "" {
+		return
+	}
+	if c.Simulate = askStatus(cmd.Context(), c.ControlSocket).Value.Status.Simulated; c.Simulate != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "The daemon runs on the simulated node %s, shown here as it is without faults; "+
+			"see status for its present state.\n", terminal.Line(c.Simulate))
+	}
 }
 
 // listed is the error of a configuration with a line for each problem: for a terminal, not for a

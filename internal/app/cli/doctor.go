@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
@@ -48,7 +49,8 @@ func newDoctorCommand() *cobra.Command {
 		Long: "doctor reads the node's files and asks the running daemon, and prints what is wrong, with evidence and the " +
 			"commands that\n" +
 			"cure it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
-			"environment of the daemon. A check that cannot see what it needs is printed as not checked.\n\n" +
+			"environment of the daemon; it takes the kubelet's sockets and the simulated node from the daemon that answers.\n" +
+			"A check that cannot see what it needs is printed as not checked.\n\n" +
 			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it " +
 			"is an\n" +
 			"error, and 1 if doctor itself cannot be run, as with a wrong flag.",
@@ -67,7 +69,9 @@ func newDoctorCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		findings, at, err := examine(cmd.Context(), c, problem, *hostRoot)
+		told := askStatus(cmd.Context(), c.ControlSocket)
+		standIn := asRegistered(&c, told.Value.Status, cmd.Flags())
+		findings, at, err := examine(cmd.Context(), c, told, problem, *hostRoot, standIn)
 		if err != nil {
 			return err
 		}
@@ -112,15 +116,36 @@ func doctorConfig(sources config.Sources) (c config.Config, problem string, err 
 	return plain, "The configuration file cannot be used: " + err.Error(), nil
 }
 
-// examine returns what is found on the node, and where its files were seen.
+// asRegistered replaces the kubelet's sockets in c by those that the running daemon uses, unless a
+// flag names them or they do not exist here, and reports whether a simulated node has a kubelet of
+// its own: then this machine's container runtime does not belong to that node.
+func asRegistered(c *config.Config, told status.Status, flags *pflag.FlagSet) (standIn bool) {
+	for _, socket := range []struct {
+		flag, told string
+		to         *string
+	}{
+		{"pod-resources-socket", told.PodResourcesSocket, &c.PodResourcesSocket},
+		{"kubelet-socket", told.KubeletSocket, &c.KubeletSocket},
+	} {
+		if flags.Changed(socket.flag) || socket.told == "" || socket.told == *socket.to {
+			continue
+		}
+		if _, err := os.Stat(socket.told); err == nil {
+			*socket.to, standIn = socket.told, told.Simulated != ""
+		}
+	}
+	return standIn
+}
+
+// examine returns what is found on the node, and where its files were seen. told is what the daemon
+// says, and standIn is that of asRegistered.
 func examine(
-	ctx context.Context, c config.Config, problem, hostRoot string,
+	ctx context.Context, c config.Config, told doctor.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
 ) (findings []doctor.Finding, at string, err error) {
 	p, at, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return nil, "", err
 	}
-	told := askStatus(ctx, c.ControlSocket)
 	if simulated := cmp.Or(c.Simulate, told.Value.Status.Simulated); simulated != "" {
 		profile, err := simulator.Load(simulated)
 		if err != nil {
@@ -130,6 +155,10 @@ func examine(
 		defer node.Close()
 		p.Kernel, p.Devices, p.DevFolder, p.Container, p.Simulated = node.Root(), node.Root(), "/dev", nil, true
 		at += "; the GPUs are simulated: " + simulated
+		if standIn && hostRoot == "" {
+			p.Host, p.Hidden = nil, "The simulated node has no container runtime: its kubelet starts no containers"
+			at = "simulated node " + simulated
+		}
 	}
 	facts := p.Gather(ctx)
 	facts.Daemon, facts.Today = told, time.Now()
@@ -260,7 +289,11 @@ func findingsText(at string, all []doctor.Finding) string {
 			counts = append(counts, text)
 		}
 	}
-	b.WriteString(wrap("doctor: "+strings.Join(counts, ", ")+" ("+at+")", textWidth, "", "") + "\n")
+	result := "doctor: "
+	if doctor.Worst(all) < doctor.Warning {
+		result += "no problems found: "
+	}
+	b.WriteString(wrap(result+strings.Join(counts, ", ")+" ("+at+")", textWidth, "", "") + "\n")
 	for _, f := range all {
 		indent := strings.Repeat(" ", messageColumn)
 		fmt.Fprintf(&b, "%-12s %-18s %s", f.Severity, f.Check, wrap(f.Message, textWidth-messageColumn, "", indent))

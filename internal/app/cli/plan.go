@@ -29,10 +29,11 @@ func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Print the resources of a node, and what a container gets",
-		Long: "plan scans this node once, or a simulated node (--simulate). It prints the resources that the daemon offers " +
-			"with the\n" +
-			"same flags, environment and configuration file. For each resource it prints what a container with the first " +
-			"device gets.\n\n" +
+		Long: "plan scans this node once, or a simulated node: that of --simulate or of the running daemon. It prints the " +
+			"resources that\n" +
+			"the daemon offers with the same flags, environment and configuration file. For each resource it prints what a " +
+			"container\n" +
+			"with the first device gets.\n\n" +
 			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource " +
 			"Allocation:\n" +
 			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.\n\n" +
@@ -56,6 +57,7 @@ func newPlanCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		simulateAsTheDaemon(cmd, &c)
 		if o.format == outputClasses {
 			return printClasses(cmd, c)
 		}

@@ -115,8 +115,8 @@ func TestFindingsInNumbers(t *testing.T) {
 		return findings
 	}
 	for want, findings := range map[string][]doctor.Finding{
-		"doctor: 1 ok (at)":                       all(doctor.OK),
-		"doctor: 2 ok (at)":                       all(doctor.OK, doctor.OK),
+		"doctor: no problems found: 1 ok (at)":    all(doctor.OK),
+		"doctor: no problems found: 2 ok (at)":    all(doctor.OK, doctor.OK),
 		"doctor: 1 error, 1 warning, 1 info (at)": all(doctor.Info, doctor.Warning, doctor.Error),
 		"doctor: 2 errors, 3 warnings, 2 not checked (at)": all(doctor.NotChecked, doctor.NotChecked, doctor.Error,
 			doctor.Error, doctor.Warning,

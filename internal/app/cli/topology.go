@@ -20,9 +20,9 @@ func newTopologyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Print the connections between the GPUs of a node",
-		Long: "topology scans this node once, or a simulated node (--simulate). It prints the connections between GPUs as " +
-			"a matrix like\n" +
-			"that of nvidia-smi topo -m, with the score of each connection.",
+		Long: "topology scans this node once, or a simulated node: that of --simulate or of the running daemon. It prints " +
+			"the connections\n" +
+			"between GPUs as a matrix like that of nvidia-smi topo -m, with the score of each connection.",
 		Example: "  gpu-device-plugin topology --simulate dgx-1\n" +
 			"  gpu-device-plugin topology --simulate dgx-1 -o dot | neato -Tsvg > dgx-1.svg\n" +
 			"  gpu-device-plugin topology prefer --simulate dgx-1 --size 3 --available 1,2,3,4 --required 4",
@@ -48,6 +48,7 @@ func scanGPUs(cmd *cobra.Command) ([]inventory.GPU, error) {
 	if err != nil {
 		return nil, err
 	}
+	simulateAsTheDaemon(cmd, &c)
 	snapshot, err := scanOnce(cmd.Context(), c)
 	return snapshot.GPUs, err
 }

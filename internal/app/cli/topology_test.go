@@ -41,6 +41,27 @@ GPU7  SYS 10   SYS 10   SYS 10   NV1 110  NV2 230  NV1 130  NV2 250  X        1
 	}
 }
 
+// TestSimulatedNodeOfTheDaemon: topology and plan show the simulated node of the daemon that
+// answers, unless a node is named.
+func TestSimulatedNodeOfTheDaemon(t *testing.T) {
+	h := newHost(t, "--simulate", "dgx-1")
+	h.says("simulated node dgx-1", "status")
+	for _, command := range []string{"topology", "topology prefer", "plan", "plan -o classes"} {
+		words := strings.Fields(command)
+		beside, err := printed(t, append(words, "--control-socket", h.socket)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		named, err := printed(t, append(words, "--simulate", "dgx-1")...)
+		if err != nil || beside != named || beside == "" {
+			t.Errorf("%s: %v, prints %q beside the daemon, and with the node named %q", command, err, beside, named)
+		}
+	}
+	if got, err := topo(t, "--simulate", "t4", "--control-socket", h.socket); err != nil || strings.Contains(got, "GPU7") {
+		t.Errorf("a node that is named: %v\n%s", err, got)
+	}
+}
+
 func TestTopologyJSON(t *testing.T) {
 	got, err := topo(t, "--simulate", "dgx-h100", "-o", "json")
 	if err != nil {

@@ -41,6 +41,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
 		ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
+		KubeletSocket: d.config.KubeletSocket, PodResourcesSocket: d.config.PodResourcesSocket,
 	}
 	_, s.GivenAway = d.pci.count()
 	addUnits(s.GPUs, offered)

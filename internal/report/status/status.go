@@ -46,6 +46,10 @@ type Status struct {
 	// Lead is the process of the node that leads.
 	Lead Lead `json:"lead,omitzero"`
 
+	// KubeletSocket and PodResourcesSocket are the sockets of the kubelet that the daemon uses; empty
+	// if it uses none.
+	KubeletSocket      string `json:"kubeletSocket,omitempty"`
+	PodResourcesSocket string `json:"podResourcesSocket,omitempty"`
 	// ConfigFile is the path of the configuration file; empty if there is none.
 	ConfigFile string `json:"configFile,omitempty"`
 	// ConfigGeneration numbers the configurations since the process started, from 1.

@@ -42,7 +42,7 @@ func (c *Client) read(ctx context.Context, names []string, wanted func(*resource
 			}
 		})
 	}
-	read("nodes", func() (err error) { f.Nodes, err = c.nodes(ctx, names); return err })
+	read("nodes", func() (err error) { f.Nodes, f.UnknownNodes, err = c.nodes(ctx, names); return err })
 	read("pods", func() (err error) {
 		f.Pods, err = c.pods(ctx, names)
 		f.PodsUnknown = err != nil
@@ -95,26 +95,30 @@ func listPages[L interface{ GetContinue() string }, T any](
 	}
 }
 
-// nodes returns the named nodes, or all nodes.
-func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, err error) {
+// nodes returns the named nodes, or all nodes, and the names that no node has.
+func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, unknown []string, err error) {
 	if len(names) == 0 {
-		return listPages(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) (nodes []corev1.Node) {
+		all, err = listPages(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) (nodes []corev1.Node) {
 			for i := range l.Items {
 				nodes = append(nodes, trimNode(&l.Items[i]))
 			}
 			return nodes
 		})
+		return all, nil, err
 	}
 	var failed []error
 	for _, name := range names {
 		node, err := c.core.Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			failed = append(failed, fmt.Errorf("node %s: %w", name, err))
+			if apierrors.IsNotFound(err) {
+				unknown = append(unknown, name)
+			}
 			continue
 		}
 		all = append(all, trimNode(node))
 	}
-	return all, errors.Join(failed...)
+	return all, unknown, errors.Join(failed...)
 }
 
 // trimNode returns a node without large unused parts, to save memory.

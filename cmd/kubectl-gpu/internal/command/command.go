@@ -66,7 +66,7 @@ type plugin struct {
 func newRoot() *cobra.Command {
 	p := &plugin{flags: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{
-		Use:   "kubectl gpu [NODE...]",
+		Use:   "gpu [NODE...]",
 		Short: "Show the GPUs of a cluster by node",
 		Long: "kubectl gpu prints a row for each node with GPUs: the model, the number of healthy, allocated and\n" +
 			"existing devices, the MIG layout, the driver version, the version and age of the daemon, and the\n" +
@@ -79,7 +79,7 @@ func newRoot() *cobra.Command {
 		Example: "  kubectl gpu\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why " +
 			"my-pod -n my-namespace\n" +
 			"  kubectl gpu doctor node-1",
-		SilenceUsage: true, SilenceErrors: true,
+		SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: p.completeNodes(-1),

@@ -90,6 +90,30 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 	}
 }
 
+// TestMistypedCommand: a first word that is neither a command nor a node is refused with what was
+// probably meant, and nothing is printed. A node may have the name of no command.
+func TestMistypedCommand(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.addNode("statsu", 8, nil)
+	for arguments, want := range map[string]string{
+		"doctr":        `error: "doctr" is neither a command nor a node, did you mean "doctor"?; kubectl gpu --help lists the commands`,
+		"doctr statsu": `error: "doctr" is neither a command nor a node, did you mean "doctor"?; kubectl gpu --help lists the commands`,
+		"nowhere":      `error: "nowhere" is neither a command nor a node; kubectl gpu --help lists the commands`,
+	} {
+		out, problems, code := s.run(strings.Fields(arguments)...)
+		if code != 1 || out != "" || !strings.Contains(problems, want) {
+			t.Errorf("%s: %d, %q, %s", arguments, code, out, problems)
+		}
+	}
+	if got := fields(s.must("statsu")); !strings.Contains(got, "statsu NVIDIA") {
+		t.Errorf("a node that is named like a mistyped command:\n%s", got)
+	}
+	if got := s.must("--help"); !strings.Contains(got, "\n  kubectl gpu [NODE...] [flags]\n") {
+		t.Errorf("help:\n%s", got)
+	}
+}
+
 // slice returns the slice of a node with these devices.
 func slice(node string, devices ...resourceapi.Device) *resourceapi.ResourceSlice {
 	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-gpu.nvidia.com-0"},

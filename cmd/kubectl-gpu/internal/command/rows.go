@@ -27,6 +27,11 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 	if err != nil {
 		return err
 	}
+	if len(names) > 0 && slices.Contains(facts.UnknownNodes, names[0]) {
+		if near := cmd.SuggestionsFor(names[0]); len(near) > 0 || len(facts.Nodes) == 0 {
+			return unknownWord(names[0], near)
+		}
+	}
 	daemons := facts.Daemons(client.IsDaemon)
 	p.learnResources(cmd, client, &facts, daemons)
 	rows := facts.Rows(daemons, nil, len(names) > 0)
@@ -78,6 +83,16 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 		}
 	})
 	return errors.Join(err, incomplete(facts, answers))
+}
+
+// unknownWord returns the error for a first word that is neither a command nor a node; near are the
+// commands that are spelled much like it.
+func unknownWord(word string, near []string) error {
+	problem := fmt.Sprintf("%q is neither a command nor a node", word)
+	if len(near) > 0 {
+		problem += `, did you mean "` + strings.Join(near, `" or "`) + `"?`
+	}
+	return errors.New(problem + "; kubectl gpu --help lists the commands")
 }
 
 // learnResources asks daemons which resources they serve, if the name of a resource does not show

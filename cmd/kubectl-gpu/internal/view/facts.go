@@ -38,6 +38,8 @@ type Facts struct {
 	// Served are the resources that the asked daemons serve.
 	Served map[corev1.ResourceName]bool
 	Deployment
+	// UnknownNodes are the requested names that no node has.
+	UnknownNodes []string
 	// Missing are sentences about objects that could not be read.
 	Missing []string
 }
