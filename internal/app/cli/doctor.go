@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
@@ -168,7 +169,7 @@ func examine(
 		VolumeMounts: slices.Contains(c.Edits.Strategies, containeredits.VolumeMounts),
 		CDIFolder:    c.CDIDir, CDIVendor: containeredits.CDIVendor, KernelLog: c.KernelLog,
 		MPS: c.Resource.Sharing.Mode == resource.MPS, Claims: c.DRA.Mode != config.DRAOff,
-		DriverRoot: c.Driver.Root, Companions: companions(c.Edits),
+		DriverRoot: c.Driver.Root, Companions: companions(c.Edits), Reader: reader(c.NodeName, p.Simulated),
 	}
 	return doctor.Examine(facts), at, nil
 }
@@ -209,6 +210,29 @@ func askStatus(ctx context.Context, socket string) (fact doctor.Fact[doctor.Daem
 func noDaemon(socket string) string {
 	return "No daemon answers at " + socket + ": it does not run, or this is not its container: " +
 		"run doctor in the container of the daemon's pod on this node"
+}
+
+// reader returns where the findings are read: by kubectl, if doctor runs in a pod.
+func reader(node string, simulated bool) doctor.Reader {
+	r := doctor.Reader{Node: node, MayReset: simulated}
+	if _, pod := os.LookupEnv("KUBERNETES_SERVICE_HOST"); !pod {
+		return r
+	}
+	r.Pod, r.Namespace = os.Getenv("POD_NAME"), "kube-system"
+	if host, err := os.Hostname(); err == nil && r.Pod == "" {
+		r.Pod = host
+	}
+	if text, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace"); err == nil {
+		r.Namespace = strings.TrimSpace(string(text))
+	} else if given := os.Getenv("NAMESPACE"); given != "" {
+		r.Namespace = given
+	}
+	var capabilities [2]unix.CapUserData
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	if unix.Capget(&header, &capabilities[0]) == nil {
+		r.MayReset = r.MayReset || capabilities[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
+	}
+	return r
 }
 
 // inContainer reports whether this process is in a container: kubelet gives its containers a

@@ -104,6 +104,8 @@ type Settings struct {
 	DriverRoot string
 	// Companions are the modules that containers get besides their GPUs.
 	Companions []CompanionModule
+	// Reader is where the remedies are read.
+	Reader Reader
 }
 
 // A Check judges a part of the facts. Every check has at least one finding.
@@ -212,6 +214,12 @@ func Examine(f NodeFacts) []Finding {
 		all.check = c.Name
 		c.judge(&f, &all)
 	}
+	for i, one := range all.list {
+		all.list[i].Remedy = nil
+		for _, command := range one.Remedy {
+			all.list[i].Remedy = append(all.list[i].Remedy, f.Settings.Reader.command(command))
+		}
+	}
 	slices.SortStableFunc(all.list, func(a, b Finding) int { return cmp.Compare(b.Severity, a.Severity) })
 	return all.list
 }
@@ -254,6 +262,11 @@ func (f *findings) fail(message string, evidence []string, remedy ...string) {
 // hasProblem reports whether the check has a finding worse than ok.
 func (f *findings) hasProblem() bool {
 	return slices.ContainsFunc(f.list, func(one Finding) bool { return one.Check == f.check && one.Severity != OK })
+}
+
+// hasWarning reports whether the check has a warning or an error.
+func (f *findings) hasWarning() bool {
+	return slices.ContainsFunc(f.list, func(one Finding) bool { return one.Check == f.check && one.Severity >= Warning })
 }
 
 // require reports whether a fact is known. It adds a finding for an unknown fact.

@@ -203,12 +203,15 @@ func podResources(f *NodeFacts, r *findings) {
 	}
 }
 
+// resetCommand resets the GPU with the index %s.
+const resetCommand = "gpu-device-plugin reset --gpu %s"
+
 // cures are the commands that repair a fault, by the daemon's name of the remedy. %s is the GPU's
 // index.
 var cures = map[inventory.Cure][]string{
-	inventory.CureReset:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
-	inventory.CureDrain:     {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
-	inventory.CureDrainP2P:  {"gpu-device-plugin quiesce", "nvidia-smi --gpu-reset -i %s", "gpu-device-plugin resume"},
+	inventory.CureReset:     {resetCommand},
+	inventory.CureDrain:     {resetCommand},
+	inventory.CureDrainP2P:  {resetCommand},
 	inventory.CureReboot:    {"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot"},
 	inventory.CureFabric:    {"systemctl restart nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"},
 	inventory.CureIMEX:      {"systemctl restart nvidia-imex", "nvidia-imex-ctl -N"},
@@ -303,6 +306,10 @@ func daemon(f *NodeFacts, r *findings) {
 		}
 	}
 	reportedProblems(s, r)
+	layout(s.MIG, r)
+	if state := s.Summary.State; !r.hasWarning() && state != "" && state != status.AllServed && state != status.Starting {
+		r.warn("The daemon is "+state+": "+s.Summary.Text, nil, "gpu-device-plugin status")
+	}
 	if !r.hasProblem() {
 		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
 		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)
@@ -320,10 +327,38 @@ func reportedProblems(s status.Status, r *findings) {
 	for _, line := range slices.Concat(s.LeftOut, s.Unwatched, s.Warnings) {
 		r.warn(line, nil, "gpu-device-plugin status")
 	}
+	for _, line := range status.Held(s.Holds) {
+		r.warn("Not offered to pods yet: "+line, []string{"status: holds"}, "gpu-device-plugin status")
+	}
+	for _, output := range []struct{ what, problem string }{
+		{"Metrics are not served", s.MetricsError}, {"The labels of the node are not written", s.LabelsError},
+		{"The API server is not reached", s.APIServerError},
+	} {
+		if output.problem != "" {
+			r.warn(output.what+": "+output.problem, nil, "gpu-device-plugin status")
+		}
+	}
 	for _, line := range s.MetricsAbsent {
 		r.info(line, []string{"status: metricsAbsent"},
 			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # makes the container privileged")
 	}
+}
+
+// layout finds a MIG layout that the node does not have.
+func layout(m *status.MIGLayout, r *findings) {
+	if m == nil || m.Layout == "" || m.State == "success" {
+		return
+	}
+	evidence := []string{"layout named by " + m.From, "status: mig.state: " + m.State}
+	text := "The MIG layout " + m.Layout + " is " + m.State
+	if m.Reason != "" {
+		text += ": " + m.Reason
+	}
+	if m.State == "failed" {
+		r.fail(text, evidence, "gpu-device-plugin mig status")
+		return
+	}
+	r.info(text, evidence, "gpu-device-plugin mig status")
 }
 
 func mps(f *NodeFacts, r *findings) {

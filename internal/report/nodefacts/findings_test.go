@@ -435,14 +435,14 @@ var daemonRows = []row{
 		name: "needs a reset", status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
 		},
-		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62", remedy: "nvidia-smi --gpu-reset -i 0",
+		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62", remedy: "gpu-device-plugin reset --gpu 0   # needs hostDev: true in the chart",
 	},
 	{
 		name: "can be reset while calls about no GPU and another one hang", status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
 			s.Calls = []status.Call{{Function: "nvmlEventSetWait"}, {GPU: new(7), Function: "nvmlDeviceGetUUID"}}
 		},
-		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "nvidia-smi --gpu-reset -i 0", also: justDaemon,
+		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "gpu-device-plugin reset --gpu 0   # needs hostDev: true in the chart", also: justDaemon,
 	},
 	{
 		name: "cannot be reset while a call hangs", status: func(s *status.Status) {
@@ -464,6 +464,75 @@ var daemonRows = []row{
 	{
 		name: "warning", status: func(s *status.Status) { s.Warnings = []string{"a rule matches no device"} },
 		check: "daemon", severity: doctor.Warning, says: "a rule matches no device",
+	},
+	{
+		name: "MIG layout failed", status: func(s *status.Status) {
+			s.MIG = &status.MIGLayout{Layout: "all-balanced", From: "mig apply", State: "failed", Reason: "GPU 3: no"}
+			s.Summary = status.Summary{State: status.AllServed}
+		},
+		check: "daemon", severity: doctor.Error, says: "MIG layout all-balanced is failed: GPU 3: no",
+		remedy: "gpu-device-plugin mig status",
+	},
+	{
+		name: "MIG layout under way", status: func(s *status.Status) {
+			s.MIG = &status.MIGLayout{Layout: "all-balanced", From: "mig apply", State: "pending", Reason: "GPU 3 is in use"}
+		},
+		check: "daemon", severity: doctor.Info, says: "MIG layout all-balanced is pending: GPU 3 is in use",
+	},
+	{
+		name: "a GPU held back", status: func(s *status.Status) {
+			s.Holds = []status.Hold{{Device: "GPU-3", Resource: "nvidia.com/gpu", Reason: "its MIG layout is not made"}}
+		},
+		check: "daemon", severity: doctor.Warning,
+		says: "Not offered to pods yet: nvidia.com/gpu GPU-3; its MIG layout is not made",
+	},
+	{
+		name: "degraded for another reason", status: func(s *status.Status) {
+			s.Summary = status.Summary{State: status.Degraded, Text: "nvidia.com/gpu: 7 of 8"}
+		},
+		check: "daemon", severity: doctor.Warning, says: "The daemon is degraded: nvidia.com/gpu: 7 of 8",
+	},
+	{
+		name: "labels", status: func(s *status.Status) { s.LabelsError = "refused" },
+		check: "daemon", severity: doctor.Warning, says: "labels of the node are not written: refused",
+	},
+	{
+		name: "read by kubectl", settings: func(s *doctor.Settings) {
+			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x", MayReset: true}
+		},
+		status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+		},
+		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "kubectl gpu reset node-1 --gpu 0",
+	},
+	{
+		name: "read by kubectl, and the daemon may not reset GPUs", settings: func(s *doctor.Settings) {
+			s.Reader = doctor.Reader{Namespace: "gpu", Pod: "daemon-x"}
+		},
+		status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+		},
+		check: "daemon", severity: doctor.Error, says: "XID 62",
+		remedy: "kubectl gpu reset NODE --gpu 0   # needs hostDev: true in the chart",
+	},
+	{
+		name: "read by kubectl, for a command of the container", settings: func(s *doctor.Settings) {
+			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
+		},
+		status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 54", string(inventory.CureHuman)
+		},
+		check: "daemon", severity: doctor.Error, says: "XID 54",
+		remedy: "kubectl -n gpu exec daemon-x -- gpu-device-plugin health clear --gpu ",
+	},
+	{
+		name: "read by kubectl, for the node", settings: func(s *doctor.Settings) {
+			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
+		},
+		status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Lost", "XID 79", string(inventory.CureReboot)
+		},
+		check: "daemon", severity: doctor.Error, says: "XID 79", remedy: "kubectl drain node-1 --ignore-daemonsets",
 	},
 	{
 		name: "simulated", status: func(s *status.Status) { s.Simulated = "dgx-h100" },
