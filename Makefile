@@ -76,9 +76,13 @@ chart: ## build: Pack the Helm chart into dist/ (DIST=folder)
 	tar -C deployments/helm --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 --mode=u=rwX,go=rX \
 	  -czf $(DIST)/gpu-device-plugin-$(VERSION:v%=%).tgz gpu-device-plugin
 
+# The private key that signs the provenance, and the URI of who or what builds; docs/dev/verify.md.
+KEY     ?=
+BUILDER ?=
+
 .PHONY: release
-release: ## release: Write programs, chart, images, SBOMs and checksums into dist/ (Debian on amd64)
-	hack/release $(VERSION) $(IMAGE)
+release: ## release: Write programs, chart, images, their SBOMs and provenance, and checksums into dist/ (Debian on amd64; KEY=release.pem signs)
+	KEY='$(KEY)' BUILDER='$(BUILDER)' hack/release $(VERSION) $(IMAGE)
 
 .PHONY: set-version
 set-version: ## release: Write the version of the next release into the program, chart and manifests (TO=v0.2.0)

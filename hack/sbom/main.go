@@ -1,7 +1,10 @@
-// Command sbom says what a Go binary is made of, from the build information in the binary itself:
-// as an SPDX document, as a table of licences, or as the texts of these licences. It finds licences
+// Command sbom says what an artefact of a release is made of: a Go binary, an image (FILE.oci.tar) or
+// the package of the chart (FILE.tgz). Of a binary it prints an SPDX document, a table of licences,
+// or the texts of these licences, from the build information in the binary itself. It finds licences
 // in the module cache, so it is run where the binary was built, and from the same source, whose
-// version it names.
+// version it names. The SPDX document of an image has what the documents of its programs have.
+//
+// A document is as old as SOURCE_DATE_EPOCH says, or else as the commit in the binary, or the file.
 package main
 
 import (
@@ -17,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,11 +38,30 @@ func run(args []string, output io.Writer) error {
 	flags := flag.NewFlagSet("sbom", flag.ContinueOnError)
 	format := flags.String("format", "spdx", "what to print: spdx (JSON), licenses (a table in Markdown) or texts (of the licences)")
 	libc := flags.String("libc", "", "version of Debian's package libc6, if its files are delivered with the binary")
+	var programs, packages []string
+	flags.Func("contains", "SPDX document of a program in the image; may be given several times", func(file string) error {
+		programs = append(programs, file)
+		return nil
+	})
+	flags.Func("package", "package URL of something else in the image, and behind a space its licence; may be given several times",
+		func(text string) error {
+			packages = append(packages, text)
+			return nil
+		})
+	chartImage := flags.String("image", "", "OCI archive of the image that the chart starts")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() != 1 {
-		return errors.New("give the path of a binary")
+		return errors.New("give the path of a binary, an image or the package of a chart")
+	}
+	switch file := flags.Arg(0); {
+	case strings.HasSuffix(file, ".oci.tar"):
+		d, err := imageDocument(file, programs, packages)
+		return encode(output, d, err)
+	case strings.HasSuffix(file, ".tgz"):
+		d, err := chartDocument(file, *chartImage)
+		return encode(output, d, err)
 	}
 	b, err := read(flags.Arg(0))
 	if err != nil {
@@ -46,16 +69,24 @@ func run(args []string, output io.Writer) error {
 	}
 	switch *format {
 	case "spdx":
-		encoder := json.NewEncoder(output)
-		encoder.SetIndent("", "  ")
-		encoder.SetEscapeHTML(false)
-		return encoder.Encode(b.document(*libc))
+		return encode(output, b.document(*libc), nil)
 	case "licenses":
 		return b.table(output)
 	case "texts":
 		return b.texts(output)
 	}
 	return fmt.Errorf("unknown format %q: give spdx, licenses or texts", *format)
+}
+
+// encode prints a document, unless there was an error.
+func encode(output io.Writer, d document, err error) error {
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(output)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(d)
 }
 
 // A module is one that is linked into the binary.
@@ -72,8 +103,8 @@ type binary struct {
 	main     module
 	modules  []module // the Go standard library first
 	goarch   string
-	built    time.Time // of the commit, or else of the file
-	checksum string    // SHA-256, in hexadecimal
+	built    time.Time
+	checksum string // SHA-256, in hexadecimal
 }
 
 // read reads the binary's build information and finds the licences of its modules.
@@ -82,28 +113,21 @@ func read(path string) (*binary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read build information: %w", err)
 	}
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("read binary: %w", err)
-	}
-	file, err := os.Stat(path)
-	if err != nil {
-		return nil, fmt.Errorf("read binary: %w", err)
-	}
+	commitTime := ""
 	b := &binary{
-		name:  info.Path[strings.LastIndex(info.Path, "/")+1:],
-		main:  module{Path: info.Main.Path, Version: version.Number},
-		built: file.ModTime(), checksum: fmt.Sprintf("%x", sha256.Sum256(content)),
+		name: info.Path[strings.LastIndex(info.Path, "/")+1:],
+		main: module{Path: info.Main.Path, Version: version.Number},
 	}
 	for _, s := range info.Settings {
 		switch s.Key {
 		case "GOARCH":
 			b.goarch = s.Value
 		case "vcs.time":
-			if b.built, err = time.Parse(time.RFC3339, s.Value); err != nil {
-				return nil, fmt.Errorf("read time of the commit: %w", err)
-			}
+			commitTime = s.Value
 		}
+	}
+	if b.checksum, b.built, err = measure(path, commitTime); err != nil {
+		return nil, err
 	}
 	if err := b.readModules(info); err != nil {
 		return nil, err
@@ -114,6 +138,34 @@ func read(path string) (*binary, error) {
 		}
 	}
 	return b, nil
+}
+
+// measure returns the SHA-256 of a file and the time at which it was built: SOURCE_DATE_EPOCH, or
+// else the time of the commit if that is known, or of the file.
+func measure(path, commitTime string) (sha string, built time.Time, err error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return "", time.Time{}, fmt.Errorf("read artefact: %w", err)
+	}
+	sha = fmt.Sprintf("%x", sha256.Sum256(content))
+	if epoch := os.Getenv("SOURCE_DATE_EPOCH"); epoch != "" {
+		seconds, err := strconv.ParseInt(epoch, 10, 64)
+		if err != nil {
+			return "", time.Time{}, fmt.Errorf("read SOURCE_DATE_EPOCH: %w", err)
+		}
+		return sha, time.Unix(seconds, 0), nil
+	}
+	if commitTime != "" {
+		if built, err = time.Parse(time.RFC3339, commitTime); err != nil {
+			return "", time.Time{}, fmt.Errorf("read time of the commit: %w", err)
+		}
+		return sha, built, nil
+	}
+	file, err := os.Stat(path)
+	if err != nil {
+		return "", time.Time{}, fmt.Errorf("read artefact: %w", err)
+	}
+	return sha, file.ModTime(), nil
 }
 
 // readModules sets the modules of a binary, Go's standard library first, each with its folder.

@@ -58,6 +58,7 @@ type relationship struct {
 }
 
 const (
+	project    = "github.com/gpu-device-plugin/gpu-device-plugin"
 	documentID = "SPDXRef-DOCUMENT"
 	unsaid     = "NOASSERTION"
 )
@@ -65,17 +66,10 @@ const (
 // document returns what the binary consists of. The same file gives the same document. libc is the
 // version of Debian's libc6 that is delivered with it, empty for none.
 func (b *binary) document(libc string) document {
-	d := document{
-		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: documentID, Name: fmt.Sprintf("%s-%s-%s", b.name, b.main.Version,
-			b.goarch),
-		Namespace: fmt.Sprintf("https://%s/sbom/%s", b.main.Path, b.checksum),
-		Creation:  creation{b.built.UTC().Format(time.RFC3339), []string{"Tool: hack-sbom"}},
-	}
 	own := newPackage(b.main, "APPLICATION")
 	own.Name = b.name
-	own.Checksums = []checksum{{"SHA256", b.checksum}}
-	d.Packages = append(d.Packages, own)
-	d.Relationships = append(d.Relationships, relationship{documentID, "DESCRIBES", own.ID})
+	own.ID = "SPDXRef-" + idOf(b.name+"-"+b.goarch) // another one than of the other programs in an image
+	d := newDocument(fmt.Sprintf("%s-%s-%s", b.name, b.main.Version, b.goarch), own, b.checksum, b.built)
 	for _, m := range b.modules {
 		p := newPackage(m, "LIBRARY")
 		if m.sum != "" {
@@ -86,11 +80,24 @@ func (b *binary) document(libc string) document {
 	}
 	if libc != "" {
 		p := newPackage(module{Path: "libc6", Version: libc, license: "LGPL-2.1-or-later"}, "LIBRARY")
+		p.ID += "-" + b.goarch
 		p.Refs = []ref{packageURL("pkg:deb/debian/libc6@" + escape(libc) + "?arch=" + b.goarch)}
 		d.Packages = append(d.Packages, p)
 		d.Relationships = append(d.Relationships, relationship{own.ID, "DYNAMIC_LINK", p.ID})
 	}
 	return d
+}
+
+// newDocument returns a document about one package, a file with that SHA-256.
+func newDocument(name string, own spdxPackage, sha string, built time.Time) document {
+	own.Checksums = []checksum{{"SHA256", sha}}
+	return document{
+		Version: "SPDX-2.3", DataLicense: "CC0-1.0", ID: documentID, Name: name,
+		Namespace:     "https://" + project + "/sbom/" + sha,
+		Creation:      creation{built.UTC().Format(time.RFC3339), []string{"Tool: hack-sbom"}},
+		Packages:      []spdxPackage{own},
+		Relationships: []relationship{{documentID, "DESCRIBES", own.ID}},
+	}
 }
 
 func newPackage(m module, purpose string) spdxPackage {
@@ -110,6 +117,10 @@ func packageURL(locator string) ref { return ref{"PACKAGE-MANAGER", "purl", loca
 // escape escapes what a version may have and a package URL may not.
 func escape(version string) string {
 	return strings.NewReplacer("+", "%2B", ":", "%3A").Replace(version)
+}
+
+func unescape(version string) string {
+	return strings.NewReplacer("%2B", "+", "%3A", ":").Replace(version)
 }
 
 // idOf returns a path as an SPDX identifier, which has letters, digits, dots and hyphens.
