@@ -26,9 +26,10 @@ type envelope struct {
 	Signatures  []signature `json:"signatures"`
 }
 
+// A signature names no key: DSSE leaves open what the ID of a key is, and Sigstore's verifier skips
+// a signature with an ID that is not the one that it computes.
 type signature struct {
-	KeyID string `json:"keyid"` // a hint only
-	Sig   string `json:"sig"`   // ASN.1, in base64
+	Sig string `json:"sig"` // ASN.1, in base64
 }
 
 // signedPart returns what a signature of an envelope signs: DSSE's pre-authentication encoding.
@@ -44,12 +45,8 @@ func seal(payload []byte, key *ecdsa.PrivateKey) (*envelope, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sign: %w", err)
 	}
-	id, err := keyID(&key.PublicKey)
-	if err != nil {
-		return nil, err
-	}
 	return &envelope{payloadType, base64.StdEncoding.EncodeToString(payload),
-		[]signature{{id, base64.StdEncoding.EncodeToString(sig)}}}, nil
+		[]signature{{base64.StdEncoding.EncodeToString(sig)}}}, nil
 }
 
 // open returns the payload of an envelope in JSON. One of its signatures has to be by the key;
@@ -81,15 +78,6 @@ func decode(text string) ([]byte, error) {
 		return content, nil
 	}
 	return base64.URLEncoding.DecodeString(text)
-}
-
-// keyID returns the SHA-256 of the public key in DER, which openssl prints too.
-func keyID(key *ecdsa.PublicKey) (string, error) {
-	der, err := x509.MarshalPKIXPublicKey(key)
-	if err != nil {
-		return "", fmt.Errorf("encode public key: %w", err)
-	}
-	return fmt.Sprintf("%x", sha256.Sum256(der)), nil
 }
 
 // readPrivateKey reads an ECDSA key on P-256 in PEM, in the form of PKCS #8 or SEC 1.

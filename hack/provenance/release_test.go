@@ -209,7 +209,6 @@ func runDocument(t *testing.T, folder string) {
 		text := strings.NewReplacer("v0.1.0", version.Number, "amd64", runtime.GOARCH).Replace(c.Text)
 		switch {
 		case c.File != "docs/dev/verify.md":
-		case strings.HasPrefix(text, "cosign "):
 		case strings.HasPrefix(text, "go run "):
 			text = strings.ReplaceAll(strings.ReplaceAll(text, "dist/", folder+"/"), "release.pub", folder+"/release.pub")
 			output := command(t, root, nil, "sh", "-c", text)
@@ -221,13 +220,9 @@ func runDocument(t *testing.T, folder string) {
 		}
 	}
 	output := command(t, folder, nil, "bash", "-c", strings.Join(here, "\n"))
-	key, err := readPublicKey(filepath.Join(folder, "release.pub"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	artefact := "gpu-device-plugin-" + version.Number + "-linux-" + runtime.GOARCH
 	for _, want := range []string{"Verified OK\n", artefact + ": OK\n", artefact + sbomSuffix + ": OK\n",
-		`"gitCommit": "` + commit + `"`, must(keyID(key)) + "  -\n"} {
+		`"gitCommit": "` + commit + `"`} {
 		if !strings.Contains(output, want) {
 			t.Errorf("the commands do not print %q:\n%s", want, output)
 		}
