@@ -134,8 +134,8 @@ func TestStoppedDaemonIsNotAlive(t *testing.T) {
 	}
 }
 
-// TestMetricsAddressOfTwoDaemons: the daemon that comes later serves GPUs without the address, and
-// takes it over when the other ends.
+// TestMetricsAddressOfTwoDaemons: an upgrade goes on. The daemon that comes later is ready beside the
+// earlier one and serves GPUs without the address, and takes it over when the other ends.
 func TestMetricsAddressOfTwoDaemons(t *testing.T) {
 	t.Parallel()
 	at := metricsAddress(t)
@@ -145,7 +145,7 @@ func TestMetricsAddressOfTwoDaemons(t *testing.T) {
 	s.answers(at, "/readyz", http.StatusOK, "ready")
 	other := s.beside("dgx-h100", "--metrics-address", at)
 	other.start()
-	other.becomesReady("")
+	other.becomesReady("ready")
 	other.logs("choose another address with --metrics-address")
 	first := s.Running()
 	s.signal(first, syscall.SIGTERM)

@@ -236,20 +236,6 @@ func TestDaemonBesideALeadWithoutADriver(t *testing.T) {
 	s.allocatable(8)
 }
 
-// TestLaterDaemonIsReadyBesideTheEarlier: an upgrade goes on.
-func TestLaterDaemonIsReadyBesideTheEarlier(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{})
-	s.shows(8, 8)
-	later := s.beside(s.Profile)
-	later.start()
-	later.becomesReady("ready")
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
-	s.allocatable(8)
-}
-
 // TestLaterDaemonIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have
 // ended. An upgrade does not wait for that.
 func TestLaterDaemonIsReadyThoughPodsHoldAllGPUs(t *testing.T) {

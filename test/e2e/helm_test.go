@@ -200,27 +200,6 @@ func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node,
 	return pod
 }
 
-// upgradesWithPods: upgrades of the release take no pod its GPU while short pods come and go.
-func upgradesWithPods(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	withoutDaemon(ctx, t, n)
-	before := waitPod(ctx, t, n, holder, isRunning)
-	helm(ctx, t, n, append([]string{"install"}, chartWith(t, "")...)...)
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	seen := watch(ctx, t, kubelet, gpu, "helm upgrade while pods come and go")
-	end := startChurn(ctx, t, n)
-	for i := range 5 {
-		upgrade(ctx, t, n, fmt.Sprintf("podAnnotations: {e2e/upgrade: %q}", fmt.Sprint(i)))
-	}
-	churn := end()
-	lowest, longest := seen().below(gpus)
-	t.Logf("five upgrades: the kubelet counted %d at least, below %d for %v; %v", lowest, gpus, longest, churn)
-	if ours := churn.ofOurs(); len(ours) > 0 {
-		t.Errorf("%d of %d pods failed for what a device plugin did", len(ours), churn.made)
-	}
-	waitPod(ctx, t, n, holder, isSame(before))
-}
-
 // upgradesThatOvertake: an upgrade every ten seconds, each of which may come before the one before
 // has replaced the pod, takes no pod its GPU while short pods come and go.
 func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node,
