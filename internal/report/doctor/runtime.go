@@ -348,7 +348,7 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	switch onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI; {
 	case onlyEnvvar && !t.EnvvarUnprivileged:
 		r.fail("NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device "+
-			"list strategy is envvar: these containers get no GPUs", evidence, append(one.toolkit(mounts, true),
+			"list strategy is envvar: they get no GPUs", evidence, append(one.toolkit(mounts, true),
 			"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")...)
 	case !t.EnvvarUnprivileged:
 	case onlyEnvvar:
