@@ -320,3 +320,26 @@ func TestAResetThatCannotBeEnded(t *testing.T) {
 		}
 	})
 }
+
+// TestGPUThatNeedsARestartOfTheNode: the reset is refused with the daemon's reason, and nothing is
+// withdrawn, noted or run, also for the other GPUs of the command.
+func TestGPUThatNeedsARestartOfTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		r := newRig(dir)
+		s := r.snapshots.Value()
+		s.GPUs = slices.Clone(s.GPUs)
+		s.GPUs[1].Health = inventory.Health{State: inventory.Lost, Reason: "XID 79 (GPU fell off the bus): restart the node",
+			Cure: inventory.CureReboot}
+		r.snapshots.Publish(s)
+		err := <-r.begin(t.Context(), time.Hour, "0", "1")
+		want := "GPU 1 needs a restart of its node, which a reset does not replace; nothing was tried. " +
+			"GPU 1 is Lost: XID 79 (GPU fell off the bus): restart the node"
+		if err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 || len(r.withheld) > 0 || len(r.runs) > 0 {
+			t.Errorf("%v, notes %v, withheld %v, runs %v", err, entries, r.withheld, r.runs)
+		}
+	})
+}

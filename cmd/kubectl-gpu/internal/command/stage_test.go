@@ -224,6 +224,32 @@ func (s *stage) addWaiting(reason, message string) {
 	})
 }
 
+// addCrashing adds the pod p, whose container crashed on node a and waits, or runs again.
+func (s *stage) addCrashing(runs bool) {
+	s.t.Helper()
+	one := corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("1")}
+	c := corev1.ContainerStatus{Name: "c", RestartCount: 3, LastTerminationState: corev1.ContainerState{
+		Terminated: &corev1.ContainerStateTerminated{Reason: "Error", ExitCode: 1}}}
+	if runs {
+		c.State.Running = &corev1.ContainerStateRunning{}
+	} else {
+		c.State.Waiting = &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff", Message: "back-off"}
+	}
+	s.add("pods", &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},
+		Spec: corev1.PodSpec{NodeName: "a", Containers: []corev1.Container{
+			{Name: "c", Resources: corev1.ResourceRequirements{Requests: one, Limits: one}}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, ContainerStatuses: []corev1.ContainerStatus{c}},
+	})
+}
+
+// fallen returns a GPU that fell off the bus, with the daemon's reason.
+func fallen(index int) status.Device {
+	d := gpu(index, "Lost")
+	d.Reason, d.Cure = "XID 79 (GPU fell off the bus): restart the node", "reboot"
+	return d
+}
+
 const metrics = `# TYPE DCGM_FI_DEV_GPU_UTIL gauge
 DCGM_FI_DEV_GPU_UTIL{UUID="GPU-0",gpu="0"} 87
 # TYPE DCGM_FI_DEV_FB_USED gauge

@@ -81,6 +81,28 @@ func TestWhyOfResources(t *testing.T) {
 				}}}
 			s.add("pods", pod)
 		}, "Container main has lost GPU-3: Lost: XID 79; remedy: reboot. The pod keeps running; delete it to get another GPU."},
+		"crashes with its GPU": {func(s *stage) {
+			s.addNode("a", 7, nil)
+			s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{fallen(3)}, Holders: []status.Holder{
+				{Device: "GPU-3", Namespace: "team", Pod: "p", Container: "c"}}}))
+			s.addCrashing(false)
+		}, "Container c does not start on node a (CrashLoopBackOff): back-off; it ended (Error, exit status 1). Its GPU GPU-3 is not " +
+			"healthy: Lost: XID 79 (GPU fell off the bus): restart the node; remedy: reboot. Delete the pod to get another GPU. See what " +
+			"it printed: kubectl logs -n team p -c c --previous.\n"},
+		"crashes with a Healthy GPU": {func(s *stage) {
+			s.addNode("a", 8, nil)
+			s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{gpu(3, "Healthy")}, Holders: []status.Holder{
+				{Device: "GPU-3", Namespace: "team", Pod: "p", Container: "c"}}}))
+			s.addCrashing(false)
+		}, "The daemon calls its GPUs Healthy: GPU-3. Check that CUDA works on them once no pod uses them: kubectl gpu validate a " +
+			"--gpu GPU-3; and what a container gets: gpu-device-plugin check-container --devices 1 in a pod"},
+		"runs again after a crash": {func(s *stage) {
+			s.addNode("a", 8, nil)
+			s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{gpu(3, "Healthy")}, Holders: []status.Holder{
+				{Device: "GPU-3", Namespace: "team", Pod: "p", Container: "c"}}}))
+			s.addCrashing(true)
+		}, "It runs on node a and has its GPUs: container c has GPU-3. But container c has crashed before: it ended (Error, exit " +
+			"status 1). See what it printed: kubectl logs -n team p -c c --previous. The daemon calls its GPUs Healthy: GPU-3. "},
 		"lost by a sidecar": {func(s *stage) {
 			lost := []corev1.ResourceStatus{
 				{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: "GPU-3",

@@ -62,7 +62,7 @@ func (o Objects) failed(ctx context.Context) string {
 		return "It has failed, and its containers do not say why."
 	}
 	text := fmt.Sprintf("Container %s %s.", t.Container, t.Text("on node "+p.Spec.NodeName, o.Now))
-	return text + o.nextStep(ctx, t.FullText(), t.Container)
+	return text + o.badGPU(ctx, t.Container) + o.nextStep(ctx, t.FullText(), t.Container)
 }
 
 // rejected explains a pod that the kubelet did not admit. The kubelet never retries it.

@@ -1,6 +1,7 @@
 package why
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path"
@@ -25,7 +26,7 @@ func (o Objects) assigned(ctx context.Context) string {
 				"another GPU, delete the pod.", t.Container, strings.TrimSuffix(t.Message, "."))
 		}
 		text := fmt.Sprintf("Container %s %s.", t.Container, t.Text("on node "+p.Spec.NodeName, o.Now))
-		return text + o.nextStep(ctx, t.FullText(), t.Container)
+		return text + o.badGPU(ctx, t.Container) + o.nextStep(ctx, t.FullText(), t.Container)
 	}
 	if text := o.starting(ctx); text != "" {
 		return text
@@ -131,7 +132,87 @@ func (o Objects) nextStep(ctx context.Context, says, container string) string {
 		previous = " --previous"
 	}
 	return fmt.Sprintf(" See what it printed: kubectl logs -n %s %s -c %s%s.",
-		o.Pod.Namespace, o.Pod.Name, container, previous) + o.hiddenGPUs(ctx)
+		o.Pod.Namespace, o.Pod.Name, container, previous) + cmp.Or(o.hiddenGPUs(ctx), o.checkGPUs(ctx, container))
+}
+
+// recordedGPUs returns the UUIDs of the devices that a container of the pod has or had last: by the
+// node's daemon, or by the kubelet's record in the pod's status.
+func (o Objects) recordedGPUs(d Daemon, container string) (uuids []string) {
+	if d.Status != nil {
+		uuids = o.devicesOf(*d.Status, container)
+	}
+	if len(uuids) > 0 {
+		return uuids
+	}
+	for _, c := range view.Containers(o.Pod) {
+		for _, r := range c.AllocatedResourcesStatus {
+			for _, device := range r.Resources {
+				uuid, _, _ := strings.Cut(string(device.ResourceID), "::")
+				if c.Name == container && !slices.Contains(uuids, uuid) {
+					uuids = append(uuids, uuid)
+				}
+			}
+		}
+	}
+	return uuids
+}
+
+// badGPU says that a device of a container that does not run is not healthy, with the daemon's
+// reason; empty if none is. The result begins with a space.
+func (o Objects) badGPU(ctx context.Context, container string) string {
+	if !o.asksForGPUs() {
+		return ""
+	}
+	d := o.ask(ctx, o.Pod.Spec.NodeName)
+	if d.Status == nil {
+		return ""
+	}
+	for _, uuid := range o.recordedGPUs(d, container) {
+		if text := illnessOf(*d.Status, uuid); text != "" {
+			return fmt.Sprintf(" Its GPU %s is not healthy: %s. Delete the pod to get another GPU.", uuid, text)
+		}
+	}
+	return ""
+}
+
+// checkGPUs says how to check the GPUs of a container that crashes although the daemon calls them
+// Healthy; empty if none is known. The result begins with a space.
+func (o Objects) checkGPUs(ctx context.Context, container string) string {
+	d := o.ask(ctx, o.Pod.Spec.NodeName)
+	if d.Status == nil {
+		return ""
+	}
+	uuids := o.recordedGPUs(d, container)
+	if len(uuids) == 0 || o.badGPU(ctx, container) != "" {
+		return ""
+	}
+	return fmt.Sprintf(" The daemon calls its GPUs Healthy: %s. Check that CUDA works on them once no pod uses them: "+
+		"kubectl gpu validate %s --gpu %s; and what a container gets: gpu-device-plugin check-container --devices %d in a pod "+
+		"with this program and the same limits.", inventory.Few(uuids), o.Pod.Spec.NodeName, strings.Join(uuids, ","),
+		len(uuids))
+}
+
+// crashed returns the last crash of a running container; nil if it has not crashed.
+func (o Objects) crashed(container string) *corev1.ContainerStateTerminated {
+	for _, c := range view.Containers(o.Pod) {
+		if ended := c.LastTerminationState.Terminated; c.Name == container && ended != nil && ended.ExitCode != 0 {
+			return ended
+		}
+	}
+	return nil
+}
+
+// restarts says that a running container has crashed, and how to check its GPUs; empty if it has
+// not. The result begins with a space.
+func (o Objects) restarts(ctx context.Context, users []string) string {
+	for _, name := range users {
+		if ended := o.crashed(name); ended != nil {
+			return fmt.Sprintf(" But container %s has crashed before: it ended%s (%s, exit status %d). See what it printed: "+
+				"kubectl logs -n %s %s -c %s --previous.", name, view.Ago(" ", ended.FinishedAt.Time, o.Now), ended.Reason,
+				ended.ExitCode, o.Pod.Namespace, o.Pod.Name, name) + o.checkGPUs(ctx, name)
+		}
+	}
+	return ""
 }
 
 // runtimeHandlers names the runtime handlers of the pod's node if the message mentions one; empty
@@ -278,7 +359,7 @@ func (o Objects) running(ctx context.Context) string {
 		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") +
 			"." + unseen
 	}
-	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "."
+	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "." + o.restarts(ctx, users)
 }
 
 // recordedDevices says which devices the kubelet has recorded in the pod's status, or that there
