@@ -104,7 +104,7 @@ func TestHostileStatus(t *testing.T) {
 		if err := parse([]byte(told), &all); err != nil || len(all.GPUs) != 2 {
 			t.Fatalf("%s: %v, %.300s", format, err, told)
 		}
-		if got := all.GPUs[0]; got.State != bad.State || got.Model != bad.Model || got.Reason != bad.Reason ||
+		if got := all.GPUs[0]; got.State != bad.State || got.Model != strings.ReplaceAll(bad.Model, " ", "-") || got.Reason != bad.Reason ||
 			got.Cure != bad.Cure {
 			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Cure,
 				len(got.Reason))

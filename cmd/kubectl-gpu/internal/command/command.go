@@ -61,6 +61,8 @@ type plugin struct {
 	options cluster.Options
 	format  string
 	ask     string
+	// unhealthy leaves healthy nodes and GPUs out.
+	unhealthy bool
 }
 
 func newRoot() *cobra.Command {
@@ -70,13 +72,14 @@ func newRoot() *cobra.Command {
 		Short: "Show the GPUs of a cluster by node",
 		Long: "kubectl gpu prints a row for each node with GPUs: the model, the number of healthy, allocated and\n" +
 			"existing devices, the MIG layout, the driver version, the version and age of the daemon, and the\n" +
-			"source and age of this data. Devices are GPUs, MIG devices, shares and units.\n\n" +
+			"source and age of this data. Devices are GPUs, MIG devices, shares and units. The first line has the\n" +
+			"totals, and the worst nodes come first.\n\n" +
 			"The data comes from Nodes, Pods, ResourceSlices, ResourceClaims and the daemon's DaemonSet. If the\n" +
 			"model, the driver version or the reason of unhealthy devices is missing there, kubectl gpu asks the\n" +
 			"node's daemon by pods/exec. If no daemon runs on a node, the reason is printed on standard error.\n\n" +
 			"Objects that you may not read and daemons that do not respond are reported on standard error.\n" +
 			"Everything else is printed, and the exit status is 1.",
-		Example: "  kubectl gpu\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why " +
+		Example: "  kubectl gpu\n  kubectl gpu --unhealthy\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why " +
 			"my-pod -n my-namespace\n" +
 			"  kubectl gpu doctor node-1",
 		SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
@@ -101,6 +104,7 @@ func newRoot() *cobra.Command {
 // addOutput adds the flags of commands that print rows.
 func (p *plugin) addOutput(cmd *cobra.Command) {
 	cmd.Flags().StringVarP(&p.format, "output", "o", "table", "output format: table, wide, json or yaml")
+	cmd.Flags().BoolVar(&p.unhealthy, "unhealthy", false, "only what is not healthy")
 	cmd.Flags().StringVar(&p.ask, "ask", "auto", "ask daemons by pods/exec: auto, always or never")
 	for flag, values := range map[string][]string{"output": {"table", "wide", "json", "yaml"},
 		"ask": {"auto", "always", "never"}} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -44,7 +45,8 @@ func TestNodes(t *testing.T) {
 	s.addPod("p", "a", 2, corev1.PodRunning)
 	s.addPod("over", "a", 4, corev1.PodSucceeded)
 	s.addPod("waits", "", 1, corev1.PodPending)
-	want := `NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE SOURCE
+	want := `Nodes: 2, of which 2 not healthy. Devices: 15 healthy of 16, 2 allocated.
+NODE MODEL HEALTHY ALLOCATED ALL MIG DRIVER VERSION SINCE SOURCE
 a NVIDIA H100 80GB HBM3 7 2 8 all-balanced (success) 580.95.05 v0.1.0 3h label
 b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 	if diff := cmp.Diff(want, fields(s.must())); diff != "" {
@@ -65,7 +67,7 @@ b NVIDIA H100 80GB HBM3 8 0 8 - 570.1 v0.2.0 3h daemon`
 	if got := fields(s.must("a", "a")); !strings.Contains(got, " 7 2 8 ") {
 		t.Errorf("a node that was named twice:\n%s", got)
 	}
-	if got := fields(s.must("cpu")); got != strings.SplitN(want, "\n", 2)[0]+"\ncpu - 0 0 0 - - no daemon - -" {
+	if got := fields(s.must("cpu")); got != strings.Split(want, "\n")[1]+"\ncpu - 0 0 0 - - no daemon - -" {
 		t.Errorf("a node without GPUs that was named:\n%s", got)
 	}
 	s.commands()
@@ -215,10 +217,11 @@ func TestDriverOfAnotherName(t *testing.T) {
 		t.Errorf("nodes (-want +got):\n%s", diff)
 	}
 	out, _, _ := s.run("list")
-	want = `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE
-a gpu-0 NVIDIA H100 Unknown team/p (claim training) - - ResourceSlice
-a gpu-1 NVIDIA H100 Unknown team/r (claim looks) - - ResourceSlice
-a gpu-0 NVIDIA H100 Unknown - - - ResourceSlice`
+	out = regexp.MustCompile(` no daemon runs .*`).ReplaceAllString(out, " REASON")
+	want = `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE REMEDY REASON
+a gpu-0 NVIDIA H100 Unknown team/p (claim training) - - ResourceSlice - REASON
+a gpu-1 NVIDIA H100 Unknown team/r (claim looks) - - ResourceSlice - REASON
+a gpu-0 NVIDIA H100 Unknown - - - ResourceSlice - REASON`
 	if diff := cmp.Diff(want, fields(out)); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}
@@ -238,10 +241,10 @@ func TestList(t *testing.T) {
 				Receipt: &status.Receipt{MemoryMiB: 1024, Percentage: 25,
 					Layer: "mps"}}, {Device: "GPU-0", Namespace: "team", Pod: "p", Container: "c", Claim: "shared"},
 		}}))
-	want := `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE
-a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c (1024 MiB, 25 percent, by mps) 87% 1024/81559 MiB daemon
-a 1 NVIDIA H100 80GB HBM3 Unhealthy - - - daemon
-a 1:0 MIG 1g.10gb Healthy - - - daemon`
+	want := `NODE GPU MODEL STATE HELD BY UTIL MEMORY SOURCE REMEDY REASON
+a 1 NVIDIA H100 80GB HBM3 Unhealthy - - - daemon reboot XID 79
+a 0 NVIDIA H100 80GB HBM3 Healthy team/p/c (claim shared), team/q/c (1024 MiB, 25 percent, by mps) 87% 1024/81559 MiB daemon - -
+a 1:0 MIG 1g.10gb Healthy - - - daemon - -`
 	if diff := cmp.Diff(want, fields(s.must("list"))); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
 	}

@@ -491,9 +491,9 @@ func TestFieldNodes(t *testing.T) {
 			"a - 0 0 0 all-balanced (success) by its label - no daemon - label", ""},
 		"a list where nothing is": {[]string{node("a", "nvidia.com/gpu: 8", "nvidia.com/gpu: 7"), daemonSet("")}, nil,
 			"list -o wide",
-			"a - - Unknown unknown - - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu -", ""},
+			"a - - Unknown unknown - - - - - - no daemon runs on the node: DaemonSet kube-system/gpu-device-plugin selects it and has no pod there: see kubectl describe daemonset -n kube-system gpu-device-plugin; the Node has 7 of 8 nvidia.com/gpu", ""},
 		"a daemon without a driver": {[]string{node("a", "", "")}, answering(status.Status{Stale: "no NVIDIA driver"}),
-			"list -o wide", "a - - Unknown unknown - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
+			"list -o wide", "a - - Unknown unknown - - - - - - no NVIDIA driver; to find the cause, run: gpu-device-plugin doctor", ""},
 		"a node that is not ready": {[]string{node("a", oneGPU,
 			oneGPU+"}, conditions: [{type: Ready, status: Unknown, lastTransitionTime: '2026-11-01T00:00:00Z'}], nodeInfo: {architecture: x")}, nil, "", "a - 1 0 1", "Node a has not been ready for"},
 	} {

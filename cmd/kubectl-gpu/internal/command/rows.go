@@ -54,7 +54,15 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 				row.Name, age(row.NotReadySince)))
 		}
 	}
-	err = p.print(cmd.OutOrStdout(), map[string]any{"nodes": rows}, func(w io.Writer) {
+	view.SortNodes(rows)
+	totals, several := view.Totals(rows), len(rows) > 1
+	if p.unhealthy {
+		rows = slices.DeleteFunc(rows, func(r view.Node) bool { return r.Badness() == 0 })
+	}
+	err = p.print(cmd.OutOrStdout(), map[string]any{"nodes": p.forMachines(rows)}, func(w io.Writer) {
+		if several {
+			fmt.Fprintln(w, totals)
+		}
 		fmt.Fprint(w, "NODE\tMODEL\tHEALTHY\tALLOCATED\tALL\tMIG\tDRIVER\tVERSION\tSINCE\tSOURCE")
 		if p.format == "wide" {
 			fmt.Fprint(w, "\tGPUS\tRESOURCES\tCONDITION\tDAEMON\tMESSAGE")
@@ -83,6 +91,17 @@ func (p *plugin) printNodes(cmd *cobra.Command, names []string) error {
 		}
 	})
 	return errors.Join(err, incomplete(facts, answers))
+}
+
+// forMachines returns the rows with models without spaces, as in the label nvidia.com/gpu.product, if
+// the output is JSON or YAML.
+func (p *plugin) forMachines(rows []view.Node) []view.Node {
+	if p.format == "json" || p.format == "yaml" {
+		for i := range rows {
+			rows[i].Model = strings.ReplaceAll(rows[i].Model, " ", "-")
+		}
+	}
+	return rows
 }
 
 // unknownWord returns the error for a first word that is neither a command nor a node; near are the
@@ -181,8 +200,11 @@ func (p *plugin) newList() *cobra.Command {
 		Long: "list prints a row for each GPU and MIG device: its state, the containers that hold it by a resource,\n" +
 			"a claim or a share, and its utilization and memory if the daemon serves GPU metrics.\n\n" +
 			"list asks each node's daemon by pods/exec, 20 at a time. With --ask never, it uses ResourceSlices,\n" +
-			"ResourceClaims and Pods instead. A node whose GPUs are unknown has a row with the reason.",
-		Args: cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
+			"ResourceClaims and Pods instead. A node whose GPUs are unknown has a row with the reason.\n\n" +
+			"GPUs that are not healthy come first. In a narrow terminal, their reason and remedy have a line of\n" +
+			"their own, and the last columns are left out; -o wide prints all of them.",
+		Example: "  kubectl gpu list node-1\n  kubectl gpu list --unhealthy",
+		Args:    cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
 		RunE: func(cmd *cobra.Command, names []string) error { return p.printGPUs(cmd, names) },
 	}
 	p.addOutput(cmd)
@@ -210,21 +232,30 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 	for i, text := range client.Metrics(cmd.Context(), pods) {
 		view.AddMetrics(rows, pods[i].Spec.NodeName, text)
 	}
+	view.SortGPUs(rows)
+	if p.unhealthy {
+		rows = slices.DeleteFunc(rows, func(r view.GPU) bool { return r.Badness() == 0 })
+	}
+	if p.format == "json" || p.format == "yaml" {
+		for i := range rows {
+			rows[i].Model = strings.ReplaceAll(rows[i].Model, " ", "-")
+		}
+	}
 	err = p.print(cmd.OutOrStdout(), map[string]any{"gpus": rows}, func(w io.Writer) {
 		fmt.Fprint(w, "NODE\tGPU\tMODEL\tSTATE\tHELD BY\tUTIL\tMEMORY\tSOURCE")
 		if p.format == "wide" {
-			fmt.Fprint(w, "\tUUID\tSINCE\tREASON\tREMEDY")
+			fmt.Fprint(w, "\tUUID\tSINCE")
 		}
-		fmt.Fprintln(w)
+		fmt.Fprintln(w, "\tREMEDY\tREASON")
 		for _, r := range rows {
 			fmt.Fprint(w, strings.Join([]string{
 				r.Node, dash(r.Index), dash(r.Model), toCell(r.State), toCell(holderNames(r)), percent(r.Utilization), memory(r),
 				sources([]view.Source{r.Source}),
 			}, "\t"))
 			if p.format == "wide" {
-				fmt.Fprintf(w, "\t%s\t%s\t%s\t%s", dash(r.UUID), age(r.Since), dash(r.Reason), dash(r.Cure))
+				fmt.Fprintf(w, "\t%s\t%s", dash(r.UUID), age(r.Since))
 			}
-			fmt.Fprintln(w)
+			fmt.Fprintf(w, "\t%s\t%s\n", dash(r.Remedy()), dash(r.Reason))
 		}
 	})
 	return errors.Join(err, incomplete(facts, answers))
@@ -273,7 +304,11 @@ func (p *plugin) print(out io.Writer, value any, table func(io.Writer)) error {
 	}
 	var text strings.Builder
 	table(&text)
-	_, err := io.WriteString(out, align(terminal.Printable(text.String(), terminal.Caret)))
+	columns := terminal.Columns(out)
+	if p.format == "wide" {
+		columns = 0
+	}
+	_, err := io.WriteString(out, fit(terminal.Printable(text.String(), terminal.Caret), columns))
 	return err
 }
 

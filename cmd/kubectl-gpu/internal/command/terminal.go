@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"unicode/utf8"
@@ -75,6 +76,102 @@ func align(table string) string {
 	}
 	_ = w.Flush()
 	return strings.ReplaceAll(b.String(), second, "")
+}
+
+// The columns of a table whose cells move to a line of their own, and the one that gets narrower, if
+// the table is wider than the terminal.
+const (
+	remedyTitle, reasonTitle, modelTitle = "REMEDY", "REASON", "MODEL"
+	minModel                             = 8
+)
+
+// fit returns a table whose cells are separated by tabs in at most so many columns; 0 for any
+// number. If it is too wide, reasons and remedies follow their row, the model gets narrower, and the
+// last columns are left out. A line without tabs is folded.
+func fit(table string, columns int) string {
+	aligned := align(table)
+	if columns == 0 || !slices.ContainsFunc(strings.Split(aligned, "\n"), func(line string) bool {
+		return utf8.RuneCountInString(line) > columns
+	}) {
+		return aligned
+	}
+	var b strings.Builder
+	var rows [][]string
+	for line := range strings.Lines(table) {
+		if cells := strings.Split(strings.TrimSuffix(line, "\n"), "\t"); len(cells) > 1 {
+			rows = append(rows, cells)
+		} else {
+			b.WriteString(terminal.Fold(line, columns, "") + "\n")
+		}
+	}
+	if len(rows) == 0 {
+		return b.String()
+	}
+	notes := make([]string, len(rows))
+	titles := slices.Clone(rows[0])
+	for _, title := range []string{remedyTitle, reasonTitle} {
+		at := slices.Index(titles, title)
+		if at < 0 {
+			continue
+		}
+		titles = slices.Delete(titles, at, at+1)
+		for i := range rows {
+			if text := rows[i][at]; i > 0 && text != "-" {
+				notes[i] += "; " + strings.ToLower(title) + ": " + text
+			}
+			rows[i] = slices.Delete(rows[i], at, at+1)
+		}
+	}
+	kept := narrow(rows, columns)
+	for i, line := range strings.Split(strings.TrimSuffix(align(kept), "\n"), "\n") {
+		b.WriteString(line + "\n")
+		if i < len(notes) && notes[i] != "" {
+			b.WriteString(terminal.Fold(strings.TrimPrefix(notes[i], "; "), columns, "  ") + "\n")
+		}
+	}
+	return b.String()
+}
+
+// narrow returns the rows as text with tabs: models are cut and the last columns are left out until
+// the table fits.
+func narrow(rows [][]string, columns int) string {
+	const gap = 3
+	widths := make([]int, len(rows[0]))
+	for _, cells := range rows {
+		for i, text := range cells {
+			widths[i] = max(widths[i], utf8.RuneCountInString(text))
+		}
+	}
+	count, total, model := len(widths), -gap, slices.Index(rows[0], modelTitle)
+	for _, width := range widths {
+		total += width + gap
+	}
+	spare := 0 // columns that the model can do without
+	if model >= 0 {
+		spare = max(0, widths[model]-minModel)
+	}
+	for count > 2 && total-spare > columns {
+		count--
+		total -= widths[count] + gap
+	}
+	var b strings.Builder
+	for _, cells := range rows {
+		if excess := min(spare, total-columns); excess > 0 && model < count {
+			cells[model] = cut(cells[model], widths[model]-excess)
+		}
+		b.WriteString(strings.Join(cells[:count], "\t") + "\n")
+	}
+	return b.String()
+}
+
+// cut takes the middle out of a text that is wider than width: models often differ at their end.
+func cut(text string, width int) string {
+	runes := []rune(text)
+	if len(runes) <= width {
+		return text
+	}
+	front := (width - 1) / 2
+	return string(runes[:front]) + "…" + string(runes[len(runes)-(width-1-front):])
 }
 
 // toCell returns a text for a cell of a table: one line, no tabs, limited length.

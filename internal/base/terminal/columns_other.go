@@ -1,0 +1,8 @@
+//go:build !unix
+
+package terminal
+
+import "io"
+
+// Columns returns 0: the width of the terminal is not known.
+func Columns(io.Writer) int { return 0 }
