@@ -86,7 +86,7 @@ func newDoctorCommand() *cobra.Command {
 				findings[i].Message = terminal.Line(findings[i].Message)
 				terminal.Clean(&findings[i].Evidence)
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), findingsText(at, findings))
+			_, err = io.WriteString(cmd.OutOrStdout(), findingsText(at, findings, textWidth(cmd.OutOrStdout())))
 		} else {
 			err = o.print(cmd.OutOrStdout(), &report, nil)
 		}
@@ -291,13 +291,18 @@ func places(c config.Config, hostRoot string, container bool) (p nodefacts.Place
 
 // The columns of the text: the severity, the check, and the rest.
 const (
-	textWidth     = 100
 	messageColumn = 32
 	commandColumn = 4
 )
 
-// findingsText returns findings as text that fits textWidth columns.
-func findingsText(at string, all []doctor.Finding) string {
+// textWidth returns the width of a text that is written to w: that of the terminal, or the usual one.
+func textWidth(w io.Writer) int {
+	return max(60, cmp.Or(terminal.Columns(w), terminal.DefaultColumns))
+}
+
+// findingsText returns findings as text that fits so many columns. In a terminal that is narrower
+// than usual, messages and evidence have lines of their own.
+func findingsText(at string, all []doctor.Finding, width int) string {
 	var b strings.Builder
 	var counts []string
 	for s := doctor.Error; s >= doctor.OK; s-- {
@@ -317,19 +322,27 @@ func findingsText(at string, all []doctor.Finding) string {
 	if doctor.Worst(all) < doctor.Warning {
 		result += "no problems found: "
 	}
-	b.WriteString(wrap(result+strings.Join(counts, ", ")+" ("+at+")", textWidth, "", "") + "\n")
+	b.WriteString(wrap(result+strings.Join(counts, ", ")+" ("+at+")", width, "", "") + "\n")
 	for _, f := range all {
-		indent := strings.Repeat(" ", messageColumn)
-		fmt.Fprintf(&b, "%-12s %-18s %s", f.Severity, f.Check, wrap(f.Message, textWidth-messageColumn, "", indent))
+		column, between := messageColumn, ""
+		if width < terminal.DefaultColumns && f.Severity != doctor.OK {
+			column, between = commandColumn, "\n   "
+		}
+		indent := strings.Repeat(" ", column)
+		head := strings.TrimRight(fmt.Sprintf("%-12s %-18s", f.Severity, f.Check), " ")
+		if between == "" {
+			head = fmt.Sprintf("%-12s %-18s", f.Severity, f.Check)
+		}
+		b.WriteString(head + between + " " + wrap(f.Message, width-column, "", indent))
 		if f.Severity == doctor.OK {
 			continue
 		}
 		for _, e := range f.Evidence {
-			b.WriteString(indent + wrap("seen: "+e, textWidth-messageColumn, "", indent+"  "))
+			b.WriteString(indent + wrap("seen: "+e, width-column, "", indent+"  "))
 		}
 		for _, command := range f.Remedy {
 			indent := strings.Repeat(" ", commandColumn)
-			b.WriteString(indent + wrap("$ "+command, textWidth-commandColumn, " \\", indent+"    "))
+			b.WriteString(indent + wrap("$ "+command, width-commandColumn, " \\", indent+"    "))
 		}
 		b.WriteString("\n")
 	}

@@ -94,7 +94,7 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 		if s.Again >= again {
 			quiet := s.State == string(mig.StatePending) && time.Since(began) < min(migQuiet, most/2)
 			if line := migLine(s); line != last && !quiet {
-				fmt.Fprint(w, "\n"+wrap(line, textWidth, "", "  "))
+				fmt.Fprint(w, "\n"+wrap(line, textWidth(w), "", "  "))
 				last = line
 			}
 			switch mig.ConfigState(s.State) {

@@ -49,7 +49,7 @@ func migLine(s daemon.MIGProgress) string {
 
 // printMIGStatus writes the status for people.
 func printMIGStatus(w io.Writer, s daemon.MIGProgress) {
-	fmt.Fprint(w, wrap(migLine(s), textWidth, "", "  "))
+	fmt.Fprint(w, wrap(migLine(s), textWidth(w), "", "  "))
 	for _, g := range s.GPUs {
 		fmt.Fprintln(w)
 		printMIGGPU(w, g)
@@ -66,7 +66,7 @@ func printMIGGPU(w io.Writer, g daemon.MIGGPU) {
 	if !g.Retry.IsZero() {
 		line += "; tried again at " + status.Stamp(g.Retry)
 	}
-	fmt.Fprint(w, "  "+wrap(line, textWidth-2, "", "    "))
+	fmt.Fprint(w, "  "+wrap(line, textWidth(w)-2, "", "    "))
 	if g.Before == nil {
 		return
 	}

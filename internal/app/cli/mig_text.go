@@ -27,7 +27,7 @@ func printMIGPlan(w io.Writer, p layout.Planned) {
 		printPlannedGPU(w, g)
 	}
 	for _, warning := range p.Warnings {
-		fmt.Fprint(w, "\n"+wrap("warning: "+warning, textWidth, "", "  "))
+		fmt.Fprint(w, "\n"+wrap("warning: "+warning, textWidth(w), "", "  "))
 	}
 }
 
@@ -42,10 +42,10 @@ func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	fmt.Fprintln(w, "  before  "+before)
 	switch {
 	case g.Reason != "":
-		fmt.Fprint(w, "  "+wrap("not possible: "+g.Reason, textWidth-2, "", "    "))
+		fmt.Fprint(w, "  "+wrap("not possible: "+g.Reason, textWidth(w)-2, "", "    "))
 		return
 	case g.Note != "":
-		fmt.Fprint(w, "  "+wrap("stays: "+g.Note, textWidth-2, "", "    "))
+		fmt.Fprint(w, "  "+wrap("stays: "+g.Note, textWidth(w)-2, "", "    "))
 		return
 	case len(g.Steps) == 0:
 		fmt.Fprintln(w, "  nothing to do")
@@ -53,7 +53,7 @@ func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	}
 	fmt.Fprintln(w, "  after   "+after)
 	for i, line := range stepsOf(g) {
-		fmt.Fprintf(w, "  %2d. %s", i+1, wrap(line, textWidth-6, "", "      "))
+		fmt.Fprintf(w, "  %2d. %s", i+1, wrap(line, textWidth(w)-6, "", "      "))
 	}
 	for _, i := range g.After.Instances {
 		if i.ID != nil {

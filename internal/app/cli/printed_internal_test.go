@@ -122,7 +122,7 @@ func TestFindingsInNumbers(t *testing.T) {
 			doctor.Error, doctor.Warning,
 			doctor.Warning, doctor.Warning),
 	} {
-		got := findingsText("at", findings)
+		got := findingsText("at", findings, 100)
 		if first, _, _ := strings.Cut(got, "\n"); first != want {
 			t.Errorf("%q, want %q", first, want)
 		}
@@ -135,7 +135,7 @@ func TestFindingsInNumbers(t *testing.T) {
 	got := findingsText("", []doctor.Finding{
 		{Severity: doctor.Error, Check: "driver", Message: "broken", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
 		{Severity: doctor.OK, Check: "kubelet", Message: "well", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
-	})
+	}, 100)
 	if _, got, _ = strings.Cut(got, "\n"); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

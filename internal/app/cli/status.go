@@ -16,9 +16,9 @@ func newStatusCommand() *cobra.Command {
 		Short: "Print the GPUs and resources of a running daemon",
 		Long: "status prints in its first line how the daemon is. Then follow the state of each GPU and MIG device, for " +
 			"how long, the reason\n" +
-			"and the cure, the resources that the daemon serves, and its warnings. Lines have at most 100 columns; -o wide " +
-			"prints whole\n" +
-			"UUIDs and times, and lines of any length.\n\n" +
+			"and the remedy, the resources that the daemon serves, and its warnings. Lines fit the terminal, or have at most " +
+			"100 columns.\n" +
+			"-o wide prints whole UUIDs and times, and lines of any length.\n\n" +
 			"With --watch it prints the summary, and then each change in one line, until SIGINT. A terminal shows as much of " +
 			"a line as fits,\n" +
 			"unless with -o wide. When the daemon ends, the command says so and waits for the next one. With -o json each " +

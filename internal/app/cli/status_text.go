@@ -17,9 +17,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// maxColumns is how long a line of a status is at most, in columns of a terminal.
-const maxColumns = 100
-
 // A view is how a status is printed.
 type view struct {
 	wide   bool // whole UUIDs and times, lines of any length
@@ -372,7 +369,8 @@ func shortened(devices []status.Device, v view) []string {
 	}
 }
 
-// A table is printed in columns. If it is too wide, the flexible column gets narrower.
+// A table is printed in columns. If it is too wide, the flexible column gets narrower, and then the
+// widest one.
 type table struct {
 	titles   []string
 	flexible int
@@ -403,8 +401,13 @@ func (t table) print(w io.Writer, v view) {
 		}
 		total += widths[i] + gap
 	}
-	if excess := total - gap - maxColumns; excess > 0 && !v.wide {
-		widths[t.flexible] = max(widths[t.flexible]-excess, minFlexible)
+	if excess := total - gap - v.maxColumns(); excess > 0 && !v.wide {
+		before := widths[t.flexible]
+		widths[t.flexible] = max(before-excess, minFlexible)
+		excess -= before - widths[t.flexible]
+		if widest := slices.Index(widths, slices.Max(widths)); excess > 0 {
+			widths[widest] = max(widths[widest]-excess, shortUUID)
+		}
 	}
 	fmt.Fprintln(w)
 	for _, r := range append([]row{{cells: t.titles, coloured: -1}}, t.rows...) {
@@ -447,22 +450,11 @@ func (v view) sentence(w io.Writer, text string) { fmt.Fprintln(w, v.fold(text, 
 // fold breaks a text into lines that are not too long, at spaces where it can. The lines begin with
 // an indent, all but the first with two columns more.
 func (v view) fold(text, indent string) string {
-	text = strings.Join(strings.Fields(text), " ")
 	if v.wide {
-		return indent + text
+		return indent + strings.Join(strings.Fields(text), " ")
 	}
-	var lines []string
-	rest := []rune(indent + text)
-	for next := []rune(indent + "  "); len(rest) > maxColumns; {
-		at := maxColumns
-		for at > len(next) && rest[at] != ' ' {
-			at--
-		}
-		if at == len(next) {
-			at = maxColumns // a word that is longer than a line
-		}
-		lines = append(lines, string(rest[:at]))
-		rest = append(slices.Clone(next), []rune(strings.TrimPrefix(string(rest[at:]), " "))...)
-	}
-	return strings.Join(append(lines, string(rest)), "\n")
+	return terminal.Fold(text, v.maxColumns(), indent)
 }
+
+// maxColumns returns how long a line is at most.
+func (v view) maxColumns() int { return cmp.Or(v.columns, terminal.DefaultColumns) }

@@ -142,9 +142,10 @@ func TestStatusFits(t *testing.T) {
 	nodes["16 GPUs, 112 MIG devices, 20 resources with 1,000 replicas"] = large
 	for name, s := range nodes {
 		t.Run(name, func(t *testing.T) {
-			text := printed(s, view{})
+			v := view{columns: 60 + 20*(len(name)%3)}
+			text := printed(s, v)
 			for line := range strings.Lines(text) {
-				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > maxColumns {
+				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > v.maxColumns() {
 					t.Errorf("%d columns: %s", n, line)
 				}
 			}

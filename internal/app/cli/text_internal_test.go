@@ -156,7 +156,7 @@ func TestTable(t *testing.T) {
 		first int // columns of the first cell
 		view  view
 		want  int // columns of the second
-	}{"fits": {88, view{}, 10}, "one too many": {89, view{}, 9}, "least": {120, view{}, 8}, "wide": {120, view{wide: true},
+	}{"fits": {88, view{}, 10}, "one too many": {89, view{}, 9}, "least": {90, view{}, 8}, "wide": {120, view{wide: true},
 		10}} {
 		var b strings.Builder
 		first := strings.Repeat("x", tt.first)
