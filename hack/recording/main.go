@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	columns, rows = 104, 18
+	columns, rows = 104, 22
 	patience      = time.Minute     // for what the node is to show
 	shortest      = 2 * time.Second // that a frame is shown for; longer waits are cut to the longest
 	longest       = 4 * time.Second
@@ -83,6 +83,7 @@ type recorder struct {
 	program string // gpu-device-plugin
 	screens chan string
 	frames  []frame
+	fault   string    // what status said of the GPU that failed
 	socket  string    // the control socket of the daemon, once a screen has shown it
 	begun   time.Time // when the step began
 }
@@ -106,21 +107,54 @@ func (r *recorder) show(text, says string) error {
 		return err
 	}
 	if r.socket == "" {
-		r.socket = regexp.MustCompile(`\S+/control\.sock`).FindString(screen)
+		r.socket = regexp.MustCompile(`/\S+/control\.sock`).FindString(screen)
 	}
-	var first string
+	var first, bad string
 	for !strings.HasPrefix(first, says) {
 		status, err := exec.Command(r.program, "status", "--control-socket", r.socket).Output()
 		if err != nil {
 			return fmt.Errorf("status: %w", err)
 		}
 		first, _, _ = strings.Cut(string(status), "\n")
+		bad = failed(string(status))
 	}
-	screen, _, _ = strings.Cut(screen, "\nFrom another terminal")
+	screen, _, _ = strings.Cut(screen, "\nIn another terminal")
 	late := time.Since(r.begun).Round(10 * time.Millisecond)
-	r.frames = append(r.frames, frame{fmt.Sprintf("$ make run\n\n%s\n\nafter %v, gpu-device-plugin status says:\n%s",
-		strings.TrimSpace(screen), late, first), longest})
+	shown := fmt.Sprintf("$ make run\n\n%s\n\nafter %v, gpu-device-plugin status says:\n%s",
+		strings.TrimSpace(screen), late, first)
+	switch {
+	case bad != "":
+		r.fault = bad
+		shown += "\n\n" + bad
+	case r.fault != "": // the last frame is all that is shown where nothing is animated
+		shown += "\n\nwhile the GPU was lost, it said:\n" + r.fault
+	}
+	r.frames = append(r.frames, frame{shown, longest})
 	return nil
+}
+
+// failed returns the rows of a status about GPUs that are lost, with their titles and reasons; empty
+// if none is.
+func failed(status string) string {
+	var lines []string
+	titles, isBad := "", false
+	for line := range strings.SplitSeq(status, "\n") {
+		switch {
+		case strings.HasPrefix(line, "GPU  "):
+			titles = line
+		case !strings.HasPrefix(line, " "):
+			isBad = strings.Contains(line, " Lost ")
+		case strings.HasPrefix(strings.TrimLeft(line, " "), "events: "):
+			isBad = false
+		}
+		if isBad {
+			lines = append(lines, line)
+		}
+	}
+	if lines == nil {
+		return ""
+	}
+	return strings.Join(append([]string{titles}, lines...), "\n")
 }
 
 // await returns the next screen that has a text.
@@ -151,7 +185,8 @@ func read(output io.Reader, screens chan<- string) {
 	}
 }
 
-// draw draws a terminal that shows the frames one after the other, for ever.
+// draw draws a terminal that shows the frames one after the other, for ever. Where nothing is
+// animated, it shows the last one.
 func draw(frames []frame) string {
 	const width, height, line = columns*7.8 + 32, rows*18 + 32, 18
 	var total, at time.Duration
@@ -166,20 +201,25 @@ func draw(frames []frame) string {
 		from, to := 100*at.Seconds()/total.Seconds(), 100*(at+f.time).Seconds()/total.Seconds()
 		fmt.Fprintf(&b, "@keyframes f%d { 0%%, %.2f%% { visibility: hidden } %.2f%%, %.2f%% { visibility: visible } "+
 			"%.2f%%, 100%% { visibility: hidden } }\n", i, max(0, from-0.01), from, to, min(100, to+0.01))
-		fmt.Fprintf(&b, ".f%d { visibility: hidden; animation: f%d %.0fs step-end infinite }\n", i, i, total.Seconds())
+		fmt.Fprintf(&b, ".f%d { animation: f%d %.0fs step-end infinite }\n", i, i, total.Seconds())
 		at += f.time
 	}
+	b.WriteString("@media (prefers-reduced-motion: reduce) { g { animation: none !important } }\n")
 	b.WriteString("text { fill: #d0d7de; white-space: pre } .bad { fill: #ff7b72 } .good { fill: #7ee787 } " +
 		".typed { fill: #ffffff; font-weight: bold }\n</style>\n" +
 		`<rect width="100%" height="100%" rx="8" fill="#0d1117"/>` + "\n")
 	for i, f := range frames {
-		fmt.Fprintf(&b, `<g class="f%d">`+"\n", i)
+		visibility := "hidden"
+		if i == len(frames)-1 {
+			visibility = "visible"
+		}
+		fmt.Fprintf(&b, `<g class="f%d" visibility="%s">`+"\n", i, visibility)
 		for j, text := range strings.Split(f.text, "\n") {
 			class := ""
 			switch {
 			case strings.HasPrefix(text, "$ "):
 				class = ` class="typed"`
-			case strings.Contains(text, "Unhealthy"), strings.HasPrefix(text, "degraded"):
+			case strings.Contains(text, "Unhealthy"), strings.Contains(text, " Lost "), strings.HasPrefix(text, "degraded"):
 				class = ` class="bad"`
 			case strings.HasPrefix(text, "ready"):
 				class = ` class="good"`

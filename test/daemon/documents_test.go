@@ -208,13 +208,18 @@ func listedCommands(t *testing.T) map[string]bool {
 	return listed
 }
 
-// TestMakeRun runs what make run does, until it shows the GPUs.
+// TestMakeRun runs what make run does until it shows the GPUs, and then the commands that it prints.
+// It refuses a wrong profile before anything starts.
 func TestMakeRun(t *testing.T) {
 	t.Parallel()
 	laptop := filepath.Join(t.TempDir(), "laptop")
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", laptop,
 		repository+"/test/kubelet/cmd/laptop").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
+	}
+	out, err := exec.CommandContext(t.Context(), laptop, "run", "--daemon", "/nowhere", "--profile", "dgx-h10").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), `no simulator profile is called "dgx-h10": give one of `) {
+		t.Errorf("a wrong profile: %v, %s", err, out)
 	}
 	c := exec.Command(laptop, "run", "--daemon", binary, "--profile", "t4")
 	output, err := c.StdoutPipe()
@@ -227,15 +232,33 @@ func TestMakeRun(t *testing.T) {
 	late := time.AfterFunc(patience, func() { _ = c.Process.Kill() })
 	defer late.Stop()
 	shown := false
+	var commands []string // of the screen that is being read
 	for lines := bufio.NewScanner(output); lines.Scan(); {
-		if !shown && strings.Contains(lines.Text(), "allocatable 1") {
-			shown = true
+		command, is := strings.CutPrefix(lines.Text(), "  ")
+		switch {
+		case is && !strings.HasPrefix(command, " "):
+			commands = append(commands, command)
+		case strings.Contains(lines.Text(), "allocatable "):
+			commands = nil
+			shown = shown || strings.Contains(lines.Text(), "allocatable 1")
+		case strings.HasPrefix(lines.Text(), "Ctrl-C ends") && shown && len(commands) > 0:
+			shellRuns(t, commands)
 			if err := c.Process.Signal(os.Interrupt); err != nil {
 				t.Error(err)
 			}
+			shown = false
 		}
 	}
-	if err := c.Wait(); err != nil || !shown {
-		t.Errorf("the GPUs were shown: %t; it ended with %v", shown, err)
+	if err := c.Wait(); err != nil || len(commands) != 5 {
+		t.Errorf("the commands were %q; it ended with %v", commands, err)
+	}
+}
+
+// shellRuns runs commands in a shell as they are; each has to succeed.
+func shellRuns(t *testing.T, commands []string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "sh", "-ec", strings.Join(commands, "\n")).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "GPU 0: xid simulated") || !strings.Contains(string(out), "T4") {
+		t.Errorf("%q: %v, %s", commands, err, out)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
@@ -39,6 +40,9 @@ func laptop(ctx context.Context, args []string) error {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil
 		}
+		return err
+	}
+	if _, err := simulator.Load(s.Profile); err != nil {
 		return err
 	}
 	s.Version = standin.Version(*version)

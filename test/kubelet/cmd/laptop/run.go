@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
@@ -21,6 +24,10 @@ const clearScreen = "\x1b[H\x1b[2J"
 
 // run shows the node until ctx ends.
 func run(ctx context.Context, s node.Setup) (err error) {
+	profile, err := simulator.Load(s.Profile)
+	if err != nil {
+		return err
+	}
 	n, err := node.Open(s)
 	if err != nil {
 		return err
@@ -44,7 +51,7 @@ func run(ctx context.Context, s node.Setup) (err error) {
 		}
 	}()
 
-	show := &display{node: n, lists: map[string][]*pluginapi.Device{}, terminal: isTerminal(os.Stdout)}
+	show := &display{node: n, profile: profile, lists: map[string][]*pluginapi.Device{}, terminal: isTerminal(os.Stdout)}
 	for event := range n.Follow(watching, 0) {
 		show.take(event)
 	}
@@ -64,6 +71,7 @@ func isTerminal(f *os.File) bool {
 // A display shows the node, anew after each event that changes what there is to see.
 type display struct {
 	node     *node.Node
+	profile  simulator.Profile
 	lists    map[string][]*pluginapi.Device // by resource, as last received
 	terminal bool
 }
@@ -79,7 +87,7 @@ func (d *display) take(e standin.Event) {
 	if d.terminal {
 		fmt.Print(clearScreen)
 	}
-	fmt.Print(d.text())
+	fmt.Print(folded(d.text(), terminal.Columns(os.Stdout)))
 }
 
 // text is what the node shows now.
@@ -99,26 +107,58 @@ func (d *display) text() string {
 			if healthy[device.GetID()] {
 				health = "Healthy"
 			}
-			fmt.Fprintf(&b, "  %3d  %-50s %s\n", i, device.GetID(), health)
+			fmt.Fprintf(&b, "  %3d  %-40s  %s\n", i, device.GetID(), health)
 		}
 	}
-	binary, socket := shortest(n.Daemon), "--control-socket "+n.ControlSocket()
-	fmt.Fprintf(&b, "\nFrom another terminal:  %s simulate xid --gpu 3 --xid 79 %s\n", binary, socket)
-	fmt.Fprintf(&b, "Undo it:                %s simulate restore --gpu 3 %s\n", binary, socket)
-	fmt.Fprintf(&b, "See why:                %s status %s\n", binary, socket)
-	fmt.Fprintf(&b, "The daemon's log:       %s\nCtrl-C ends all of it.\n\n", n.LogPath())
+	b.WriteString(d.commands())
 	return b.String()
 }
 
-// shortest returns a path as one would type it here.
-func shortest(path string) string {
+// folded returns a text whose sentences fit so many columns; 0 stands for the usual width. Commands
+// and tables stay as they are: they begin with a space.
+func folded(text string, columns int) string {
+	columns = cmp.Or(columns, terminal.DefaultColumns)
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, " ") && len(line) > columns {
+			lines[i] = terminal.Fold(line, columns, "")
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// commands returns the commands for another terminal, in the folder of this process. They can be
+// copied as they are: the first two lines set what the others need.
+func (d *display) commands() string {
+	program, gpu := filepath.Base(d.node.Daemon), d.gpu()
+	return strings.Join([]string{
+		"", "In another terminal, in this directory:",
+		"  export CONTROL_SOCKET=" + d.node.ControlSocket(),
+		"  export PATH=" + folderOf(d.node.Daemon) + ":$PATH",
+		"Break a GPU, see why, and repair it:",
+		fmt.Sprintf("  %s simulate xid --gpu %s --xid 79", program, gpu),
+		fmt.Sprintf("  %s status", program),
+		fmt.Sprintf("  %s simulate restore --gpu %s", program, gpu),
+		"The daemon's log: " + d.node.LogPath(), endLine, "", "",
+	}, "\n")
+}
+
+// endLine is the last line of a screen.
+const endLine = "Ctrl-C ends all of it."
+
+// gpu returns the index of the GPU that the commands name: 3 where the machine has it, or else its
+// last one.
+func (d *display) gpu() string { return fmt.Sprint(min(3, len(d.profile.GPUs)-1)) }
+
+// folderOf returns the folder of a file as one would type it here.
+func folderOf(path string) string {
+	folder := filepath.Dir(path)
 	here, err := os.Getwd()
 	if err != nil {
-		return path
+		return folder
 	}
-	relative, err := filepath.Rel(here, path)
-	if err != nil || len(relative) > len(path) {
-		return path
+	if relative, err := filepath.Rel(here, folder); err == nil && !strings.HasPrefix(relative, "..") {
+		return "$PWD/" + relative
 	}
-	return relative
+	return folder
 }
