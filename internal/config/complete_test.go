@@ -133,7 +133,7 @@ var everything = []string{
 	"--gdrcopy-enabled", "--mofed-enabled", "--imex-channel-ids=0", "--imex-required",
 	"--nvidia-cdi-hook-path=/hook", "--cdi-disable-hooks=all", "--library-search-path=/opt/lib",
 	"--pre-start-checks=reset-clocks",
-	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--node-name=n", "--logging-format=json",
+	"--kernel-log", "--metrics-address=:9400", "--gpu-metrics-pcie-throughput", "--gpu-metrics-pod-uid", "--node-name=n", "--logging-format=json",
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a",
 	"--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition",

@@ -111,6 +111,8 @@ type GPUMetrics struct {
 	PCIeThroughput bool
 	// HostnameLabel is the name of the label with the node's name; empty for none.
 	HostnameLabel string
+	// PodUIDs adds the UID of the pod to series that name a pod.
+	PodUIDs bool
 }
 
 // Driver has the paths of the driver. All of them are absolute.

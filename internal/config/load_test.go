@@ -45,7 +45,7 @@ func defaults() config.Config {
 		PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
 		ControlSocket:      "/run/gpu-device-plugin/control.sock",
 		StateDir:           "/var/lib/gpu-device-plugin",
-		GPUMetrics:         config.GPUMetrics{Enabled: true, Interval: 15 * time.Second, HostnameLabel: "Hostname"},
+		GPUMetrics:         config.GPUMetrics{Enabled: true, Interval: 15 * time.Second, HostnameLabel: "hostname"},
 		Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
 		CDIDir:             "/var/run/cdi",
 		MPSRoot:            "/mps",
@@ -257,7 +257,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 		{name: "a path", args: "--cdi-dir=x", want: []string{`--cdi-dir: "x" is not an absolute path, such as /run/nvidia/driver`}},
 		{name: "a problem that is overruled is none", file: "flags: {migStrategy: double}", args: "--mig-strategy=single"},
 		{name: "an interval", file: "flags: {gpuMetricsInterval: 3m}", env: "GPU_METRICS_HOSTNAME_LABEL=host", want: []string{
-			`GPU_METRICS_HOSTNAME_LABEL: "host" is not one of: Hostname, hostname, none`,
+			`GPU_METRICS_HOSTNAME_LABEL: "host" is not one of: hostname, Hostname, none`,
 			"line 1: flags.gpuMetricsInterval: 3m0s is not between 1s and 2m0s",
 		}},
 		{name: "an interval without a unit", args: "--gpu-metrics-interval=15", want: []string{
@@ -326,7 +326,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 					"nvidiaDevRoot, gdrcopyEnabled, gdsEnabled, " +
 					"mofedEnabled, useNodeFeatureAPI, deviceDiscoveryStrategy, metricsAddress, gpuMetrics, gpuMetricsInterval, " +
 					"gpuMetricsPCIeThroughput, " +
-					"gpuMetricsHostnameLabel, compatibility, loggingFormat, kubeletRoot, plugin, gfd",
+					"gpuMetricsHostnameLabel, gpuMetricsPodUID, compatibility, loggingFormat, kubeletRoot, plugin, gfd",
 				"line 2: imex: must be a mapping with the keys channelIDs, required",
 			},
 		},

@@ -236,8 +236,14 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "gpu-metrics-hostname-label", env: []string{"GPU_METRICS_HOSTNAME_LABEL"}, key: "flags.gpuMetricsHostnameLabel",
-		fallback: "Hostname", usage: "name of the label with the name of the node: Hostname, hostname or none",
+		fallback: "hostname", usage: "name of the label with the name of the node: hostname, Hostname or none",
 		set: setHostnameLabel,
+	},
+	{
+		flag: "gpu-metrics-pod-uid", env: []string{"GPU_METRICS_POD_UID"}, key: "flags.gpuMetricsPodUID",
+		fallback: "false", kind: kindBool,
+		usage: "add the label pod_uid to metrics that name a pod",
+		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.PodUIDs }),
 	},
 	{
 		flag: "node-name", common: true, env: []string{"NODE_NAME"},
@@ -414,7 +420,7 @@ func setHostnameLabel(c *Config, text string) error {
 	case "none":
 		c.GPUMetrics.HostnameLabel = ""
 	default:
-		return fmt.Errorf("%q is not one of: Hostname, hostname, none", text)
+		return fmt.Errorf("%q is not one of: hostname, Hostname, none", text)
 	}
 	return nil
 }

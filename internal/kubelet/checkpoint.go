@@ -54,6 +54,28 @@ type Checkpoint struct {
 	Held []HeldDevice
 }
 
+// WithPodUIDs returns devices with the UIDs of their pods. A device that the checkpoint has for no
+// pod, or for several, gets none: one of several has ended. Neither does a device of a claim.
+func (c Checkpoint) WithPodUIDs(devices []ContainerDevice) []ContainerDevice {
+	type key struct{ resource, id string }
+	uids := make(map[key]string, len(c.Held))
+	for _, h := range c.Held {
+		k := key{h.Resource, h.ID}
+		if _, several := uids[k]; several {
+			uids[k] = ""
+			continue
+		}
+		_, _, uids[k] = h.SplitPod()
+	}
+	devices = slices.Clone(devices)
+	for i, d := range devices {
+		if d.Resource != "" {
+			devices[i].PodUID = uids[key{d.Resource, d.ID}]
+		}
+	}
+	return devices
+}
+
 // CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint, which
 // it does once it has taken in a list; empty if there is no checkpoint.
 func (d *Directory) CheckpointVersion() string {

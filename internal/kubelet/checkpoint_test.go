@@ -116,6 +116,30 @@ func TestADamagedCheckpointIsParsedOnce(t *testing.T) {
 	}
 }
 
+// TestPodUIDs: a device has the UID of the pod that the checkpoint has it for. Where that is not
+// one pod, or the device is one of a claim, it has none.
+func TestPodUIDs(t *testing.T) {
+	t.Parallel()
+	held := func(resource, id, uid string) kubelet.HeldDevice {
+		return kubelet.HeldDevice{Resource: resource, ID: id, Pod: "with UID " + uid}
+	}
+	c := kubelet.Checkpoint{Held: []kubelet.HeldDevice{
+		held("r", "a", "1"), held("r", "b", "2"), held("r", "b", "3"), held("r", "b", "4"),
+		held("other", "c", "5"), held("", "", "6"),
+	}}
+	given := []kubelet.ContainerDevice{{Resource: "r", ID: "a"}, {Resource: "r", ID: "b"}, {Resource: "r", ID: "c"}, {}}
+	var got []string
+	for _, d := range c.WithPodUIDs(given) {
+		got = append(got, d.PodUID)
+	}
+	if diff := cmp.Diff([]string{"1", "", "", ""}, got); diff != "" {
+		t.Errorf("UIDs (-want +got):\n%s", diff)
+	}
+	if given[0].PodUID != "" {
+		t.Error("the devices of the caller were changed")
+	}
+}
+
 // TestPreparedClaims: the kubelet's checkpoint of claims is read as kubelet 1.36 and 1.37 write it,
 // and nothing else counts as one.
 func TestPreparedClaims(t *testing.T) {

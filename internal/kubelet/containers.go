@@ -14,6 +14,8 @@ type ContainerDevice struct {
 	Resource, ID string
 	// Namespace, Pod and Container are the names of the container and its pod.
 	Namespace, Pod, Container string
+	// PodUID is the UID of the pod; empty if it is not known. PodResources does not name it.
+	PodUID string
 	// Claim is the claim by which the container holds the device, if any.
 	Claim ClaimResource
 }

@@ -93,9 +93,9 @@ const temperature = "DCGM_FI_DEV_GPU_TEMP"
 // so is the node's name.
 func TestGPUMetrics(t *testing.T) {
 	t.Parallel()
-	s, at := measured(t, node.Setup{})
+	s, at := measured(t, node.Setup{Args: []string{"--gpu-metrics-pod-uid"}})
 	s.shows(8, 8)
-	s.hasSeries(at, 8, temperature, `Hostname="node-1"`)
+	s.hasSeries(at, 8, temperature, `hostname="node-1"`)
 	s.hasSeries(at, 8, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
 	s.hasSeries(at, 8, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE")
 	energy := s.series(at, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
@@ -103,8 +103,8 @@ func TestGPUMetrics(t *testing.T) {
 		return !slices.Equal(energy, s.series(at, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"))
 	})
 	gpu := s.admitOf("p", gpu, 1)[0]
-	s.hasSeries(at, 1, temperature, `UUID="`+gpu+`"`, `container="main"`, `namespace="default"`, `pod="p"`)
-	s.hasSeries(at, 1, "gpu_device_plugin_pod_device")
+	s.hasSeries(at, 1, temperature, `UUID="`+gpu+`"`, `container="main"`, `namespace="default"`, `pod="p"`, `pod_uid="p"`)
+	s.hasSeries(at, 1, "gpu_device_plugin_pod_device", `pod_uid="p"`)
 	s.Remove("p")
 	s.hasSeries(at, 0, temperature, `pod="p"`)
 	s.hasSeries(at, 0, "gpu_device_plugin_pod_device")
@@ -153,7 +153,8 @@ func TestGPUMetricsOfSharedGPUs(t *testing.T) {
 	}
 	s.hasSeries(at, 8, temperature)
 	s.hasSeries(at, 0, temperature, "pod=")
-	s.hasSeries(at, 0, temperature, "Hostname")
+	s.hasSeries(at, 0, temperature, "hostname")
+	s.hasSeries(at, 0, "gpu_device_plugin_pod_device", "pod_uid")
 	s.eventually("each pod is seen on its GPUs", func() bool {
 		return len(s.series(at, "gpu_device_plugin_pod_device")) >= 8 &&
 			len(s.series(at, "gpu_device_plugin_pod_device", `pod="r"`)) > 0

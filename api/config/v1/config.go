@@ -158,12 +158,13 @@ type Flags struct {
 	DeviceDiscoveryStrategy *string `json:"deviceDiscoveryStrategy,omitempty"`
 	// MetricsAddress is an extension: the TCP address of metrics and probes.
 	MetricsAddress *string `json:"metricsAddress,omitempty"`
-	// The following are extensions: the choice of GPU metrics, the interval of measurements, and
-	// the label with the node's name.
+	// The following are extensions: the choice of GPU metrics, the interval of measurements, the
+	// label with the node's name, and the one with the UID of the pod.
 	GPUMetrics               *bool     `json:"gpuMetrics,omitempty"`
 	GPUMetricsInterval       *Duration `json:"gpuMetricsInterval,omitempty"`
 	GPUMetricsPCIeThroughput *bool     `json:"gpuMetricsPCIeThroughput,omitempty"`
 	GPUMetricsHostnameLabel  *string   `json:"gpuMetricsHostnameLabel,omitempty"`
+	GPUMetricsPodUID         *bool     `json:"gpuMetricsPodUID,omitempty"`
 	// Compatibility is an extension: nvidia ignores Resources, and Rename and Devices of Sharing,
 	// as NVIDIA's device plugin does; none uses them.
 	Compatibility *string `json:"compatibility,omitempty"`

@@ -61,12 +61,27 @@ func (b *pciBus) count() (own, away int) {
 
 // podDevices knows which containers hold which devices, by resources and by claims.
 type podDevices struct {
-	account *kubelet.PodResources
-	dra     *DRA // nil where there are no claims
-	units   func(context.Context, []kubelet.ContainerDevice) []status.Holder
+	account   *kubelet.PodResources
+	directory *kubelet.Directory // nil where kubelet's directory is not used
+	dra       *DRA               // nil where there are no claims
+	units     func(context.Context, []kubelet.ContainerDevice) []status.Holder
 }
 
-func (d *daemon) podDevices() podDevices { return podDevices{d.account, d.dra, d.unitHolders} }
+func (d *daemon) podDevices() podDevices {
+	return podDevices{d.account, d.directory, d.dra, d.unitHolders}
+}
+
+// WithPodUIDs implements telemetry.PodLister.
+func (p podDevices) WithPodUIDs(devices []kubelet.ContainerDevice) []kubelet.ContainerDevice {
+	if p.directory == nil {
+		return devices
+	}
+	checkpoint, err := p.directory.Checkpoint()
+	if err != nil {
+		return devices // doctor and the log say why it cannot be read
+	}
+	return checkpoint.WithPodUIDs(devices)
+}
 
 // UnitHolders implements telemetry.PodLister.
 func (p podDevices) UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
@@ -128,7 +143,9 @@ func followMetrics(
 		var settings telemetry.GPUSettings
 		var sampling monitor.Sampling
 		if c.MetricsAddress != "" && c.GPUMetrics.Enabled {
-			settings = telemetry.GPUSettings{Every: c.GPUMetrics.Interval, HostnameLabel: c.GPUMetrics.HostnameLabel}
+			settings = telemetry.GPUSettings{
+				Every: c.GPUMetrics.Interval, HostnameLabel: c.GPUMetrics.HostnameLabel, PodUIDs: c.GPUMetrics.PodUIDs,
+			}
 			sampling = monitor.Sampling{Every: c.GPUMetrics.Interval, Blocking: c.GPUMetrics.PCIeThroughput}
 		}
 		if settings != gpus.Value() {

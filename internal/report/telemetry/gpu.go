@@ -23,6 +23,8 @@ type GPUSettings struct {
 	Every time.Duration
 	// HostnameLabel is the name of the label with the node's name; empty for none.
 	HostnameLabel string
+	// PodUIDs says that series of pods have the label pod_uid.
+	PodUIDs bool
 }
 
 // GPUs holds the sources of the metrics of GPUs.
@@ -53,7 +55,7 @@ func (c *GPUs) send(out *page) {
 	}
 	pods := c.Pods.Value()
 	podsTime.sendTime(out, pods.Asked)
-	held := pods.byDevice()
+	held, uids := pods.byDevice(), pods.uids()
 	remaining := maxPodDevices
 	for _, g := range snapshot.GPUs {
 		whole := held[g.UUID]
@@ -62,7 +64,7 @@ func (c *GPUs) send(out *page) {
 		for _, i := range instances {
 			remaining -= sendPodDevices(out, g.UUID, i.id(), i.holders, remaining)
 		}
-		sendUnits(out, g, pods.Units)
+		sendUnits(out, g, pods.Units, uids)
 		if s, ok := samples[g.UUID]; ok {
 			c.sendSample(out, measuredGPU{g, s, c.labelsOf(settings, snapshot.Driver, g), whole, instances})
 		}
@@ -161,20 +163,22 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 func sendPodDevices(out *page, uuid, gi string, holders []holder, limit int) int {
 	holders = holders[:min(len(holders), limit)]
 	for _, h := range holders {
-		podDevice.send(out, 1, uuid, gi, h.pod, h.namespace, h.container)
+		podDevice.send(out, 1, withUID([]string{uuid, gi, h.pod, h.namespace, h.container}, h.uid)...)
 	}
 	return len(holders)
 }
 
-// sendUnits sends the holders of units of a GPU, and the number of holders with differences.
-func sendUnits(out *page, g inventory.GPU, holders []status.Holder) {
+// sendUnits sends the holders of units of a GPU, and the number of holders with differences. The
+// UIDs of pods are by namespace and name.
+func sendUnits(out *page, g inventory.GPU, holders []status.Holder, uids map[[2]string]string) {
 	index, inUnits, differences := strconv.Itoa(g.Index), false, 0
 	for _, h := range holders[:min(len(holders), maxPodDevices)] {
 		if h.Device != g.UUID {
 			continue
 		}
 		inUnits = true
-		labels := []string{g.UUID, index, h.Pod, h.Namespace, h.Container, h.Receipt.Layer}
+		labels := withUID([]string{g.UUID, index, h.Pod, h.Namespace, h.Container, h.Receipt.Layer},
+			uids[[2]string{h.Namespace, h.Pod}])
 		unitLimit.send(out, float64(h.Receipt.MemoryMiB)*(1<<20), labels...)
 		if h.Receipt.Percentage > 0 {
 			unitPercentage.send(out, float64(h.Receipt.Percentage), labels...)
@@ -186,6 +190,15 @@ func sendUnits(out *page, g inventory.GPU, holders []status.Holder) {
 	if inUnits {
 		unitDifferences.send(out, float64(differences), g.UUID, index)
 	}
+}
+
+// withUID returns the values of labels of which pod_uid is the last: a UID that is not known has
+// no label.
+func withUID(values []string, uid string) []string {
+	if uid != "" {
+		values = append(values, uid)
+	}
+	return values
 }
 
 // labelsOf returns the labels of a GPU.
@@ -211,6 +224,9 @@ func heldBy(holders []holder, device []label, more ...label) *labels {
 	if len(holders) == 1 && !holders[0].shared {
 		h := holders[0]
 		all = append(all, label{"container", h.container}, label{"namespace", h.namespace}, label{"pod", h.pod})
+		if h.uid != "" {
+			all = append(all, label{"pod_uid", h.uid})
+		}
 	}
 	if len(holders) > 0 && !slices.ContainsFunc(holders,
 		func(h holder) bool { return h.shared || h.claim != holders[0].claim }) {

@@ -351,6 +351,33 @@ func TestMetricsOfUnits(t *testing.T) {
 	}
 }
 
+// TestPodUIDInMetrics: all series that name a pod have the label pod_uid where its UID is known, and
+// no series an empty one.
+func TestPodUIDInMetrics(t *testing.T) {
+	t.Parallel()
+	s := newSources(time.Now())
+	s.Pods.Publish(telemetry.PodDevices{
+		Asked: s.Now(), Devices: []kubelet.ContainerDevice{
+			{ID: "GPU-a", Namespace: "ns", Pod: "p", Container: "c", PodUID: "1-2"},
+			{ID: "MIG-3", Namespace: "ns", Pod: "q", Container: "c"},
+		}, Units: []status.Holder{
+			{Device: "GPU-a", Namespace: "ns", Pod: "p", Container: "c", Receipt: &status.Receipt{MemoryMiB: 1, Layer: "mps"}},
+		},
+	})
+	named := 0
+	for _, line := range append(s.scrape(t), s.series(t, "gpu_device_plugin_unit_memory_limit_bytes")...) {
+		if strings.Contains(line, `pod="p"`) != strings.Contains(line, `pod_uid="1-2"`) || strings.Contains(line, `pod_uid=""`) {
+			t.Error(line)
+		}
+		if strings.Contains(line, `pod="p"`) {
+			named++
+		}
+	}
+	if named < 3 {
+		t.Errorf("%d series name the pod", named)
+	}
+}
+
 func TestHostnameLabel(t *testing.T) {
 	t.Parallel()
 	for label, want := range map[string]string{"Hostname": `{Hostname="node-1",UUID`, "hostname": `,hostname="node-1",`,
@@ -410,6 +437,14 @@ func (l *lister) ContainerDevices(ctx context.Context) (devices []kubelet.Contai
 		return nil, ctx.Err()
 	}
 	return devices, err
+}
+
+func (l *lister) WithPodUIDs(devices []kubelet.ContainerDevice) []kubelet.ContainerDevice {
+	devices = slices.Clone(devices)
+	for i := range devices {
+		devices[i].PodUID = "uid-of-" + devices[i].Pod
+	}
+	return devices
 }
 
 func (l *lister) UnitHolders(_ context.Context, devices []kubelet.ContainerDevice) []status.Holder {

@@ -140,12 +140,12 @@ var sampleTime = metric{
 
 var podDevice = metric{
 	name: "gpu_device_plugin_pod_device", kind: gauge, labels: []string{"UUID", "GPU_I_ID", "pod", "namespace",
-		"container"},
+		"container", "pod_uid"},
 	series: "1 for each container and its GPU or GPU instance, 4096 at most",
 	help:   "A container holds the GPU or the GPU instance, alone or with others. The value is always 1.",
 }
 
-var unitHolderLabels = []string{"UUID", "gpu", "pod", "namespace", "container", "layer"}
+var unitHolderLabels = []string{"UUID", "gpu", "pod", "namespace", "container", "layer", "pod_uid"}
 
 var unitLimit = metric{
 	name: "gpu_device_plugin_unit_memory_limit_bytes", kind: gauge, unit: "B", labels: unitHolderLabels,

@@ -34,6 +34,9 @@ type PodDevices struct {
 // A PodLister knows the containers that hold devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
+	// WithPodUIDs returns devices with the UIDs of their pods, where these are known. It may wait
+	// for the kubelet's disk.
+	WithPodUIDs(devices []kubelet.ContainerDevice) []kubelet.ContainerDevice
 	// UnitHolders returns the containers with units of GPUs, each container once for a GPU, with a
 	// receipt. It may wait for the kubelet's disk even after the end of ctx.
 	UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder
@@ -55,14 +58,20 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 			switch {
 			case err == nil:
 				failures = 0
-				now := PodDevices{Asked: time.Now(), Devices: devices}
 				reading, end := context.WithTimeout(ctx, podsTimeout)
-				// Without an answer of the disk there are no units: old values must not look
-				// current.
-				now.Units, _ = statefile.Within(ctx, disk, podsTimeout, func() ([]status.Holder, error) {
-					return lister.UnitHolders(reading, devices), nil
+				asked := time.Now()
+				now, err := statefile.Within(ctx, disk, podsTimeout, func() (PodDevices, error) {
+					p := PodDevices{Devices: devices, Units: lister.UnitHolders(reading, devices)}
+					if s.PodUIDs {
+						p.Devices = lister.WithPodUIDs(devices)
+					}
+					return p, nil
 				})
 				end()
+				if err != nil { // the disk does not answer: old values must not look current
+					now = PodDevices{Devices: devices}
+				}
+				now.Asked = asked
 				pods.Publish(now)
 			case ctx.Err() == nil:
 				if failures++; failures == maxPodsFailures {
@@ -85,6 +94,7 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 // A holder is a container that holds a device.
 type holder struct {
 	namespace, pod, container string
+	uid                       string                // of the pod; empty if it is not known
 	shared                    bool                  // others can hold the device at the same time
 	claim                     kubelet.ClaimResource // claim for the device, if any
 	mig                       inventory.MIGDevice   // the device, if it is a MIG device
@@ -108,8 +118,19 @@ func (p PodDevices) byDevice() map[string][]holder {
 		if k := (key{uuid, d.Namespace, d.Pod, d.Container}); !seen[k] {
 			seen[k] = true
 			all[uuid] = append(all[uuid], holder{
-				namespace: d.Namespace, pod: d.Pod, container: d.Container, shared: shared, claim: d.Claim,
+				namespace: d.Namespace, pod: d.Pod, container: d.Container, uid: d.PodUID, shared: shared, claim: d.Claim,
 			})
+		}
+	}
+	return all
+}
+
+// uids returns the UIDs of the pods, by namespace and name.
+func (p PodDevices) uids() map[[2]string]string {
+	all := map[[2]string]string{}
+	for _, d := range p.Devices {
+		if d.PodUID != "" {
+			all[[2]string{d.Namespace, d.Pod}] = d.PodUID
 		}
 	}
 	return all

@@ -996,6 +996,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "GPU_METRICS_INTERVAL" .Values.metrics.gpuInterval)
   (list "GPU_METRICS_PCIE_THROUGHPUT" .Values.metrics.pcieThroughput)
   (list "GPU_METRICS_HOSTNAME_LABEL" .Values.metrics.hostnameLabel)
+  (list "GPU_METRICS_POD_UID" .Values.metrics.podUID)
 }}
 {{- if not (has (toString (last .)) (list "" "[]" "<nil>")) }}
 - {name: {{ first . }}, value: {{ last . | toString | quote }}}
