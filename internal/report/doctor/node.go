@@ -209,9 +209,10 @@ const resetCommand = "gpu-device-plugin reset --gpu %s"
 // cures are the commands that repair a fault, by the daemon's name of the remedy. %s is the GPU's
 // index.
 var cures = map[inventory.Cure][]string{
-	inventory.CureReset:     {resetCommand},
-	inventory.CureDrain:     {resetCommand},
-	inventory.CureDrainP2P:  {resetCommand},
+	inventory.CureReset: {resetCommand},
+	inventory.CureDrain: {resetCommand},
+	inventory.CureDrainP2P: {"kubectl gpu list NODE   # delete the pods that use GPU %s together with other GPUs; " +
+		"no reset is needed"},
 	inventory.CureReboot:    {"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot"},
 	inventory.CureFabric:    {"systemctl restart nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"},
 	inventory.CureIMEX:      {"systemctl restart nvidia-imex", "nvidia-imex-ctl -N"},

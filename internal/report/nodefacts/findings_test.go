@@ -497,6 +497,13 @@ var daemonRows = []row{
 		check: "daemon", severity: doctor.Warning, says: "labels of the node are not written: refused",
 	},
 	{
+		name: "peer-to-peer memory is to be released", status: func(s *status.Status) {
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "recovery action", string(inventory.CureDrainP2P)
+		},
+		check: "daemon", severity: doctor.Error, says: "recovery action",
+		remedy: "delete the pods that use GPU 0 together with other GPUs; no reset is needed",
+	},
+	{
 		name: "read by kubectl", settings: func(s *doctor.Settings) {
 			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x", MayReset: true}
 		},
