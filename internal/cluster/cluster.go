@@ -196,7 +196,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report",
 			d, c.report),
 		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.removeStartupTaint),
-		c.underLead("quiesce by annotation", d, c.followRelease))
+		c.underLead("quiesce by the Node", d, c.followRelease))
 }
 
 // Labels returns the tasks that write labels.

@@ -25,6 +25,15 @@ const (
 	answerAnnotation = "gpu-device-plugin.github.io/quiesce.answer"
 )
 
+// pauseLabels are the labels of a Node by which NVIDIA's tools stop those who have the driver open.
+var pauseLabels = []string{deployLabels + "device-plugin", deployLabels + "client"}
+
+// pauseMark is in the value of such a label during a pause. driver-manager writes
+// paused-for-driver-upgrade, also behind an earlier value, and mig-manager paused-for-mig-change.
+// Every other value leaves the driver in use: false is what a user writes to keep NVIDIA's plugin
+// from a node for good, and an empty value is what driver-manager writes where the label was absent.
+const pauseMark = "paused-for-"
+
 // The states of a request to release the driver.
 const (
 	releasePending = "pending" // the driver is not yet released on the whole node
@@ -42,13 +51,17 @@ const (
 	releaseTimeout = 30 * time.Second
 	// maxName is the size limit of the user's name, in bytes.
 	maxName = 200
+	// resumedByUser is the reason of releaseResumed.
+	resumedByUser = "resume was run on the node"
 )
 
-// A releaseRequest is the request in the annotations of a Node; the zero value is no request.
+// A releaseRequest is the request on a Node: that of a label, or else that of the annotations. The
+// zero value is no request.
 type releaseRequest struct {
-	until time.Time
-	by    string
-	err   error // why the request is invalid
+	paused bool      // by a label, without an end
+	until  time.Time // by the annotations
+	by     string
+	err    error // why the request is invalid
 }
 
 // A releaseAnswer is the answer to a request, written as JSON into an annotation.
@@ -60,10 +73,21 @@ type releaseAnswer struct {
 	// user had released the driver on the node.
 	Own    bool   `json:"own,omitempty"`
 	Reason string `json:"reason,omitempty"`
+	// Resumed is, in the answer to a label, the time of the request by annotation that a user has
+	// ended by resume: it does not come back after the label's.
+	Resumed time.Time `json:"resumed,omitzero"`
 }
 
-// readRequest reads the request in the annotations of a Node.
-func readRequest(annotations map[string]string, now time.Time) releaseRequest {
+// readRequest reads the request on a Node. pausesClients says that this program pauses DaemonSets
+// itself for a MIG layout: these pauses are no request.
+func readRequest(node kubeapi.Node, pausesClients bool, now time.Time) releaseRequest {
+	for _, key := range pauseLabels {
+		value := node.Labels[key]
+		if own := pausesClients && value == pausedValue; strings.Contains(value, pauseMark) && !own {
+			return releaseRequest{paused: true, by: key + "=" + value}
+		}
+	}
+	annotations := node.Annotations
 	text, exists := annotations[untilAnnotation]
 	if !exists {
 		return releaseRequest{}
@@ -98,30 +122,36 @@ func decideRelease(
 		return state, a
 	case r.err != nil:
 		return releaseRefused, releaseAnswer{By: r.by, Reason: r.err.Error()}
-	case r.until.IsZero():
+	case !r.paused && r.until.IsZero():
 		return "", releaseAnswer{}
 	}
 	same := state != "" && state != releaseRefused && a.Until.Equal(r.until) && a.By == r.by
 	switch {
 	case same && state == releaseEnded:
 		return state, a
-	case !now.Before(r.until):
+	case !r.paused && !now.Before(r.until):
 		if !same {
 			return releaseEnded, releaseAnswer{By: r.by, Until: r.until, Reason: "the time had passed before the request was read"}
 		}
 		a.Reason = ""
 		return releaseEnded, a
+	case !r.paused && a.Resumed.Equal(r.until):
+		return releaseResumed, releaseAnswer{By: r.by, Until: r.until, Reason: resumedByUser}
 	case !same:
-		own := a.Own && isActive(state) || !released
-		return releasePending, releaseAnswer{By: r.by, Since: now.UTC().Truncate(time.Second), Until: r.until, Own: own}
+		next := releaseAnswer{By: r.by, Since: now.UTC().Truncate(time.Second), Until: r.until,
+			Own: a.Own && isActive(state) || !released}
+		if next.Resumed = a.Resumed; r.paused && state == releaseResumed && !a.Until.IsZero() {
+			next.Resumed = a.Until
+		}
+		return releasePending, next
 	case isActive(state) && releasedHere && !released:
-		a.Reason = "resume was run on the node"
+		a.Reason = resumedByUser
 		return releaseResumed, a
 	}
 	return state, a
 }
 
-// A releaser follows the annotations for the release of the driver.
+// A releaser follows the labels and annotations for the release of the driver.
 type releaser struct {
 	client *kubeapi.Client
 	daemon daemon.View
@@ -142,7 +172,7 @@ type releaser struct {
 	attemptedAt  time.Time // last attempt to release the driver
 }
 
-// followRelease follows the annotations until ctx ends, while the configuration enables it. If it
+// followRelease follows the labels and annotations until ctx ends, while the configuration enables it. If it
 // becomes disabled, an active request ends.
 func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 	r := &c.releaser
@@ -154,7 +184,7 @@ func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 		_, led := d.Lead.Statuses().Latest()
 		return []<-chan struct{}{node, configured, looked, led, r.alarm.Rings()}
 	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "quiesce by annotation", wake, r.step)
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "quiesce by the Node", wake, r.step)
 }
 
 // step carries out the request, and answers it. At the end of a request it uses the driver again
@@ -162,7 +192,8 @@ func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 // the start it updates the Node before it releases the driver, so that a later process knows
 // whether to use the driver again.
 func (r *releaser) step(ctx context.Context) error {
-	enabled, node, now := r.daemon.Configs.Value().Features.Quiesce, r.client.Nodes().Value(), time.Now()
+	configured, node, now := r.daemon.Configs.Value(), r.client.Nodes().Value(), time.Now()
+	enabled := configured.Features.Quiesce
 	if node.UID == "" || !enabled && !r.stateRead && r.resumeOwed.IsZero() &&
 		!isActive(node.Annotations[stateAnnotation]) {
 		return nil
@@ -175,7 +206,7 @@ func (r *releaser) step(ctx context.Context) error {
 	}
 	var request releaseRequest
 	if enabled {
-		request = readRequest(r.node.Annotations, now)
+		request = readRequest(r.node, configured.MIG.PauseClients, now)
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	status, err := r.daemon.Status(limited)
@@ -205,7 +236,9 @@ func (r *releaser) step(ctx context.Context) error {
 	if !isActive(state) {
 		return r.write(ctx)
 	}
-	r.alarm.After(ctx, answer.Until.Sub(now))
+	if !request.paused {
+		r.alarm.After(ctx, answer.Until.Sub(now))
+	}
 	if begins {
 		if err := r.write(ctx); err != nil {
 			// the next attempt also starts the request
@@ -250,12 +283,11 @@ func (r *releaser) end(ctx context.Context, state string, resume bool) error {
 	if !resume {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Using the driver again after a request by annotation", "by", r.answer.By, "until",
-		r.answer.Until, "state", state)
+	klog.FromContext(ctx).Info("Using the driver again after a request on the Node", "by", r.answer.By, "state", state)
 	limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	if err := r.daemon.Resume(limited); err != nil {
-		klog.FromContext(ctx).Info("The driver is not in use yet after a request by annotation", "reason", err.Error())
+		klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason", err.Error())
 	}
 	return ctx.Err() // the monitor keeps trying
 }
@@ -271,8 +303,7 @@ func (r *releaser) release(ctx context.Context) {
 		if r.attemptedAt = now; r.answer.Own {
 			r.resumeOwed = now
 		}
-		klog.FromContext(ctx).Info("Releasing the driver for a request by annotation", "by", r.answer.By, "until",
-			r.answer.Until)
+		klog.FromContext(ctx).Info("Releasing the driver for a request on the Node", "by", r.answer.By)
 		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 		err := r.daemon.Quiesce(limited)
 		cancel()

@@ -27,7 +27,7 @@ type Features struct {
 	ChangeTaint bool
 	// StartupTaint removes the start-up taint of the node when its GPUs are allocatable.
 	StartupTaint bool
-	// Quiesce releases the driver at an annotation of the node.
+	// Quiesce releases the driver at an annotation or a label of the node.
 	Quiesce bool
 }
 
@@ -185,7 +185,7 @@ var clusterOptions = []option{
 	{
 		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,
 		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time " +
-			"in the future",
+			"in the future, or while nvidia.com/gpu.deploy.device-plugin or .client is paused-for-...",
 		set: truth(func(c *Config) *bool { return &c.Features.Quiesce }),
 	},
 }

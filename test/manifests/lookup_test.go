@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"helm.sh/helm/v3/pkg/chartutil"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
 // lookedUp renders the chart in a cluster that has these objects.
@@ -59,6 +61,76 @@ func TestClientOfTheOperator(t *testing.T) {
 		if strings.Contains(tt.values, "a: b") && selector["a"] != "b" {
 			t.Errorf("%s: the nodeSelector is %v", tt.values, selector)
 		}
+	}
+}
+
+// TestClaimsBesideTheOperator: with claims the pod stays when the operator changes its labels, and
+// follows them. It has the driver in a way that outlives the driver container. A selector by which
+// the pod would leave is refused.
+func TestClaimsBesideTheOperator(t *testing.T) {
+	t.Parallel()
+	const claims = "dra: {enabled: true}, gpuOperatorClient: true"
+	for _, tt := range []struct {
+		values           string
+		quiesce          string
+		root, mount, env string // the node's folder, its place in the pod, and that of the driver there
+	}{
+		{"{" + claims + "}", "true", "/", "/driver-root", ""},
+		{"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver}", "true", "/run/nvidia", "/driver-root", "/driver-root/driver"},
+		{"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver/, features: {quiesce: true}}", "true", "/run/nvidia", "/driver-root", "/driver-root/driver"},
+		{"{dra: {enabled: true, mode: plugin}, gpuOperatorClient: true}", "true", "/", "/driver-root", ""}, // on the way back
+		{"{dra: {enabled: true}, nvidiaDriverRoot: /run/nvidia/driver}", "", "/run/nvidia/driver", "/driver-root", ""},
+	} {
+		text, _, err := lookedUp(tt.values, plainNode) // an operator before 26.7 has no label of clients
+		if err != nil {
+			t.Errorf("%s: %v", tt.values, err)
+			continue
+		}
+		pod := daemonSet(t, decode(t, "chart", []byte(text)), "gpu-device-plugin").Spec.Template.Spec
+		if len(pod.NodeSelector) != 1 || pod.Affinity == nil {
+			t.Errorf("%s: the nodeSelector is %v, and the affinity %v", tt.values, pod.NodeSelector, pod.Affinity)
+		}
+		container := pod.Containers[0]
+		environment := map[string]string{}
+		for _, e := range container.Env {
+			environment[e.Name] = e.Value
+		}
+		if environment["NODE_QUIESCE"] != tt.quiesce || environment["DRIVER_ROOT_CTR_PATH"] != tt.env {
+			t.Errorf("%s: NODE_QUIESCE is %q and DRIVER_ROOT_CTR_PATH %q, want %q and %q", tt.values, environment["NODE_QUIESCE"],
+				environment["DRIVER_ROOT_CTR_PATH"], tt.quiesce, tt.env)
+		}
+		root, mount := "", corev1.VolumeMount{}
+		for _, v := range pod.Volumes {
+			if v.Name == "driver-root" {
+				root = v.HostPath.Path
+			}
+		}
+		for _, m := range container.VolumeMounts {
+			if m.Name == "driver-root" {
+				mount = m
+			}
+		}
+		if root != tt.root || mount.MountPath != tt.mount || ptr.Deref(mount.MountPropagation, "") != corev1.MountPropagationHostToContainer {
+			t.Errorf("%s: the driver's folder is %s, mounted as %+v", tt.values, root, mount)
+		}
+		if rule := "gpu-device-plugin.github.io/quiesce.state"; (tt.quiesce == "true") != strings.Contains(text, rule) {
+			t.Errorf("%s: the admission policy allows %s: %v", tt.values, rule, tt.quiesce != "true")
+		}
+	}
+	for values, want := range map[string]string{
+		"{dra: {enabled: true}, nodeSelector: {nvidia.com/gpu.deploy.device-plugin: 'true'}}": "nodeSelector has the label nvidia.com/gpu.deploy.device-plugin",
+		"{" + claims + ", nodeSelector: {nvidia.com/gpu.deploy.client: 'true'}}":              "nodeSelector has the label nvidia.com/gpu.deploy.client",
+		"{dra: {enabled: true, mode: split}, affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: " +
+			"{nodeSelectorTerms: [{matchExpressions: [{key: nvidia.com/gpu.deploy.dcgm-exporter, operator: Exists}]}]}}}}": "affinity has the label nvidia.com/gpu.deploy.dcgm-exporter",
+		"{" + claims + ", features: {quiesce: false}}":                                            "features.quiesce is false",
+		"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver, nvidiaDriverRootFolders: [/usr]}": "nvidiaDriverRootFolders is given",
+	} {
+		if _, _, err := lookedUp(values, operatorNode); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want one with %q", values, err, want)
+		}
+	}
+	if _, _, err := lookedUp("{"+claims+", nodeSelector: {nvidia.com/gpu.present: 'true'}, nvidiaDriverRootFolders: [/usr]}", operatorNode); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,6 +1,8 @@
 package manifests
 
 import (
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -8,16 +10,40 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestValuesBesideTheOperator: with the values of docs/migrate.md the DaemonSet follows the labels
-// of NVIDIA's GPU operator, and finds its driver.
-func TestValuesBesideTheOperator(t *testing.T) {
+// TestValuesOfClaimsBesideTheOperator: with these values of docs/migrate.md in place of the others'
+// node selector, the pod stays when the operator changes its labels, and follows them.
+func TestValuesOfClaimsBesideTheOperator(t *testing.T) {
 	t.Parallel()
+	values := documentedValues(t, "TestValuesBesideTheOperator")
+	selector := regexp.MustCompile("(?m)^(nodeSelector|affinity):.*\n")
+	values = selector.ReplaceAllString(values, "") + documentedValues(t, "TestValuesOfClaimsBesideTheOperator")
+	pod := daemonSet(t, decode(t, "claims beside the operator", render(t, values)), "gpu-device-plugin").Spec.Template.Spec
+	want := map[string]string{"kubernetes.io/os": "linux", "nvidia.com/gpu.present": "true"}
+	if !maps.Equal(pod.NodeSelector, want) || pod.Affinity != nil {
+		t.Errorf("the node selector is %v, and the affinity %v", pod.NodeSelector, pod.Affinity)
+	}
+	if !slices.ContainsFunc(pod.Containers[0].Env, func(e corev1.EnvVar) bool { return e.Name == "NODE_QUIESCE" && e.Value == "true" }) {
+		t.Errorf("the labels of the operator are not followed: %v", pod.Containers[0].Env)
+	}
+}
+
+// documentedValues returns the values of docs/migrate.md that a test holds.
+func documentedValues(t *testing.T, test string) string {
+	t.Helper()
 	_, text, found := strings.Cut(string(read(t, "../../docs/migrate.md")),
-		"<!-- values: held by test/manifests TestValuesBesideTheOperator -->\n```yaml\n")
+		"<!-- values: held by test/manifests "+test+" -->\n```yaml\n")
 	values, _, ended := strings.Cut(text, "\n```\n")
 	if !found || !ended {
 		t.Fatal("docs/migrate.md has no such values")
 	}
+	return values + "\n"
+}
+
+// TestValuesBesideTheOperator: with the values of docs/migrate.md the DaemonSet follows the labels
+// of NVIDIA's GPU operator, and finds its driver.
+func TestValuesBesideTheOperator(t *testing.T) {
+	t.Parallel()
+	values := documentedValues(t, "TestValuesBesideTheOperator")
 	pod := daemonSet(t, decode(t, "beside the operator", render(t, values)), "gpu-device-plugin").Spec.Template.Spec
 	if got := pod.NodeSelector["nvidia.com/gpu.deploy.device-plugin"]; got != "true" {
 		t.Errorf("the node selector is %v", pod.NodeSelector)

@@ -140,7 +140,8 @@ type Features struct {
 	// are allocatable.
 	StartupTaint *bool `json:"startupTaint,omitempty"`
 	// Quiesce releases the driver while the node has the annotation
-	// gpu-device-plugin.github.io/quiesce.until with a time in the future.
+	// gpu-device-plugin.github.io/quiesce.until with a time in the future, or while one of the labels
+	// nvidia.com/gpu.deploy.device-plugin and .client has a value with paused-for-.
 	Quiesce *bool `json:"quiesce,omitempty"`
 }
 

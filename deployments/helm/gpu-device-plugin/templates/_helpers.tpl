@@ -325,6 +325,7 @@ taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPa
 {{- with fromYaml . }}{{ with .features }}{{ $asked = append $asked (get . $name) }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
+{{- if and (eq $name "quiesce") (include "gpu-device-plugin.inPlace" $) }}{{ $asked = list true }}{{ end }}
 {{- range $value := $asked }}
 {{- if ne $name "labels" }}
 {{- if has (toString $value) (list "true" "pods") }}{{ $_ := set $on $name true }}{{ end }}
@@ -394,7 +395,8 @@ daemon runs on all nodes then, and labels those with GPUs. */}}
 {{- define "gpu-device-plugin.everywhere" -}}
 {{- $affinity := include "gpu-device-plugin.affinity" . | fromYaml }}
 {{- $selector := omit (default dict .Values.nodeSelector) "kubernetes.io/os" "kubernetes.io/arch" }}
-{{- if not (or $affinity.nodeAffinity $selector .Values.gpuOperatorClient) }}true{{ end }}
+{{- $client := and .Values.gpuOperatorClient (not (include "gpu-device-plugin.inPlace" .)) }}
+{{- if not (or $affinity.nodeAffinity $selector $client) }}true{{ end }}
 {{- end }}
 
 {{- /* The nodeSelector, with labels that the chart needs itself, from a list of: root, these labels. */}}
@@ -551,9 +553,34 @@ runtime may be set up to ignore NVIDIA_VISIBLE_DEVICES of containers without it,
 {{- if or $mig (contains "reset" (toString .Values.preStartChecks)) $mounts }}true{{ end }}
 {{- end }}
 
+{{- /* Whether the daemon answers the labels of NVIDIA's GPU operator in its place: pods with claims cannot end without it. */}}
+{{- define "gpu-device-plugin.inPlace" -}}
+{{- if and .Values.gpuOperatorClient .Values.dra.enabled }}true{{ end }}
+{{- end }}
+
+{{- /* Claims where the labels of the operator would end the pod, or where the pod would not follow the driver. */}}
+{{- define "gpu-device-plugin.refuseLeaving" -}}
+{{- if .Values.dra.enabled }}
+{{- $where := dict "nodeSelector" (default dict .Values.nodeSelector | keys | toJson) "affinity" (default dict .Values.affinity | toJson) }}
+{{- range $value, $text := $where }}
+{{- with regexFind "nvidia[.]com/gpu[.]deploy[.][A-Za-z0-9_.-]+" $text }}
+{{- fail (printf "dra.enabled is true, and %s has the label %s: NVIDIA's tools change such labels while they change the driver or divide GPUs. The pod would end, and pods with claims could not end without it. Remove the label (nvidia.com/gpu.present: \"true\" is on the same nodes) and set gpuOperatorClient: true, with which the daemon stays and releases the driver" $value .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if include "gpu-device-plugin.inPlace" . }}
+{{- if eq "false" (toString .Values.features.quiesce) }}
+{{- fail "gpuOperatorClient and dra.enabled are true, and features.quiesce is false: with claims the daemon answers the operator by releasing the driver; leave features.quiesce out" }}
+{{- end }}
+{{- if and .Values.nvidiaDriverRootFolders (ne "/" (include "gpu-device-plugin.driverRoot" .)) }}
+{{- fail "gpuOperatorClient and dra.enabled are true, and nvidiaDriverRootFolders is given: the pod would keep these folders of the old driver container after a change of the driver; leave nvidiaDriverRootFolders out" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* gpuOperatorClient where no Node has the label: the pods would vanish. helm template has no Nodes to look at. */}}
 {{- define "gpu-device-plugin.refuseClient" -}}
-{{- if .Values.gpuOperatorClient }}
+{{- if and .Values.gpuOperatorClient (not (include "gpu-device-plugin.inPlace" .)) }}
 {{- $nodes := (lookup "v1" "Node" "" "").items }}
 {{- $found := empty $nodes }}
 {{- range $nodes }}{{ if hasKey (default dict .metadata.labels) "nvidia.com/gpu.deploy.client" }}{{ $found = true }}{{ end }}{{ end }}
@@ -851,6 +878,13 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- default (list "") .Values.nvidiaDriverRootFolders | toJson }}
 {{- end }}
 
+{{- /* The folder above the driver root of a driver container, which the pod has where it stays while the driver changes: a mount of the root
+itself would keep the old driver container's files. Empty where the pod has the root itself. */}}
+{{- define "gpu-device-plugin.driverParent" -}}
+{{- $root := include "gpu-device-plugin.driverRoot" . | trimSuffix "/" }}
+{{- if and (include "gpu-device-plugin.inPlace" .) $root }}{{ dir $root }}{{ end }}
+{{- end }}
+
 {{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
 {{- define "gpu-device-plugin.refuse" -}}
 {{- if eq "false" (toString .Values.devicePlugin.enabled) }}
@@ -875,6 +909,7 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- if and .Values.dra.switchMIG (ne .Values.dra.dynamicMIG true) }}
 {{- fail "dra.switchMIG is given, and dra.dynamicMIG is not true" }}
 {{- end }}
+{{- include "gpu-device-plugin.refuseLeaving" . }}
 {{- include "gpu-device-plugin.refuseClient" . }}
 {{- include "gpu-device-plugin.refuseRuntime" . }}
 {{- include "gpu-device-plugin.refuseSelector" . }}
@@ -946,6 +981,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "LOGGING_FORMAT" .Values.loggingFormat)
   (list "PRE_START_CHECKS" .Values.preStartChecks)
   (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)
+  (list "DRIVER_ROOT_CTR_PATH" (ternary "" (printf "/driver-root/%s" (include "gpu-device-plugin.driverRoot" . | base)) (empty (include "gpu-device-plugin.driverParent" .))))
   (list "NVIDIA_DEV_ROOT" .Values.nvidiaDevRoot)
   (list "LIBRARY_SEARCH_PATH" .Values.librarySearchPath)
   (list "NVIDIA_DRIVER_CAPABILITIES" .Values.nvidiaDriverCapabilities)
@@ -963,7 +999,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_TAINT" .Values.features.taint)
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
   (list "NODE_STARTUP_TAINT" .Values.features.startupTaint)
-  (list "NODE_QUIESCE" .Values.features.quiesce)
+  (list "NODE_QUIESCE" (ternary true .Values.features.quiesce (not (empty (include "gpu-device-plugin.inPlace" .)))))
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))
