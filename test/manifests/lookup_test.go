@@ -40,6 +40,7 @@ func TestClientOfTheOperator(t *testing.T) {
 		err    string
 	}{
 		{"{}", []string{operatorNode}, false, ""},
+		{"{gpuOperatorClient: null, dra: {enabled: null}}", nil, false, ""},
 		{"{gpuOperatorClient: true}", []string{plainNode, operatorNode}, true, ""},
 		{"{gpuOperatorClient: true, nodeSelector: {a: b}}", nil, true, ""}, // helm template
 		{"{gpuOperatorClient: true}", []string{plainNode}, false, refusal},
