@@ -46,12 +46,12 @@ func TestExamples(t *testing.T) {
 
 	s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "5"})
 	s.shows(8, 7)
-	d.finding(s, "hang-doctor", "A call into the driver has not returned")
+	d.finding(s, "hang-doctor", "A driver call has not returned")
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.shows(8, 8)
 
 	s.Stop()
-	d.finding(s, "kubelet-doctor", "Kubelet does not answer")
+	d.finding(s, "kubelet-doctor", "The kubelet does not answer")
 	mark := s.Mark()
 	if err := s.Resume(); err != nil {
 		t.Fatal(err)
