@@ -31,7 +31,8 @@ var pauseLabels = []string{deployLabels + "device-plugin", deployLabels + "clien
 // pauseMark is in the value of such a label during a pause. driver-manager writes
 // paused-for-driver-upgrade, also behind an earlier value, and mig-manager paused-for-mig-change.
 // Every other value leaves the driver in use: false is what a user writes to keep NVIDIA's plugin
-// from a node for good, and an empty value is what driver-manager writes where the label was absent.
+// from a node for good, and an empty value is what driver-manager writes where the label was
+// absent.
 const pauseMark = "paused-for-"
 
 // The states of a request to release the driver.
@@ -131,7 +132,8 @@ func decideRelease(
 		return state, a
 	case !r.paused && !now.Before(r.until):
 		if !same {
-			return releaseEnded, releaseAnswer{By: r.by, Until: r.until, Reason: "the time had passed before the request was read"}
+			return releaseEnded, releaseAnswer{By: r.by, Until: r.until,
+				Reason: "the time had passed before the request was read"}
 		}
 		a.Reason = ""
 		return releaseEnded, a
@@ -172,8 +174,8 @@ type releaser struct {
 	attemptedAt  time.Time // last attempt to release the driver
 }
 
-// followRelease follows the labels and annotations until ctx ends, while the configuration enables it. If it
-// becomes disabled, an active request ends.
+// followRelease follows the labels and annotations until ctx ends, while the configuration enables
+// it. If it becomes disabled, an active request ends.
 func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
 	r := &c.releaser
 	*r = releaser{client: c.client, daemon: d, alarm: new(feed.Alarm), latestNode: r.latestNode, resumeOwed: r.resumeOwed}

@@ -40,27 +40,40 @@ func TestReleaseByLabel(t *testing.T) {
 		pausesClients bool   // by this program itself, for a MIG layout
 		by            string // empty: the driver stays in use
 	}{
-		"no label":                {},
-		"in use":                  {labels: map[string]string{pluginLabel: "true", clientLabel: "true"}},
-		"by driver-manager":       {labels: map[string]string{pluginLabel: forDriver, clientLabel: forDriver}, by: pluginLabel + "=" + forDriver},
-		"by mig-manager":          {labels: map[string]string{pluginLabel: forMIG, clientLabel: forMIG}, by: pluginLabel + "=" + forMIG},
+		"no label": {},
+		"in use":   {labels: map[string]string{pluginLabel: "true", clientLabel: "true"}},
+		"by driver-manager": {labels: map[string]string{pluginLabel: forDriver, clientLabel: forDriver},
+			by: pluginLabel + "=" + forDriver},
+		"by mig-manager": {labels: map[string]string{pluginLabel: forMIG, clientLabel: forMIG},
+			by: pluginLabel + "=" + forMIG},
 		"an operator before 26.7": {labels: map[string]string{pluginLabel: forDriver}, by: pluginLabel + "=" + forDriver},
-		"the plugin alone":        {labels: map[string]string{pluginLabel: forDriver, clientLabel: "true"}, by: pluginLabel + "=" + forDriver},
-		"the clients alone":       {labels: map[string]string{pluginLabel: "true", clientLabel: forDriver}, by: clientLabel + "=" + forDriver},
+		"the plugin alone": {labels: map[string]string{pluginLabel: forDriver, clientLabel: "true"},
+			by: pluginLabel + "=" + forDriver},
+		"the clients alone": {labels: map[string]string{pluginLabel: "true", clientLabel: forDriver},
+			by: clientLabel + "=" + forDriver},
 		"the plugin kept away, and the clients paused": {
 			labels: map[string]string{pluginLabel: "false", clientLabel: forDriver}, by: clientLabel + "=" + forDriver},
-		"two reasons": {labels: map[string]string{pluginLabel: forMIG, clientLabel: forDriver}, by: pluginLabel + "=" + forMIG},
+		"two reasons": {labels: map[string]string{pluginLabel: forMIG, clientLabel: forDriver},
+			by: pluginLabel + "=" + forMIG},
 		"by driver-manager during a pause by mig-manager": {
 			labels: map[string]string{pluginLabel: forMIG + "_" + forDriver}, by: pluginLabel + "=" + forMIG + "_" + forDriver},
-		"behind a value of the cluster's own":                    {labels: map[string]string{clientLabel: "gpu_" + forDriver}, by: clientLabel + "=gpu_" + forDriver},
-		"a reason of another tool":                               {labels: map[string]string{pluginLabel: "paused-for-gpu-reset"}, by: pluginLabel + "=paused-for-gpu-reset"},
-		"empty, which driver-manager writes where there is none": {labels: map[string]string{pluginLabel: "", clientLabel: ""}},
-		"NVIDIA's plugin is kept away for good":                  {labels: map[string]string{pluginLabel: "false", clientLabel: "false"}},
-		"unknown":                                                {labels: map[string]string{pluginLabel: "maybe", clientLabel: "paused"}},
-		"another operand":                                        {labels: map[string]string{deployLabels + "dcgm": forDriver, pluginLabel: "true"}},
-		"this program's own pause":                               {labels: map[string]string{pluginLabel: forMIG, clientLabel: forMIG}, pausesClients: true},
+		"behind a value of the cluster's own": {labels: map[string]string{clientLabel: "gpu_" + forDriver},
+			by: clientLabel + "=gpu_" + forDriver},
+		"a reason of another tool": {labels: map[string]string{pluginLabel: "paused-for-gpu-reset"},
+			by: pluginLabel + "=paused-for-gpu-reset"},
+		"empty, which driver-manager writes where there is none": {
+			labels: map[string]string{pluginLabel: "", clientLabel: ""}},
+		"NVIDIA's plugin is kept away for good": {
+			labels: map[string]string{pluginLabel: "false", clientLabel: "false"}},
+		"unknown": {
+			labels: map[string]string{pluginLabel: "maybe", clientLabel: "paused"}},
+		"another operand": {
+			labels: map[string]string{deployLabels + "dcgm": forDriver, pluginLabel: "true"}},
+		"this program's own pause": {
+			labels: map[string]string{pluginLabel: forMIG, clientLabel: forMIG}, pausesClients: true},
 		"driver-manager's, beside this program's own": {
-			labels: map[string]string{pluginLabel: forDriver, clientLabel: forMIG}, pausesClients: true, by: pluginLabel + "=" + forDriver},
+			labels: map[string]string{pluginLabel: forDriver, clientLabel: forMIG}, pausesClients: true,
+			by: pluginLabel + "=" + forDriver},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -164,7 +177,8 @@ func TestPauseBesideAnnotation(t *testing.T) {
 				}
 				s.paused("true")
 				s.until("the pause has ended", func() bool {
-					return s.node().Annotations[quiesceKey+"state"] == tt.after && !strings.Contains(s.node().Annotations[quiesceKey+"answer"], forDriver)
+					return s.node().Annotations[quiesceKey+"state"] == tt.after &&
+						!strings.Contains(s.node().Annotations[quiesceKey+"answer"], forDriver)
 				})
 				if s.pass(time.Minute); p.quiet() != tt.quiet || used == tt.quiet {
 					s.Errorf("released: %v, and the driver was in use: %v", p.quiet(), used)

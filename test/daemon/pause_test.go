@@ -70,7 +70,8 @@ func (m driverManager) cordon(on bool) {
 
 func (m driverManager) pods() []corev1.Pod {
 	m.c.t.Helper()
-	list, err := m.api.CoreV1().Pods("").List(m.c.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName})
+	list, err := m.api.CoreV1().Pods("").List(m.c.t.Context(),
+		metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName})
 	if err != nil {
 		m.c.t.Fatal(err)
 	}
@@ -141,9 +142,11 @@ func (m driverManager) pod(name, device string) {
 	m.c.prepared(name, m.c.claim(name, device))
 	for _, p := range []*corev1.Pod{
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("pod-" + name)},
-			Spec: corev1.PodSpec{NodeName: nodeName, ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}}}},
+			Spec: corev1.PodSpec{NodeName: nodeName,
+				ResourceClaims: []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: &name}}}},
 		{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "gpu-device-plugin", UID: "own",
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "gpu-device-plugin", UID: "o", Controller: new(true)}}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "gpu-device-plugin",
+				UID: "o", Controller: new(true)}}},
 			Spec: corev1.PodSpec{NodeName: nodeName, NodeSelector: map[string]string{"kubernetes.io/os": "linux"}}},
 	} {
 		if err := m.c.api.Add("pods", p); err != nil {

@@ -77,8 +77,10 @@ func TestClaimsBesideTheOperator(t *testing.T) {
 		root, mount, env string // the node's folder, its place in the pod, and that of the driver there
 	}{
 		{"{" + claims + "}", "true", "/", "/driver-root", ""},
-		{"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver}", "true", "/run/nvidia", "/driver-root", "/driver-root/driver"},
-		{"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver/, features: {quiesce: true}}", "true", "/run/nvidia", "/driver-root", "/driver-root/driver"},
+		{"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver}", "true", "/run/nvidia", "/driver-root",
+			"/driver-root/driver"},
+		{"{" + claims + ", nvidiaDriverRoot: /run/nvidia/driver/, features: {quiesce: true}}", "true", "/run/nvidia",
+			"/driver-root", "/driver-root/driver"},
 		{"{dra: {enabled: true, mode: plugin}, gpuOperatorClient: true}", "true", "/", "/driver-root", ""}, // on the way back
 		{"{dra: {enabled: true}, nvidiaDriverRoot: /run/nvidia/driver}", "", "/run/nvidia/driver", "/driver-root", ""},
 	} {
@@ -97,7 +99,8 @@ func TestClaimsBesideTheOperator(t *testing.T) {
 			environment[e.Name] = e.Value
 		}
 		if environment["NODE_QUIESCE"] != tt.quiesce || environment["DRIVER_ROOT_CTR_PATH"] != tt.env {
-			t.Errorf("%s: NODE_QUIESCE is %q and DRIVER_ROOT_CTR_PATH %q, want %q and %q", tt.values, environment["NODE_QUIESCE"],
+			t.Errorf("%s: NODE_QUIESCE is %q and DRIVER_ROOT_CTR_PATH %q, want %q and %q", tt.values,
+				environment["NODE_QUIESCE"],
 				environment["DRIVER_ROOT_CTR_PATH"], tt.quiesce, tt.env)
 		}
 		root, mount := "", corev1.VolumeMount{}
@@ -111,7 +114,8 @@ func TestClaimsBesideTheOperator(t *testing.T) {
 				mount = m
 			}
 		}
-		if root != tt.root || mount.MountPath != tt.mount || ptr.Deref(mount.MountPropagation, "") != corev1.MountPropagationHostToContainer {
+		if root != tt.root || mount.MountPath != tt.mount ||
+			ptr.Deref(mount.MountPropagation, "") != corev1.MountPropagationHostToContainer {
 			t.Errorf("%s: the driver's folder is %s, mounted as %+v", tt.values, root, mount)
 		}
 		if rule := "gpu-device-plugin.github.io/quiesce.state"; (tt.quiesce == "true") != strings.Contains(text, rule) {
@@ -119,8 +123,10 @@ func TestClaimsBesideTheOperator(t *testing.T) {
 		}
 	}
 	for values, want := range map[string]string{
-		"{dra: {enabled: true}, nodeSelector: {nvidia.com/gpu.deploy.device-plugin: 'true'}}": "nodeSelector has the label nvidia.com/gpu.deploy.device-plugin",
-		"{" + claims + ", nodeSelector: {nvidia.com/gpu.deploy.client: 'true'}}":              "nodeSelector has the label nvidia.com/gpu.deploy.client",
+		"{dra: {enabled: true}, nodeSelector: {nvidia.com/gpu.deploy.device-plugin: 'true'}}": "nodeSelector has the label " +
+			"nvidia.com/gpu.deploy.device-plugin",
+		"{" + claims + ", nodeSelector: {nvidia.com/gpu.deploy.client: 'true'}}": "nodeSelector has the label " +
+			"nvidia.com/gpu.deploy.client",
 		"{dra: {enabled: true, mode: split}, affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: " +
 			"{nodeSelectorTerms: [{matchExpressions: [{key: nvidia.com/gpu.deploy.dcgm-exporter, operator: Exists}]}]}}}}": "affinity has the label nvidia.com/gpu.deploy.dcgm-exporter",
 		"{" + claims + ", features: {quiesce: false}}":                                            "features.quiesce is false",
@@ -130,7 +136,8 @@ func TestClaimsBesideTheOperator(t *testing.T) {
 			t.Errorf("%s: error %v, want one with %q", values, err, want)
 		}
 	}
-	if _, _, err := lookedUp("{"+claims+", nodeSelector: {nvidia.com/gpu.present: 'true'}, nvidiaDriverRootFolders: [/usr]}", operatorNode); err != nil {
+	if _, _, err := lookedUp("{"+claims+", nodeSelector: {nvidia.com/gpu.present: 'true'}, nvidiaDriverRootFolders: "+
+		"[/usr]}", operatorNode); err != nil {
 		t.Error(err)
 	}
 }

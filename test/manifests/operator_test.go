@@ -22,7 +22,8 @@ func TestValuesOfClaimsBesideTheOperator(t *testing.T) {
 	if !maps.Equal(pod.NodeSelector, want) || pod.Affinity != nil {
 		t.Errorf("the node selector is %v, and the affinity %v", pod.NodeSelector, pod.Affinity)
 	}
-	if !slices.ContainsFunc(pod.Containers[0].Env, func(e corev1.EnvVar) bool { return e.Name == "NODE_QUIESCE" && e.Value == "true" }) {
+	if !slices.ContainsFunc(pod.Containers[0].Env,
+		func(e corev1.EnvVar) bool { return e.Name == "NODE_QUIESCE" && e.Value == "true" }) {
 		t.Errorf("the labels of the operator are not followed: %v", pod.Containers[0].Env)
 	}
 }
