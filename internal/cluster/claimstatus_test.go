@@ -148,7 +148,7 @@ func TestClaimStatus(t *testing.T) {
 			s.Errorf("the next process changes the claim: %v", err)
 		}
 		s.server.SetFault(apiserver.Fault{Status: 500})
-		snapshots.Publish(node(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Cure: inventory.CureReset}))
+		snapshots.Publish(node(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Remedy: inventory.RemedyReset}))
 		s.pass(time.Minute)
 		s.server.SetFault(apiserver.Fault{})
 		s.until("the claim says that its GPU is ill", func() bool {

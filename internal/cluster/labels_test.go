@@ -169,7 +169,7 @@ func TestLabelsOfOthers(t *testing.T) {
 }
 
 // Labels that stay with an owner that is gone are told by the problem that status and the metric
-// have, and by an Event, with the command that cures it; run, it gives them to this program.
+// have, and by an Event, with the command that repairs it; run, it gives them to this program.
 // Nothing is taken over before, and what a program that still runs writes again is its own.
 func TestLabelsOfRemovedOwner(t *testing.T) {
 	onStage(t, func(s *stage) {

@@ -107,7 +107,7 @@ func (p *publisher) fault(indices ...int) {
 			gpus[i].Health = inventory.Health{State: inventory.Healthy}
 			if slices.Contains(indices, i) {
 				gpus[i].Health = inventory.Health{
-					State: inventory.Unhealthy, XID: 79, Since: time.Unix(900_000_000, 0), Cure: inventory.CureReset,
+					State: inventory.Unhealthy, XID: 79, Since: time.Unix(900_000_000, 0), Remedy: inventory.RemedyReset,
 				}
 			}
 		}

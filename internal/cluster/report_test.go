@@ -39,7 +39,7 @@ func gpu(index int, state string) status.Device {
 	words := strings.Fields(state)
 	d := status.Device{Index: fmt.Sprint(index), UUID: fmt.Sprintf("GPU-%d", index), State: words[0]}
 	if len(words) > 1 {
-		d.Faults, d.Cure, d.Reason = []status.Fault{{Source: words[1], Cure: words[2]}}, words[2], "found by "+words[1]
+		d.Faults, d.Remedy, d.Reason = []status.Fault{{Source: words[1], Remedy: words[2]}}, words[2], "found by "+words[1]
 	}
 	return d
 }

@@ -74,11 +74,11 @@ func untilHealthy(ctx context.Context, daemon string) (_ string, err error) {
 		if _, err := struck(ctx, n, simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(index), XID: 48}); err != nil {
 			return "", err
 		}
-		cured, err := struck(ctx, n, simulator.Fault{Kind: simulator.KindRestore, GPU: fmt.Sprint(index)})
+		recovery, err := struck(ctx, n, simulator.Fault{Kind: simulator.KindRestore, GPU: fmt.Sprint(index)})
 		if err != nil {
 			return "", err
 		}
-		took = append(took, cured)
+		took = append(took, recovery)
 	}
 	return spread(took), nil
 }

@@ -58,8 +58,8 @@ func (l *Library) Fail(t testing.TB, uuid, function, action string) {
 	l.write(t)
 }
 
-// Cure has nothing fail any more.
-func (l *Library) Cure(t testing.TB) {
+// Repair makes every call succeed again.
+func (l *Library) Repair(t testing.TB) {
 	t.Helper()
 	l.faults = nil
 	l.write(t)

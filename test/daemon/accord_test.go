@@ -15,7 +15,7 @@ import (
 )
 
 // TestTheLastListSaysWhatTheDaemonKnows: whatever happened, the last list that kubelet received has
-// each device as the daemon has it; and once everything is cured, as good.
+// each device as the daemon has it; and once everything is repaired, as good.
 func TestTheLastListSaysWhatTheDaemonKnows(t *testing.T) {
 	t.Parallel()
 	const rounds, faults = 12, 25

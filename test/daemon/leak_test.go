@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestFaultsLeaveNothingBehind: after very many faults and their cure the daemon has hardly more
+// TestFaultsLeaveNothingBehind: after very many faults and repairs the daemon has hardly more
 // threads than after some, and hardly more goroutines than one that has seen none.
 func TestFaultsLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
@@ -75,7 +75,7 @@ func TestThreadsOfCallsThatHang(t *testing.T) {
 	bounded("all answer again")
 }
 
-// suffers has each kind of fault happen so many times, and waits until all of them are cured.
+// suffers has each kind of fault happen so many times, and waits until all of them are repaired.
 func (s *stage) suffers(rounds int) {
 	s.t.Helper()
 	for i := range 6 * rounds {
@@ -94,7 +94,7 @@ func (s *stage) suffers(rounds int) {
 		}
 	}
 	// Faults that nobody has seen yet leave all GPUs Healthy, too: what is waited for is that the last
-	// one is seen and cured.
+	// one is seen and repaired.
 	s.inject(simulator.Fault{Kind: simulator.KindRestore}, simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1",
 		Action: "reset"})
 	s.signal(s.Running(), syscall.SIGHUP)

@@ -11,9 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestRebootIsAskedFor: while only a restart of the node cures a GPU, the file of --reboot-file is
-// there, with the GPU and its reason. It outlives a process that is killed, beside another one too,
-// and is gone after the restart. A file that somebody else has written is not touched.
+// TestRebootIsAskedFor: while only a restart of the node repairs a GPU, the file of --reboot-file
+// is there, with the GPU and its reason. It outlives a process that is killed, beside another one
+// too, and is gone after the restart. A file that somebody else has written is not touched.
 func TestRebootIsAskedFor(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
@@ -33,10 +33,10 @@ func TestRebootIsAskedFor(t *testing.T) {
 	}
 	const asks = "gpu-device-plugin asks for a restart of this node: GPU 3 is Lost: XID 79"
 	lost := simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79}
-	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 119}) // a reset cures it
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 119}) // a reset repairs it
 	s.shows(8, 7)
 	if _, err := os.Stat(file); err == nil {
-		t.Error("a restart is asked for where a reset cures")
+		t.Error("a restart is asked for where a reset repairs the GPU")
 	}
 	s.inject(lost)
 	has("a restart is asked for", asks)

@@ -42,7 +42,7 @@ func (s *stage) smi(gpu, does string) {
 	s.inject(simulator.Fault{Kind: simulator.KindSMIReset, GPU: gpu, State: does})
 }
 
-// TestResets: a reset that works, one that fails, one that cures another GPU, and GPUs that go
+// TestResets: a reset that works, one that fails, one that repairs another GPU, and GPUs that go
 // together. Others are on offer throughout.
 func TestResets(t *testing.T) {
 	t.Parallel()

@@ -9,7 +9,7 @@ import (
 )
 
 // TestStory is what make test runs of this package: the GPUs are registered, a pod gets two, one
-// fails and is cured, and kubelet restarts.
+// fails and is repaired, and kubelet restarts.
 func TestStory(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})

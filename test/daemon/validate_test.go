@@ -100,7 +100,7 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 	now := v.status()
 	for gpu, want := range map[int]string{3: "the GPU computes wrongly",
 		5: "cuDevicePrimaryCtxRetain does not return within 10s"} {
-		if d := now.GPUs[gpu]; d.State != "Unhealthy" || !strings.Contains(d.Reason, want) || d.Cure != "reset" {
+		if d := now.GPUs[gpu]; d.State != "Unhealthy" || !strings.Contains(d.Reason, want) || d.Repair != "reset" {
 			t.Errorf("GPU %d: %+v, want %q", gpu, d, want)
 		}
 	}
@@ -120,7 +120,7 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 			t.Errorf("GPU %d was tried %d times", i, n)
 		}
 	}
-	v.library.Cure(t)
+	v.library.Repair(t)
 	v.call("health.clear", map[string]string{"gpu": "3"})
 	v.shows(8, 8)
 }
@@ -131,7 +131,7 @@ func TestAKillWhileCUDAIsProven(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
 	for i, function := range []string{"cuInit", "cuModuleLoadDataEx", "cuMemFree"} {
-		v.library.Cure(t)
+		v.library.Repair(t)
 		for _, uuid := range v.uuids[i:] {
 			v.library.Fail(t, uuid, function, "hang")
 		}
@@ -154,7 +154,7 @@ func TestAKillWhileCUDAIsProven(t *testing.T) {
 		<-killed.Ended()
 		v.eventually("the process for the proof has ended", func() bool { return ended(child) })
 	}
-	v.library.Cure(t)
+	v.library.Repair(t)
 	v.start()
 	v.shows(8, 8)
 }
@@ -210,7 +210,7 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 		v.Args...)...)
 	other.start()
 	v.eventually("the other one leads", other.leads)
-	v.library.Cure(t)
+	v.library.Repair(t)
 	v.eventually("the other one knows each GPU", func() bool { return other.proofs()[told.Proven] == 8 })
 	v.eventually("the first one does, too", func() bool { return v.proofs()[told.Proven] == 8 })
 	v.shows(8, 8)
@@ -242,7 +242,7 @@ func TestQuiesceEndsProofs(t *testing.T) {
 	if !ended(child) {
 		t.Errorf("quiesce has answered, and process %d of a proof is there", child)
 	}
-	v.library.Cure(t)
+	v.library.Repair(t)
 	v.call("resume", nil)
 	v.shows(8, 8)
 }

@@ -107,8 +107,8 @@ func (w *watch) ends() {
 	}
 }
 
-// TestWatch: a watch tells of faults and cures, of the daemon's end and of the next daemon, for
-// people and for programs.
+// TestWatch: a watch tells of faults and recoveries, of the daemon's end and of the next daemon,
+// for people and for programs.
 func TestWatch(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})

@@ -61,16 +61,16 @@ func inTheCluster(ctx context.Context, t *testing.T, n *node.Node, kubelet podre
 	})
 	phase("gpu-node-agent rolled out, node labelled", start)
 
-	cured := failAndRecover(ctx, t, n, kubelet)
+	recovered := failAndRecover(ctx, t, n, kubelet)
 	writesOwnNodeOnly(ctx, t, n)
 	chosenByLabel(ctx, t, n, kubelet)
 	// It is the last to tell that a GPU is healthy again, and the checks before take as long as that.
-	waitNodeSays(ctx, t, n, "the condition of before", cured, lasting+far*told, hasCondition(corev1.ConditionTrue, ""))
+	waitNodeSays(ctx, t, n, "the condition of before", recovered, lasting+far*told, hasCondition(corev1.ConditionTrue, ""))
 	apiServerFails(ctx, t, n, kubelet, proxy)
 }
 
 // failAndRecover has a GPU that a pod holds fail and recover, and measures how soon the cluster
-// knows it. It returns when it was cured. The condition says so later.
+// knows it. It returns when it was repaired. The condition says so later.
 func failAndRecover(ctx context.Context, t *testing.T, n *node.Node,
 	kubelet podresources.PodResourcesListerClient) time.Time {
 	uuid := heldDevices(ctx, t, kubelet, holder)[0]
@@ -85,7 +85,7 @@ func failAndRecover(ctx context.Context, t *testing.T, n *node.Node,
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
 
 	simulate(ctx, t, "restore", "--gpu", uuid)
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, far*recoveryTime)
 	start = time.Now()
 	waitNodeSays(ctx, t, n, "the label of before", start, far*told, hasLabel(healthLabel, "healthy"))
 	waitEvents(ctx, t, n, uuid, start, far*told, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
@@ -216,8 +216,8 @@ func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	other := simulatedGPUs(ctx, t, n)[5].UUID
 	n.StopAPIServer()
 	simulate(ctx, t, "restore", "--gpu", uuid)
-	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
-	t.Logf("kubelet has all GPUs %v after the cure, while the API server is away", took.Round(time.Millisecond))
+	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, far*recoveryTime)
+	t.Logf("kubelet has all GPUs %v after the repair, while the API server is away", took.Round(time.Millisecond))
 	start = time.Now()
 	simulate(ctx, t, "xid", "--gpu", other, "--xid", "48")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
@@ -233,9 +233,10 @@ func apiServerFails(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 	waitNodeSays(ctx, t, n, "the label after the API server came back", start, stepLimit,
 		hasLabel(healthLabel, "degraded"))
 	simulate(ctx, t, "restore", "--gpu", other)
-	waitNodeSays(ctx, t, n, "the condition after the cure", time.Now(), stepLimit, hasCondition(corev1.ConditionTrue, ""))
+	waitNodeSays(ctx, t, n, "the condition after the repair", time.Now(), stepLimit,
+		hasCondition(corev1.ConditionTrue, ""))
 	waitEvents(ctx, t, n, other, start, stepLimit, map[string]int{"GPUUnhealthy": 1, "GPURecovered": 1})
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
+	waitAllocatable(ctx, t, kubelet, gpu, gpus, far*recoveryTime)
 	endChurn()
 	if processes := daemonProcesses(t); len(processes) != 1 {
 		t.Errorf("the daemon's processes are %v, want one", processes)

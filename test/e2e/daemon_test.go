@@ -25,7 +25,7 @@ const (
 	daemonSet     = "gpu-device-plugin"
 	gpus          = 8 // of the simulated DGX H100
 	pluginSockets = "/var/lib/kubelet/device-plugins"
-	cured         = 10 * time.Second // two of the daemon's fast looks, five seconds apart
+	recoveryTime  = 10 * time.Second // two of the daemon's fast looks, five seconds apart
 	holder        = "two"            // the pod that holds two GPUs through all stories
 )
 
@@ -61,7 +61,7 @@ func TestDaemon(t *testing.T) {
 		{name: "daemon killed", story: daemonKilled},
 		{name: "another server comes and goes", story: anotherServer},
 		{name: "upgrades that switch time-slicing", story: upgradesThatShare},
-		{name: "an XID makes a GPU Unhealthy until it is cured", story: xidMakesUnhealthy},
+		{name: "an XID makes a GPU Unhealthy until it is repaired", story: xidMakesUnhealthy},
 		{name: "daemon ended", story: daemonEnded},
 		{name: "changed to another driver root", story: changedDriverRoot},
 		{name: "CDI", story: givesCDI},
@@ -302,7 +302,7 @@ func xidMakesUnhealthy(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	uuid := visibleDevices(ctx, t, n, holder)[0]
 	before := waitPod(ctx, t, n, holder, isRunning)
 	start := time.Now()
-	// A double-bit ECC error, which a reset cures.
+	// A double-bit ECC error, which a reset repairs.
 	daemonExec(ctx, t, n, "simulate", "xid", "--gpu", uuid, "--xid", "48")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
 	waitNode(ctx, t, n, gpu, gpus, gpus-1, start)
@@ -311,11 +311,11 @@ func xidMakesUnhealthy(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 
 	start = time.Now()
 	daemonExec(ctx, t, n, "simulate", "restore", "--gpu", uuid)
-	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, far*cured)
+	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, far*recoveryTime)
 	waitNode(ctx, t, n, gpu, gpus, gpus, start)
 	waitPod(ctx, t, n, holder, hasHealth(uuid, corev1.ResourceHealthStatusHealthy))
 	waitPod(ctx, t, n, holder, isSame(before))
-	t.Logf("all GPUs allocatable %v after the cure, %v wanted", took.Round(time.Millisecond), cured)
+	t.Logf("all GPUs allocatable %v after the repair, %v wanted", took.Round(time.Millisecond), recoveryTime)
 }
 
 // daemonExec runs the daemon's program in the daemon's container, and returns what it wrote to its

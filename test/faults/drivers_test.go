@@ -24,7 +24,7 @@ const (
 	// long until a GPU that was silent is asked again, leftAlone the same for one that is lost.
 	silent     = 15 * time.Second
 	askedAgain = 3 * time.Minute
-	leftAlone  = time.Minute + cured
+	leftAlone  = time.Minute + recoveryTime
 )
 
 // grace is how long devices are Healthy for while nobody can say whether they are.
@@ -99,7 +99,7 @@ var driverFaults = []fault{
 		inject:  []simulator.Fault{{Kind: simulator.KindSlow, Call: "DeviceGetMemoryInfo", GPU: "3", Delay: "35s", Count: 2}},
 		run:     &outcome{within: silent, bad: []string{"3"}, hold: 90 * time.Second},
 		then: []act{{wait, *bad(atOnce, "3", `Unhealthy \(reset\).*twice within`)},
-			{cleared("3").deed, outcome{within: cured}}},
+			{cleared("3").deed, outcome{within: recoveryTime}}},
 	},
 	{
 		// What a pod has stays in the list of the next process, too, which cannot identify that GPU.

@@ -24,7 +24,7 @@ type fault struct {
 	// run is what comes of it while the daemon runs, start if it happened before the daemon starts;
 	// nil if it is not played so.
 	run, start *outcome
-	// then are the cure, and what else is done; their outcomes are the same in both plays.
+	// then are the repair and what else is done; their outcomes are the same in both plays.
 	then []act
 }
 
@@ -77,8 +77,8 @@ const (
 	starting = 3 * time.Second
 	// polled is for what only the next poll can find.
 	polled = 6 * time.Second
-	// cured is for two polls of a node that is not well: a cure must be seen twice.
-	cured = 12 * time.Second
+	// recoveryTime is for two polls of a node that is not well: a recovery must be seen twice.
+	recoveryTime = 12 * time.Second
 	// reopened is for a driver that did not let itself be opened to be tried again.
 	reopened = 17 * time.Second
 	// suspicion is longer than a device may be Suspect without a verdict.
@@ -87,7 +87,7 @@ const (
 
 // What the recurring outcomes are.
 var (
-	good  = outcome{within: cured}
+	good  = outcome{within: recoveryTime}
 	stays = outcome{hold: suspicion}
 )
 
@@ -96,17 +96,17 @@ func bad(within time.Duration, device, says string) *outcome {
 	return &outcome{within: within, bad: []string{device}, says: map[string]string{device: says}}
 }
 
-// read is an outcome that stays until the GPU's readings were taken, too: a cure is known by what
-// they were before it.
+// read is an outcome that stays until the GPU's readings were taken, too: a recovery is known by
+// what they were before it.
 func read(o *outcome) *outcome {
 	o.hold = atOnce
 	return o
 }
 
-// still is the outcome of what does not cure.
+// still is the outcome of what repairs nothing.
 func still(device, says string) outcome {
 	o := *bad(atOnce, device, says)
-	o.hold = cured
+	o.hold = recoveryTime
 	return o
 }
 
@@ -150,7 +150,7 @@ func nameOf(f simulator.Fault) string {
 	return name
 }
 
-// restored is the cure of what happened to the GPU on which most of it does, or to the whole node.
+// restored repairs what happened to the GPU on which most of it does, or to the whole node.
 var (
 	restored    = act{inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"}), good}
 	restoredAll = act{inject(simulator.Fault{Kind: simulator.KindRestore}), good}

@@ -39,8 +39,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// printTable prints a row for each play that was played: the fault and the cure; what else belongs
-// to it follows below.
+// printTable prints a row for each play that was played: the fault and the repair; what else
+// belongs to it follows below.
 func printTable(w io.Writer, plays []*play) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "FAULT\tSTRIKES\tKUBELET SEES\tAFTER\tTHEN\tKUBELET SEES\tAFTER\t")

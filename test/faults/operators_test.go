@@ -12,7 +12,7 @@ var operatorFaults = []fault{
 		then: []act{
 			restored,
 			{inject(asked("reset")), *bad(atOnce, "3", `Unhealthy \(reset\)`)},
-			{restored.deed, outcome{within: cured, bad: []string{"3"}, hold: cured,
+			{restored.deed, outcome{within: recoveryTime, bad: []string{"3"}, hold: recoveryTime,
 				says: map[string]string{"3": `Unhealthy \(human\).*2 times`}}},
 			cleared("3"),
 		},
@@ -42,7 +42,7 @@ var operatorFaults = []fault{
 		name: "XID 119, reset while the daemon is started anew", inject: []simulator.Fault{xid(119)},
 		run: read(bad(atOnce, "3", `Unhealthy \(reset\)`)),
 		// and the driver asks no more
-		then: []act{{restart("the daemon is started anew"), outcome{within: starting + cured}}},
+		then: []act{{restart("the daemon is started anew"), outcome{within: starting + recoveryTime}}},
 	},
 	{
 		name: "XID 54, and the node is restarted", inject: []simulator.Fault{xid(54)},

@@ -138,7 +138,7 @@ type status struct {
 		Index  string   `json:"index"`
 		State  string   `json:"state"`
 		Reason string   `json:"reason"`
-		Cure   string   `json:"cure"`
+		Remedy string   `json:"cure"`
 		Events []string `json:"events"`
 	} `json:"gpus"`
 }
@@ -152,7 +152,7 @@ func (s *stage) sayings(ctx context.Context) (map[string]string, error) {
 	said := map[string]string{"": fmt.Sprintf("node: %s; stale: %s; quiet: %t; configuration: %s; left out: %s",
 		now.Node, now.Stale, now.Quiet, now.Config, strings.Join(now.LeftOut, "; "))}
 	for _, g := range now.GPUs {
-		said[g.Index] = fmt.Sprintf("%s (%s): %s; %s", g.State, g.Cure, g.Reason, strings.Join(g.Events, "; "))
+		said[g.Index] = fmt.Sprintf("%s (%s): %s; %s", g.State, g.Remedy, g.Reason, strings.Join(g.Events, "; "))
 	}
 	return said, nil
 }

@@ -100,7 +100,7 @@ var xidFaults = []fault{
 		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 46`),
 		then: []act{
 			{inject(unloaded), outcome{bad: []string{"3"}, says: map[string]string{"": `stale: [^;]*no NVIDIA driver`}}},
-			{inject(simulator.Fault{Kind: simulator.KindRestore}), outcome{within: reopened + cured}},
+			{inject(simulator.Fault{Kind: simulator.KindRestore}), outcome{within: reopened + recoveryTime}},
 		},
 	},
 	{
@@ -118,7 +118,7 @@ var xidFaults = []fault{
 		},
 	},
 	{
-		name:   "XID 119, cured before the driver was seen to ask, unbound and bound again",
+		name:   "XID 119, repaired before the driver was seen to ask, unbound and bound again",
 		inject: []simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 119, Action: "none"}},
 		run:    bad(atOnce, "3", `Unhealthy \(reset\).*XID 119`),
 		then: []act{

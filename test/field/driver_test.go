@@ -279,7 +279,7 @@ func TestDoctorOnAContainerWithoutDeviceNodes(t *testing.T) {
 	s := status.Status{Readiness: status.Readiness{Ready: true}}
 	for i := range 8 {
 		s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%d", i), State: "Unhealthy",
-			Reason: why, Cure: "human"})
+			Reason: why, Remedy: "human"})
 	}
 	kernel := os.DirFS(t.TempDir())
 	facts := nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel, Driver: kernel}.Gather(t.Context())

@@ -62,7 +62,7 @@ func TestPublishing(t *testing.T) {
 	fault := machine
 	fault.Generation, fault.GPUs = machine.Generation+1, append([]inventory.GPU(nil), machine.GPUs...)
 	fault.GPUs[3].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Since: time.Unix(1_700_000_000, 0),
-		Cure: inventory.CureReset}
+		Remedy: inventory.RemedyReset}
 	measured(t, "showed a fault", processes, &changed, *nodeCount/10, *limit, func() {
 		for i := 0; i < *nodeCount; i += 10 {
 			nodes[i].snapshots.Publish(fault)

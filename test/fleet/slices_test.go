@@ -152,7 +152,7 @@ func schedule(t *testing.T, admin *kubernetes.Clientset) {
 	if got := place("aligned if possible", true); got != "" {
 		t.Errorf("a GPU with a fault was given away: %q", got)
 	}
-	// The fault is cured: the pod that waits gets the second group.
+	// The fault is repaired: the pod that waits gets the second group.
 	for _, slice := range published(t, "dgx-h100", scanned(t, "dgx-h100")) {
 		before, err := admin.ResourceV1().ResourceSlices().Get(ctx, slice.Name, metav1.GetOptions{})
 		if err != nil {
@@ -164,7 +164,7 @@ func schedule(t *testing.T, admin *kubernetes.Clientset) {
 		}
 	}
 	if got := devicesOf(t, admin, "aligned-if-possible", false); got != "gpu-4 gpu-5 gpu-6 gpu-7" {
-		t.Errorf("after the cure the pod that waited has %q", got)
+		t.Errorf("after the repair the pod that waited has %q", got)
 	}
 }
 

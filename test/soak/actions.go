@@ -23,7 +23,7 @@ type action struct {
 func actions() []action {
 	return []action{
 		{"a GPU falls ill", 40, false, (*stage).fallIll},
-		{"a GPU is cured", 30, false, (*stage).cureOne},
+		{"a GPU is repaired", 30, false, (*stage).repairOne},
 		{"a GPU is unplugged", 7, false, (*stage).unplug},
 		{"a GPU is plugged in", 9, false, (*stage).plugIn},
 		{"a GPU is divided", 14, false, (*stage).divide},
@@ -106,7 +106,7 @@ func (s *stage) fallIll(ctx context.Context) error {
 	return err
 }
 
-func (s *stage) cureOne(ctx context.Context) error {
+func (s *stage) repairOne(ctx context.Context) error {
 	g := s.pick(func(g *gpu) bool { return g.problem != nil && g.problem.hangs })
 	if g == nil || s.random.IntN(2) == 0 { // while a call hangs, little can be said of other GPUs
 		g = s.pick(func(g *gpu) bool { return g.problem != nil })
@@ -114,13 +114,13 @@ func (s *stage) cureOne(ctx context.Context) error {
 	if g == nil {
 		return nil
 	}
-	return s.cure(ctx, g)
+	return s.repair(ctx, g)
 }
 
-// cure ends what is wrong with a GPU.
-func (s *stage) cure(ctx context.Context, g *gpu) error {
+// repair ends what is wrong with a GPU.
+func (s *stage) repair(ctx context.Context, g *gpu) error {
 	a := g.problem
-	s.note("%v is cured of: %s", g, a.name)
+	s.note("%v is repaired of: %s", g, a.name)
 	changed := []*gpu{g}
 	if a.hangs { // what happened to others meanwhile may be found now
 		for _, o := range s.gpus {
@@ -141,9 +141,9 @@ func (s *stage) cure(ctx context.Context, g *gpu) error {
 	if err == nil && a.alone && !s.hanging() {
 		err = s.lookAgain(ctx)
 	}
-	within := cured
+	within := recoveryTime
 	if a.alone {
-		within = 2 * cured
+		within = 2 * recoveryTime
 	}
 	if len(changed) > 0 {
 		s.settle(within, changed...)
@@ -200,7 +200,7 @@ func (s *stage) plug(ctx context.Context, g *gpu) error {
 	g.removed = false
 	s.mu.Unlock()
 	err := s.inject(ctx, simulator.Fault{Kind: simulator.KindAdd, GPU: fmt.Sprint(g.slot)})
-	s.settle(cured, g)
+	s.settle(recoveryTime, g)
 	return err
 }
 
@@ -271,8 +271,8 @@ func (s *stage) quiesce(ctx context.Context) error {
 	return nil
 }
 
-// cureAll ends everything that is wrong with the machine, but for GPUs that are unplugged.
-func (s *stage) cureAll(ctx context.Context) error {
+// repairAll ends everything that is wrong with the machine, but for GPUs that are unplugged.
+func (s *stage) repairAll(ctx context.Context) error {
 	err := s.inject(ctx, simulator.Fault{Kind: simulator.KindRestore})
 	s.mu.Lock()
 	for _, g := range s.gpus {
@@ -289,12 +289,12 @@ func (s *stage) unloadDriver(ctx context.Context) error {
 	away := s.between(0, 18*time.Second)
 	s.note("the driver is unloaded for %s", short(away))
 	s.disturb()
-	defer s.settle(2 * cured)
+	defer s.settle(2 * recoveryTime)
 	if err := s.inject(ctx, simulator.Fault{Kind: simulator.KindDriver, Driver: "missing"}); err != nil {
 		return err
 	}
 	pause(ctx, away)
-	return s.cureAll(ctx)
+	return s.repairAll(ctx)
 }
 
 func (s *stage) breakEvents(ctx context.Context) error {
@@ -315,9 +315,9 @@ func (s *stage) breakEvents(ctx context.Context) error {
 	ill := s.ill()
 	if len(ill) > 0 {
 		s.disturb(ill...)
-		defer s.settle(3*cured, ill...)
+		defer s.settle(3*recoveryTime, ill...)
 	}
-	return s.cureAll(ctx)
+	return s.repairAll(ctx)
 }
 
 // ill returns the GPUs that are not well.

@@ -220,13 +220,13 @@ func (s *stage) act(ctx context.Context, during time.Duration, seed uint64) erro
 	return nil
 }
 
-// quiet cures everything, takes the plain configuration, waits until kubelet sees the node as it
+// quiet repairs everything, takes the plain configuration, waits until kubelet sees the node as it
 // is, and measures the daemon.
 func (s *stage) quiet(ctx context.Context) error {
 	s.note("quiet")
 	s.disturb(s.gpus...)
 	defer s.settle(0, s.gpus...)
-	if err := s.cureAll(ctx); err != nil {
+	if err := s.repairAll(ctx); err != nil {
 		return err
 	}
 	for _, g := range s.gpus {
@@ -250,7 +250,7 @@ func (s *stage) quiet(ctx context.Context) error {
 	began := time.Now()
 	err := node.Poll(ctx, 4*time.Minute*s.options.slack, nil, func(context.Context) error { return s.differs() })
 	if err != nil {
-		s.violate("after everything was cured, and no pod held anything: %v", err)
+		s.violate("after everything was repaired, and no pod held anything: %v", err)
 	}
 	// A resource whose devices have gone keeps its server until the configuration of resources
 	// changes.

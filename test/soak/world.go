@@ -187,8 +187,8 @@ const (
 	// only the next poll can find.
 	soon   = 2 * time.Second
 	atPoll = 45 * time.Second
-	// cured is for readings that must be good twice.
-	cured = 15 * time.Second
+	// recoveryTime is for readings that must be good twice.
+	recoveryTime = 15 * time.Second
 	// unheld is how long it may take until a GPU that no pod holds any more is given in another form:
 	// kubelet's checkpoint names the last holder until a list is sent again, which happens ever more
 	// rarely.

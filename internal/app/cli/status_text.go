@@ -238,10 +238,10 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 // remedy returns what makes a device usable again, in words where the name alone does not say what
 // to do.
 func remedy(d status.Device) string {
-	if d.Cure == string(inventory.CureHuman) {
+	if d.Remedy == string(inventory.RemedyHuman) {
 		return "manual (needs an operator)"
 	}
-	return cmp.Or(d.Cure, "-")
+	return cmp.Or(d.Remedy, "-")
 }
 
 func printResources(w io.Writer, resources []status.Resource, v view) {

@@ -32,9 +32,10 @@ func sickStatus() status.Status {
 	s := status.Status{
 		Version: "v1", Driver: "580", Looked: at, Readiness: status.Readiness{Ready: true},
 		GPUs: []status.Device{
-			{Index: "0", UUID: "GPU-01234567-89ab", Model: "T4", State: "Lost", Since: at, Reason: "gone", Cure: "reboot",
+			{Index: "0", UUID: "GPU-01234567-89ab", Model: "T4", State: "Lost", Since: at, Reason: "gone", Remedy: "reboot",
 				Events: []string{"XID 79 × 1"}},
-			{Index: "0:0", UUID: "MIG-01234567-89ab", Model: "MIG 1g", State: "Lost", Since: at, Reason: "gone", Cure: "reboot"},
+			{Index: "0:0", UUID: "MIG-01234567-89ab", Model: "MIG 1g", State: "Lost", Since: at, Reason: "gone",
+				Remedy: "reboot"},
 		},
 		Holds: []status.Hold{{Device: "GPU-1", Resource: "a/b", Reason: "busy", Listed: true},
 			{Device: "GPU-2", Resource: "a/b", Reason: "no file"}},
@@ -106,11 +107,11 @@ func TestStatusFits(t *testing.T) {
 		s.GPUs = nil
 		for _, g := range node.List() {
 			s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprint(g.Index), UUID: g.UUID, Model: g.Model, State: "Unhealthy",
-				Since: statusTime.Add(-1000 * time.Hour), Reason: long, Cure: "drain+reset"})
+				Since: statusTime.Add(-1000 * time.Hour), Reason: long, Remedy: "drain+reset"})
 			for _, m := range g.MIG {
 				s.GPUs = append(s.GPUs, status.Device{Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID,
 					Model: "MIG " + m.Profile,
-					State: "Unhealthy", Reason: long, Cure: "drain+reset"})
+					State: "Unhealthy", Reason: long, Remedy: "drain+reset"})
 			}
 		}
 		node.Close()
@@ -122,7 +123,7 @@ func TestStatusFits(t *testing.T) {
 	for g := range 16 {
 		large.GPUs = append(large.GPUs, status.Device{Index: fmt.Sprint(g),
 			UUID:  fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d", g),
-			Model: "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", State: "Unhealthy", Cure: "drain+reset"})
+			Model: "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", State: "Unhealthy", Remedy: "drain+reset"})
 		for m := range 7 {
 			large.GPUs = append(large.GPUs, status.Device{Index: fmt.Sprintf("%d:%d", g, m),
 				UUID:  fmt.Sprintf("MIG-00000000-0000-0000-%04d-%012d", g, m),
@@ -207,7 +208,7 @@ func TestWatchPrints(t *testing.T) {
 	before, after := sickStatus(), sickStatus()
 	before.Summary, after.Summary = status.Summary{State: "ready", Text: "fine"}, status.Summary{State: "degraded",
 		Text: "bad"}
-	before.GPUs[0].State, before.GPUs[0].Reason, before.GPUs[0].Cure, before.GPUs[0].Events = "Healthy", "", "", nil
+	before.GPUs[0].State, before.GPUs[0].Reason, before.GPUs[0].Remedy, before.GPUs[0].Events = "Healthy", "", "", nil
 	run := func(format string, v view) string {
 		var out bytes.Buffer
 		w, err := newWatcher(&out, format, v)

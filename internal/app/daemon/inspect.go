@@ -28,7 +28,7 @@ type Inspector struct {
 	Monitor *monitor.Monitor
 }
 
-// Inspect returns why the devices must not be used, with the cure, in a sentence for the pod's
+// Inspect returns why the devices must not be used, with the remedy, in a sentence for the pod's
 // events; nil if they may. It waits for the driver until ctx ends.
 func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) error {
 	wanted := i.Configs.Value().PreStart

@@ -38,7 +38,7 @@ func (d *daemon) readKernelLog(ctx context.Context) error {
 const maxSwitchFaults = 16
 
 // switchError notes an error of an NVSwitch. A fatal one stays in the status until the process
-// ends: nothing tells that it is cured.
+// ends: nothing tells that it is repaired.
 func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) {
 	d.counters.SwitchError(bdf, sxid, fatal, at)
 	known, what := d.switchFaults.Value(), fmt.Sprintf("NVSwitch %s: SXid %d", bdf, sxid)

@@ -45,25 +45,25 @@ func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
 		Tell: func(ctx context.Context, uuid string, f *cuda.Failure) error {
 			if f == nil {
-				return d.monitor.Proven(ctx, uuid, "", inventory.NoCure)
+				return d.monitor.Proven(ctx, uuid, "", inventory.NoRemedy)
 			}
-			return d.monitor.Proven(ctx, uuid, f.Error(), cureOf(f))
+			return d.monitor.Proven(ctx, uuid, f.Error(), remedyOf(f))
 		},
 		Lead: d.lead.Check, StateDir: d.config.StateDir, BootID: BootID(d.node),
 	})
 }
 
-// cureOf returns the cure of a device on which CUDA does not work.
-func cureOf(f *cuda.Failure) inventory.Cure {
+// remedyOf returns the remedy of a device on which CUDA does not work.
+func remedyOf(f *cuda.Failure) inventory.Remedy {
 	switch {
 	case f.Code == cuda.SystemNotReady:
-		return inventory.CureFabric
+		return inventory.RemedyFabric
 	case f.Kind == cuda.Hangs:
-		return inventory.CureReset
+		return inventory.RemedyReset
 	case f.IsTransient() || f.Code == cuda.DriverMismatch:
-		return inventory.CureHuman
+		return inventory.RemedyHuman
 	}
-	return inventory.CureReset
+	return inventory.RemedyReset
 }
 
 // reservePatience is the longest wait for answers about the users of a GPU.

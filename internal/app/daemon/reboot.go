@@ -28,12 +28,12 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 	return asker.Run(ctx)
 }
 
-// needsReboot returns why only a restart of the node cures GPUs of a Snapshot; empty where none
+// needsReboot returns why only a restart of the node repairs GPUs of a Snapshot; empty where none
 // needs that. It is not known before the first look, and when looks fail.
 func needsReboot(s inventory.Snapshot) (reason string, known bool) {
 	var all []string
 	for _, g := range s.GPUs {
-		if g.Health.Cure == inventory.CureReboot {
+		if g.Health.Remedy == inventory.RemedyReboot {
 			all = append(all, fmt.Sprintf("GPU %d is %s: %s", g.Index, g.Health.State, g.Health.Reason))
 		}
 	}

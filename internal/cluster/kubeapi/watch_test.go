@@ -143,26 +143,26 @@ func TestWatchThroughFaults(t *testing.T) {
 	}
 	heal := func(_ *testing.T, s *apiserver.Server) { s.SetFault(apiserver.Fault{}) }
 	for name, tt := range map[string]struct {
-		fault, cure func(*testing.T, *apiserver.Server)
-		problem     string // empty: no problem is to be seen
+		fault, repair func(*testing.T, *apiserver.Server)
+		problem       string // empty: no problem is to be seen
 	}{
 		"dropped":   {fault: func(_ *testing.T, s *apiserver.Server) { s.DropWatches() }},
 		"forgotten": {fault: func(_ *testing.T, s *apiserver.Server) { s.Expire() }},
 		"away": {fault: func(_ *testing.T, s *apiserver.Server) { s.Stop() },
-			cure: func(t *testing.T, s *apiserver.Server) { must(t, s.Resume()) }, problem: "refused"},
+			repair: func(t *testing.T, s *apiserver.Server) { must(t, s.Resume()) }, problem: "refused"},
 		"slow": {fault: func(_ *testing.T, s *apiserver.Server) {
 			s.SetFault(apiserver.Fault{Delay: 300 * time.Millisecond})
 			s.DropWatches()
 		}},
 		"restored":      {fault: func(t *testing.T, s *apiserver.Server) { must(t, s.Restore()) }},
-		"unauthorized":  {fault: status(http.StatusUnauthorized), cure: heal, problem: "401"},
-		"forbidden":     {fault: status(http.StatusForbidden), cure: heal, problem: "403"},
-		"overloaded":    {fault: status(http.StatusTooManyRequests), cure: heal, problem: "429"},
-		"broken":        {fault: status(http.StatusInternalServerError), cure: heal, problem: "500"},
+		"unauthorized":  {fault: status(http.StatusUnauthorized), repair: heal, problem: "401"},
+		"forbidden":     {fault: status(http.StatusForbidden), repair: heal, problem: "403"},
+		"overloaded":    {fault: status(http.StatusTooManyRequests), repair: heal, problem: "429"},
+		"broken":        {fault: status(http.StatusInternalServerError), repair: heal, problem: "500"},
 		"token rotated": {fault: func(t *testing.T, s *apiserver.Server) { must(t, s.RotateToken()); s.DropWatches() }},
 		"another CA": {
-			fault: func(t *testing.T, s *apiserver.Server) { must(t, s.ReplaceCA()); s.DropWatches() },
-			cure:  func(t *testing.T, s *apiserver.Server) { must(t, s.PublishCA()) }, problem: "certificate",
+			fault:  func(t *testing.T, s *apiserver.Server) { must(t, s.ReplaceCA()); s.DropWatches() },
+			repair: func(t *testing.T, s *apiserver.Server) { must(t, s.PublishCA()) }, problem: "certificate",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -178,8 +178,8 @@ func TestWatchThroughFaults(t *testing.T) {
 				}
 			}
 			label(t, server, nodeName, "b")
-			if tt.cure != nil {
-				tt.cure(t, server)
+			if tt.repair != nil {
+				tt.repair(t, server)
 			}
 			awaitLabel(t, client, "b")
 			awaitProblem(t, client, "")

@@ -77,9 +77,10 @@ func TestPrepare(t *testing.T) {
 // TestRefusals are the sentences in the Events of pods.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	lost := inventory.Health{State: inventory.Lost, Reason: "the GPU has fallen off the bus", Cure: inventory.CureReboot}
+	lost := inventory.Health{State: inventory.Lost, Reason: "the GPU has fallen off the bus",
+		Remedy: inventory.RemedyReboot}
 	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: an uncorrectable ECC error", XID: 48,
-		Cure: inventory.CureReset}
+		Remedy: inventory.RemedyReset}
 	sick := func(h inventory.Health, gpu int) func(*rig) {
 		return func(r *rig) {
 			s := snapshot()

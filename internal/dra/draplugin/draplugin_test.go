@@ -52,7 +52,7 @@ func TestServes(t *testing.T) {
 			poll.Until(t, "the health of gpu-0 is Healthy", func() bool {
 				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_HEALTHY
 			})
-			n.publish(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Cure: inventory.CureReset})
+			n.publish(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Remedy: inventory.RemedyReset})
 			poll.Until(t, "the health of gpu-0 is Unhealthy", func() bool {
 				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_UNHEALTHY
 			})

@@ -98,7 +98,7 @@ func TestErrors(t *testing.T) {
 		{"cuMemcpyHtoD", "crash", cuda.Crashed, false, []string{"CUDA crashes in cuMemcpyHtoD", "SIGSEGV"}},
 		{"cuInit", "leak", cuda.TooLarge, false, []string{"more than 300 MB of memory in cuInit"}},
 	} {
-		library.Cure(t)
+		library.Repair(t)
 		library.Fail(t, gpu, test.function, test.action)
 		p := cuda.Run(t.Context(), root, gpu)
 		if p.Failure == nil || p.Failure.Kind != test.kind || p.Failure.IsTransient() != test.passing || !p.Failure.WasTried() {

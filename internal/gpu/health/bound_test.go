@@ -23,7 +23,7 @@ func TestDistinctXIDs(t *testing.T) {
 				s.xid(1000 + i)
 				s.wait(time.Millisecond)
 			}
-			s.want(inventory.Unhealthy, inventory.CureReset)
+			s.want(inventory.Unhealthy, inventory.RemedyReset)
 			if h := s.gpu.Health; h.XID != 1000 {
 				t.Errorf("the verdict names XID %d, not the first", h.XID)
 			}
@@ -31,15 +31,15 @@ func TestDistinctXIDs(t *testing.T) {
 				t.Errorf("%d faults", n)
 			}
 			s.reads(3, s.good)
-			s.want(inventory.Unhealthy, inventory.CureReset) // only a reset ends it
+			s.want(inventory.Unhealthy, inventory.RemedyReset) // only a reset ends it
 			s.gpu = s.policy.FoldReset(s.gpu, s.now)
 			s.wait(time.Second)
 			s.xid(9999) // after the reset
 			s.reads(3, s.good)
-			s.want(inventory.Unhealthy, inventory.CureReset)
+			s.want(inventory.Unhealthy, inventory.RemedyReset)
 			s.gpu = s.policy.FoldReset(s.gpu, s.now)
 			s.reads(3, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -64,23 +64,23 @@ func TestDistinctXIDsBeforeAStricterOne(t *testing.T) {
 	t.Run("none", func(t *testing.T) {
 		s := many(t)
 		s.reads(4, s.good)
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	})
 	for name, c := range map[string]struct {
-		xid   uint64
-		state inventory.State
-		cure  inventory.Cure
+		xid    uint64
+		state  inventory.State
+		remedy inventory.Remedy
 	}{
-		"an operator": {54, inventory.Unhealthy, inventory.CureHardware},
-		"a reboot":    {151, inventory.Unhealthy, inventory.CureReboot},
-		"a reset":     {46, inventory.Unhealthy, inventory.CureReset},
-		"a session":   {79, inventory.Lost, inventory.CureReboot},
+		"an operator": {54, inventory.Unhealthy, inventory.RemedyHardware},
+		"a reboot":    {151, inventory.Unhealthy, inventory.RemedyReboot},
+		"a reset":     {46, inventory.Unhealthy, inventory.RemedyReset},
+		"a session":   {79, inventory.Lost, inventory.RemedyReboot},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := many(t)
 			s.xid(c.xid)
 			s.reads(4, s.good)
-			s.want(c.state, c.cure)
+			s.want(c.state, c.remedy)
 		})
 	}
 }

@@ -75,15 +75,15 @@ func (x XID) String() string {
 // wholeGPU reports whether the remedy concerns the whole GPU, even for an XID of one MIG device.
 func (x XID) wholeGPU() bool { return x.Class == Transient || x.Class == Hardware }
 
-// cure returns the remedy after the XID, unless a recovery action overrides it.
-func (x XID) cure() inventory.Cure {
+// remedy returns the remedy after the XID, unless a recovery action overrides it.
+func (x XID) remedy() inventory.Remedy {
 	switch {
 	case x.Bucket == "RESTART_BM" || x.Bucket == "RESTART_VM":
-		return inventory.CureReboot
+		return inventory.RemedyReboot
 	case x.Class == Hardware:
-		return inventory.CureHardware
+		return inventory.RemedyHardware
 	}
-	return inventory.CureReset
+	return inventory.RemedyReset
 }
 
 // catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025 for Ampere

@@ -74,8 +74,8 @@ func (d Device) withFault(f Fault, now time.Time) Device {
 		f.limit = old.limit
 	}
 	milder := inventory.Worst(f.health(), old.health()).State != f.State
-	if milder || f.State == old.State && old.Cure == inventory.CureReboot {
-		f.State, f.Reason, f.Cure, f.limit = old.State, old.Reason, old.Cure, old.limit
+	if milder || f.State == old.State && old.Remedy == inventory.RemedyReboot {
+		f.State, f.Reason, f.Remedy, f.limit = old.State, old.Reason, old.Remedy, old.limit
 	}
 	d.Faults = slices.Clone(d.Faults)
 	d.Faults[i] = f
@@ -83,11 +83,11 @@ func (d Device) withFault(f Fault, now time.Time) Device {
 }
 
 // withoutFaults returns d without the faults that match.
-func (d Device) withoutFaults(now time.Time, cured func(Fault) bool) Device {
-	if !slices.ContainsFunc(d.Faults, cured) {
+func (d Device) withoutFaults(now time.Time, isOver func(Fault) bool) Device {
+	if !slices.ContainsFunc(d.Faults, isOver) {
 		return d
 	}
-	d.Faults = slices.DeleteFunc(slices.Clone(d.Faults), cured)
+	d.Faults = slices.DeleteFunc(slices.Clone(d.Faults), isOver)
 	return d.withVerdict(now)
 }
 
@@ -98,7 +98,7 @@ func (d Device) worst() Fault {
 	worst := Fault{State: inventory.Healthy}
 	for _, f := range d.Faults {
 		worse := inventory.Worst(worst.health(), f.health()).State != worst.State
-		if worse || f.State == worst.State && effort(f.Cure) > effort(worst.Cure) {
+		if worse || f.State == worst.State && effort(f.Remedy) > effort(worst.Remedy) {
 			worst = f
 		}
 	}

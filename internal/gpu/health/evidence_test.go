@@ -75,9 +75,9 @@ func TestCountersThatFall(t *testing.T) {
 			s.reads(3, tt.after)
 			s.reads(3, s.good)
 			if tt.proves {
-				s.want(inventory.Healthy, inventory.NoCure)
+				s.want(inventory.Healthy, inventory.NoRemedy)
 			} else {
-				s.want(inventory.Unhealthy, inventory.CureReset)
+				s.want(inventory.Unhealthy, inventory.RemedyReset)
 			}
 		})
 	}
@@ -111,7 +111,7 @@ func TestEvidenceOfAResetIsOlderThanALaterFault(t *testing.T) {
 	s.reads(1, s.good)
 	s.xid(119)
 	s.reads(20, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 // A new session is no evidence as long as the GPU does not answer in it: it may have been lost
@@ -124,13 +124,13 @@ func TestASessionInWhichAGPUStaysLostIsNoEvidence(t *testing.T) {
 	s.reopen()
 	s.reads(1, lost)
 	s.reads(20, s.good)
-	s.want(inventory.Lost, inventory.CureReboot)
+	s.want(inventory.Lost, inventory.RemedyReboot)
 	if len(s.gpu.Faults) != 2 {
 		t.Errorf("faults %+v, want the XID and that the GPU was lost", s.gpu.Faults)
 	}
 	s.reopen()
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 // What the driver asks for counts although the GPU refuses everything else, or cannot be reached.
@@ -145,7 +145,7 @@ func TestRecoveryActionOfAGPUThatRefusesCalls(t *testing.T) {
 			sick := asking(inventory.RecoveryNodeReboot)
 			sick.Contact = contact
 			s.reads(1, sick)
-			s.want(state, inventory.CureReboot)
+			s.want(state, inventory.RemedyReboot)
 			if len(s.gpu.Faults) != 3 || s.gpu.Faults[1].Source != health.SourceAction {
 				t.Errorf("faults %+v, want the XID, the action and how it answers", s.gpu.Faults)
 			}
@@ -156,7 +156,7 @@ func TestRecoveryActionOfAGPUThatRefusesCalls(t *testing.T) {
 			s.reads(1, sick)
 			s.reopen()
 			s.reads(2, s.good) // which is the evidence, in the first of the two
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -181,7 +181,7 @@ func TestNoneAcquitsNoOldGPU(t *testing.T) {
 			}
 			s.reads(1, asking(inventory.RecoveryGPUReset)) // which it can say of an old one
 			s.reads(2, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		}
 		s := begin(t, 580)
 		s.see(inventory.GPU{Architecture: architecture})
@@ -203,37 +203,37 @@ func TestFailedRemappingIsReadWhereRowsCanBe(t *testing.T) {
 	rows(s, false)
 	s.reads(1, s.good)
 	s.xid(64)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	s.xid(64)
 	rows(s, true)
 	s.reads(2, s.good)
-	s.want(inventory.Unhealthy, inventory.CureHardware)
+	s.want(inventory.Unhealthy, inventory.RemedyHardware)
 	s.reads(20, s.good)
-	s.want(inventory.Unhealthy, inventory.CureHardware)
+	s.want(inventory.Unhealthy, inventory.RemedyHardware)
 
 	s = begin(t, 580) // another one of the hardware is none of the rows'
 	rows(s, false)
 	s.reads(1, s.good)
 	s.xid(54)
 	s.reads(5, s.good)
-	s.want(inventory.Unhealthy, inventory.CureHardware)
+	s.want(inventory.Unhealthy, inventory.RemedyHardware)
 
 	s = begin(t, 580) // as before Ampere, and while there are MIG devices
 	s.xid(64)
-	s.want(inventory.Unhealthy, inventory.CureHardware)
+	s.want(inventory.Unhealthy, inventory.RemedyHardware)
 	s.reads(20, s.good)
-	s.want(inventory.Unhealthy, inventory.CureHardware)
+	s.want(inventory.Unhealthy, inventory.RemedyHardware)
 	rows(s, false) // they can be read again
 	s.reads(3, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	s.policy.Overrides = s.policy.Overrides.With(64, health.RuleFatal)
 	s.xid(64)
 	s.reads(20, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 // A driver that asks for more than the reset now has not seen one: the bits of a reset stand behind

@@ -51,7 +51,7 @@ type Fault struct {
 	State inventory.State
 	// Reason says what happened and what to do: a sentence without a full stop.
 	Reason string
-	Cure   inventory.Cure
+	Remedy inventory.Remedy
 	// Since is when the fault was found, and Seen when it was last found again.
 	Since    time.Time
 	LastSeen time.Time
@@ -99,7 +99,7 @@ func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 	}
 	for _, o := range slices.Backward(d.Faults) {
 		if o.Source == SourceXID && inventory.Worst(o.health(), f.health()).State == o.State &&
-			effort(o.Cure) >= effort(f.Cure) &&
+			effort(o.Remedy) >= effort(f.Remedy) &&
 			p.conditionFor(g, o, facts) >= p.conditionFor(g, f, facts) {
 			o.passes = 0
 			return o
@@ -111,51 +111,51 @@ func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
 func (f Fault) health() inventory.Health {
 	return inventory.Health{
 		State: f.State, Grace: f.State == inventory.Unknown && !f.limit.IsZero(), Reason: f.Reason, XID: f.XID,
-		Cure: f.Cure,
+		Remedy: f.Remedy,
 	}
 }
 
 // effort ranks remedies by their cost.
-func effort(c inventory.Cure) int {
+func effort(c inventory.Remedy) int {
 	switch c {
-	case inventory.CureHardware:
+	case inventory.RemedyHardware:
 		return 4
-	case inventory.CureHuman:
+	case inventory.RemedyHuman:
 		return 3
-	case inventory.CureReboot:
+	case inventory.RemedyReboot:
 		return 2
-	case inventory.CureReset, inventory.CureDrain, inventory.CureReconnect:
+	case inventory.RemedyReset, inventory.RemedyDrain, inventory.RemedyReconnect:
 		return 1
 	default:
 		return 0
 	}
 }
 
-// remedy returns the instruction for a remedy.
-func remedy(c inventory.Cure) string {
+// instruction returns the instruction for a remedy.
+func instruction(c inventory.Remedy) string {
 	switch c {
-	case inventory.CureReset:
+	case inventory.RemedyReset:
 		return "stop all processes on the GPU and reset it"
-	case inventory.CureDrain:
+	case inventory.RemedyDrain:
 		return "wait until running work ends, then reset the GPU"
-	case inventory.CureDrainP2P:
+	case inventory.RemedyDrainP2P:
 		return "end the processes that use peer-to-peer memory"
-	case inventory.CureReboot:
+	case inventory.RemedyReboot:
 		return "restart the node"
-	case inventory.CureFabric:
+	case inventory.RemedyFabric:
 		return "bring up the NVSwitch fabric (Fabric Manager)"
-	case inventory.CureIMEX:
+	case inventory.RemedyIMEX:
 		return "recover the IMEX domain"
-	case inventory.CureReconnect:
+	case inventory.RemedyReconnect:
 		return "check that the GPU is plugged in, powered and bound to the driver"
-	case inventory.CureHardware:
+	case inventory.RemedyHardware:
 		return "replace the part or its cables, then clear the fault"
-	case inventory.CureHuman, inventory.NoCure:
+	case inventory.RemedyHuman, inventory.NoRemedy:
 	}
 	return "find the cause, then clear the fault"
 }
 
 // because returns a reason: what happened and what to do.
-func because(c inventory.Cure, format string, args ...any) string {
-	return fmt.Sprintf(format, args...) + ": " + remedy(c)
+func because(c inventory.Remedy, format string, args ...any) string {
+	return fmt.Sprintf(format, args...) + ": " + instruction(c)
 }

@@ -21,19 +21,20 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 		return append(found, p.signals(g, r, now)...)
 	case inventory.ContactLost:
 		return append(found, Fault{
-			Source: SourceLost, State: inventory.Lost, Cure: inventory.CureReboot,
-			Reason: because(inventory.CureReboot, "the GPU cannot be reached (%s)", r.Reason),
+			Source: SourceLost, State: inventory.Lost, Remedy: inventory.RemedyReboot,
+			Reason: because(inventory.RemedyReboot, "the GPU cannot be reached (%s)", r.Reason),
 		})
 	case inventory.ContactResetRequired:
 		return append(found, Fault{
-			Source: SourceReset, State: inventory.Unhealthy, Cure: inventory.CureReset,
-			Reason: because(inventory.CureReset, "the GPU refuses calls until it is reset (%s)", r.Reason),
+			Source: SourceReset, State: inventory.Unhealthy, Remedy: inventory.RemedyReset,
+			Reason: because(inventory.RemedyReset, "the GPU refuses calls until it is reset (%s)", r.Reason),
 		})
 	case inventory.ContactFailing:
 	}
-	f, what := Fault{Source: SourceContact, Cure: inventory.CureReset}, fmt.Sprintf("calls to the GPU fail (%s)", r.Reason)
+	f, what := Fault{Source: SourceContact, Remedy: inventory.RemedyReset},
+		fmt.Sprintf("calls to the GPU fail (%s)", r.Reason)
 	if g.Health.State == inventory.Unknown { // a Suspect GPU would get new work without having answered since
-		f.State, f.Reason = inventory.Unhealthy, because(f.Cure, "%s", what)
+		f.State, f.Reason = inventory.Unhealthy, because(f.Remedy, "%s", what)
 		return append(found, f)
 	}
 	return append(found, p.suspect(f, what, now))
@@ -59,7 +60,7 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	// reports.
 	if what := fabricFault(r.Fabric); what != "" && !p.FabricReported && !g.migEnabled {
 		found = append(found, Fault{
-			Source: SourceFabric, State: inventory.Unhealthy, Cure: inventory.CureFabric,
+			Source: SourceFabric, State: inventory.Unhealthy, Remedy: inventory.RemedyFabric,
 			Reason: what,
 		})
 	}
@@ -67,7 +68,7 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	// Without a recovery action, a Suspect GPU could never become Healthy again. Then the XIDs sent
 	// with such errors count instead.
 	if !g.preAmpere && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
-		f := Fault{Source: SourceECC, Cure: inventory.CureReset}
+		f := Fault{Source: SourceECC, Remedy: inventory.RemedyReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
 	}
 	return found
@@ -75,32 +76,32 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 
 // actionFault returns the fault for a recovery action of the driver.
 func actionFault(a inventory.RecoveryAction) Fault {
-	var cure inventory.Cure
+	var remedy inventory.Remedy
 	switch a {
 	case inventory.RecoveryGPUReset, inventory.RecoveryBusReset:
-		cure = inventory.CureReset
+		remedy = inventory.RemedyReset
 	case inventory.RecoveryNodeReboot, inventory.RecoverySystemReboot:
-		cure = inventory.CureReboot
+		remedy = inventory.RemedyReboot
 	case inventory.RecoveryDrainP2P:
-		cure = inventory.CureDrainP2P
+		remedy = inventory.RemedyDrainP2P
 	case inventory.RecoveryDrainAndReset:
-		cure = inventory.CureDrain
+		remedy = inventory.RemedyDrain
 	case inventory.RecoveryIMEXDomain:
-		cure = inventory.CureIMEX
+		remedy = inventory.RemedyIMEX
 	default: // an action of a newer driver
-		cure = inventory.CureHuman
+		remedy = inventory.RemedyHuman
 	}
 	return Fault{
-		Source: SourceAction, State: inventory.Unhealthy, Cure: cure,
-		Reason: because(cure, "the driver asks for recovery action %v", a),
+		Source: SourceAction, State: inventory.Unhealthy, Remedy: remedy,
+		Reason: because(remedy, "the driver asks for recovery action %v", a),
 	}
 }
 
 // memoryFault returns the fault for unrepairable memory.
 func memoryFault(what string) Fault {
 	return Fault{
-		Source: SourceMemory, State: inventory.Unhealthy, Cure: inventory.CureHardware,
-		Reason: because(inventory.CureHardware, "%s", what),
+		Source: SourceMemory, State: inventory.Unhealthy, Remedy: inventory.RemedyHardware,
+		Reason: because(inventory.RemedyHardware, "%s", what),
 	}
 }
 
@@ -144,7 +145,7 @@ func fabricReason(faults inventory.FabricFault) string {
 	if advised {
 		return reason
 	}
-	return because(inventory.CureFabric, "%s", reason)
+	return because(inventory.RemedyFabric, "%s", reason)
 }
 
 // fabricFault returns why a GPU cannot use the NVSwitch fabric, with the remedy; empty if the GPU
@@ -155,12 +156,12 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	case !s.Known:
 		return ""
 	case f.State != inventory.FabricCompleted:
-		return because(inventory.CureFabric,
+		return because(inventory.RemedyFabric,
 			"registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
 	case f.Status != 0:
-		return because(inventory.CureFabric, "registration with the NVSwitch fabric failed with NVML code %d", f.Status)
+		return because(inventory.RemedyFabric, "registration with the NVSwitch fabric failed with NVML code %d", f.Status)
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
-		return because(inventory.CureFabric, "the driver reports the connection to the NVSwitch fabric as unhealthy")
+		return because(inventory.RemedyFabric, "the driver reports the connection to the NVSwitch fabric as unhealthy")
 	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown &&
 		f.Faults&^toleratedFaults != 0:
 		return fabricReason(f.Faults)

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// cured cures the GPU of what strikes it: a session that is newer, and good readings.
-func (s *story) cured() {
+// repair ends the faults of the GPU: a session that is newer, and good readings.
+func (s *story) repair() {
 	s.reopen()
 	s.reads(3, s.good)
 }
@@ -60,13 +60,13 @@ func TestWhatFlaps(t *testing.T) {
 				if s.gpu.Health.State == inventory.Healthy {
 					t.Fatal("not struck")
 				}
-				s.cured()
+				s.repair()
 			}
 			if flaps := s.gpu.Health.State != inventory.Healthy; flaps != tt.flaps {
 				t.Errorf("%+v after %d times", s.gpu.Health, s.policy.FlapLimit+1)
 			}
 			if tt.flaps {
-				s.want(inventory.Unhealthy, inventory.CureHuman)
+				s.want(inventory.Unhealthy, inventory.RemedyHuman)
 			}
 		})
 	}
@@ -86,11 +86,11 @@ func TestFlapLimitOfOne(t *testing.T) {
 			s := begin(t, 580)
 			s.policy.FlapLimit = 1
 			s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-			s.cured()
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.repair()
+			s.want(inventory.Healthy, inventory.NoRemedy)
 			s.wait(tt.between)
 			s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-			s.cured()
+			s.repair()
 			if h := s.gpu.Health; h.State != tt.want {
 				t.Errorf("%+v after the second time", h)
 			}
@@ -105,7 +105,7 @@ func TestFlapLimitOfOne(t *testing.T) {
 	}
 }
 
-// Several faults that are cured together are one recovery, and one that leaves another open is
+// Several faults that are repaired together are one recovery, and one that leaves another open is
 // none.
 func TestRecoveryIsOfTheDevice(t *testing.T) {
 	s := begin(t, 580)
@@ -113,8 +113,8 @@ func TestRecoveryIsOfTheDevice(t *testing.T) {
 	s.xid(119)
 	s.xid(46)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-	s.cured()
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.repair()
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	if n := len(s.gpu.Recoveries); n != 1 {
 		t.Errorf("%d recoveries, want 1", n)
 	}
@@ -126,7 +126,7 @@ func TestRecoveryIsOfTheDevice(t *testing.T) {
 	sick.Fabric = bad.Fabric
 	s.reads(1, sick)
 	s.reads(3, bad)
-	s.want(inventory.Unhealthy, inventory.CureFabric)
+	s.want(inventory.Unhealthy, inventory.RemedyFabric)
 	if n := len(s.gpu.Recoveries); n != 0 {
 		t.Errorf("%d recoveries of a GPU that is still bad", n)
 	}
@@ -137,16 +137,16 @@ func TestRecoveriesOutliveTheProcess(t *testing.T) {
 	s := begin(t, 580)
 	s.policy.FlapLimit = 1
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-	s.cured()
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.repair()
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	if !s.gpu.HasLedgerEntries() {
 		t.Error("nothing is said to be kept of it")
 	}
 	s.restart()
 	s.read(s.good)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-	s.cured()
-	s.want(inventory.Unhealthy, inventory.CureHuman)
+	s.repair()
+	s.want(inventory.Unhealthy, inventory.RemedyHuman)
 	s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
 	if s.gpu.HasLedgerEntries() {
 		t.Errorf("%+v after it was cleared", s.gpu.Device)
@@ -159,7 +159,7 @@ func TestClockThatWentBack(t *testing.T) {
 	s := begin(t, 580)
 	s.policy.FlapLimit = 1
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-	s.cured()
+	s.repair()
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
 	s.now = s.now.Add(-10 * 365 * 24 * time.Hour)
 	s.restart()
@@ -167,44 +167,45 @@ func TestClockThatWentBack(t *testing.T) {
 		t.Errorf("lost since %v, and it is %v", since, s.now)
 	}
 	s.now = s.now.Add(25 * time.Hour)
-	s.cured()
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.repair()
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
-// Where the driver asks for more than before, the stronger cure stays, whatever it asks for later.
+// Where the driver asks for more than before, the stronger remedy stays, whatever it asks for
+// later.
 func TestResetThatBecomesReboot(t *testing.T) {
 	s := begin(t, 580)
 	s.reads(1, asking(inventory.RecoveryGPUReset))
 	since := s.now
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(1, asking(inventory.RecoveryNodeReboot))
-	s.want(inventory.Unhealthy, inventory.CureReboot)
+	s.want(inventory.Unhealthy, inventory.RemedyReboot)
 	if !s.gpu.Health.Since.Equal(since) || len(s.gpu.Faults) != 1 {
 		t.Errorf("%+v, want one fault since %v", s.gpu.Device, since)
 	}
 	reason := s.gpu.Health.Reason
 	s.reads(1, asking(inventory.RecoveryGPUReset))
-	s.want(inventory.Unhealthy, inventory.CureReboot)
+	s.want(inventory.Unhealthy, inventory.RemedyReboot)
 	if s.gpu.Health.Reason != reason {
 		t.Errorf("reason %q, want the reboot's: %q", s.gpu.Health.Reason, reason)
 	}
 	s.reads(20, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReboot)
+	s.want(inventory.Unhealthy, inventory.RemedyReboot)
 }
 
-// Of several faults the gravest is the verdict, and of equals the one whose cure takes most.
+// Of several faults the gravest is the verdict, and of equals the one whose remedy takes most.
 func TestVerdictOfSeveralFaults(t *testing.T) {
 	const (
 		bad, lost                    = inventory.Unhealthy, inventory.Lost
-		reset, drain, reboot, fabric = inventory.CureReset, inventory.CureDrain, inventory.CureReboot, inventory.CureFabric
-		human, hardware, reconnect   = inventory.CureHuman, inventory.CureHardware, inventory.CureReconnect
+		reset, drain, reboot, fabric = inventory.RemedyReset, inventory.RemedyDrain, inventory.RemedyReboot, inventory.RemedyFabric
+		human, hardware, reconnect   = inventory.RemedyHuman, inventory.RemedyHardware, inventory.RemedyReconnect
 	)
-	fault := func(state inventory.State, cure inventory.Cure) health.Fault {
-		return health.Fault{Source: health.SourceXID, State: state, Cure: cure, Reason: string(cure)}
+	fault := func(state inventory.State, remedy inventory.Remedy) health.Fault {
+		return health.Fault{Source: health.SourceXID, State: state, Remedy: remedy, Reason: string(remedy)}
 	}
 	for name, tt := range map[string]struct {
 		faults []health.Fault
-		want   inventory.Cure
+		want   inventory.Remedy
 	}{
 		"reset and hardware":       {[]health.Fault{fault(bad, reset), fault(bad, hardware)}, hardware},
 		"hardware and human":       {[]health.Fault{fault(bad, hardware), fault(bad, human)}, hardware},
@@ -223,8 +224,8 @@ func TestVerdictOfSeveralFaults(t *testing.T) {
 		}
 		g := health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault, []time.Time) { return tt.faults, nil },
 			time.Time{})
-		if got := g.Health.Cure; got != tt.want {
-			t.Errorf("%s: cure %q, want %q", name, got, tt.want)
+		if got := g.Health.Remedy; got != tt.want {
+			t.Errorf("%s: remedy %q, want %q", name, got, tt.want)
 		}
 	}
 }

@@ -42,13 +42,13 @@ func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) 
 
 // faultOf returns the fault opened by an event, and false if there is none.
 func (p Policy) faultOf(g GPU, e inventory.Event, facts Facts, now time.Time) (Fault, bool) {
-	f := Fault{State: inventory.Unhealthy, Cure: inventory.CureReset}
+	f := Fault{State: inventory.Unhealthy, Remedy: inventory.RemedyReset}
 	switch e.Kind {
 	case inventory.EventXID:
 		return p.xidFault(g, e.XID, facts, now)
 	case inventory.EventFatalPoison:
 		f.Source = SourcePoison
-		f.Reason = because(f.Cure, "poisoned memory was consumed and not contained")
+		f.Reason = because(f.Remedy, "poisoned memory was consumed and not contained")
 		return f, true
 	case inventory.EventNonFatalPoison:
 		f.Source = SourcePoison
@@ -67,7 +67,7 @@ func (p Policy) faultOf(g GPU, e inventory.Event, facts Facts, now time.Time) (F
 // FoldSilence folds in a missing answer of the driver. The reason why may not be the fault of the
 // GPU.
 func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
-	f := Fault{Source: SourceSilence, State: inventory.Unknown, Cure: inventory.CureHuman, Reason: why}
+	f := Fault{Source: SourceSilence, State: inventory.Unknown, Remedy: inventory.RemedyHuman, Reason: why}
 	if g.Health.Allocatable() {
 		f.limit = now.Add(p.UnknownGrace)
 	}
@@ -88,8 +88,8 @@ func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Tim
 	if now.Sub(since) >= longStall && !stall.Over && !since.Equal(g.lastStall) {
 		if facts.GSPUnmarked && !g.lastStall.IsZero() && since.Sub(g.lastStall) <= stallsWithin {
 			g.Device = g.withFault(Fault{
-				Source: SourceHangs, State: inventory.Unhealthy, Cure: inventory.CureReset,
-				Reason: because(inventory.CureReset, "calls to this GPU hung for %v twice within %v, "+
+				Source: SourceHangs, State: inventory.Unhealthy, Remedy: inventory.RemedyReset,
+				Reason: because(inventory.RemedyReset, "calls to this GPU hung for %v twice within %v, "+
 					"as when its GSP firmware hangs, "+
 					"and drivers before %s do not say that this needs a reset", longStall, stallsWithin,
 					inventory.MarksGSP),
@@ -98,7 +98,7 @@ func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Tim
 		g.lastStall = since
 	}
 	g.Device = g.withFault(Fault{
-		Source: SourceHang, State: inventory.Unhealthy, Cure: inventory.CureReset,
+		Source: SourceHang, State: inventory.Unhealthy, Remedy: inventory.RemedyReset,
 		Reason: fmt.Sprintf("the driver does not return from %s for this GPU: see the kernel log; "+
 			"if this persists, reset the GPU or restart the node", call),
 	}, now)
@@ -117,7 +117,7 @@ const (
 func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {
 	g.answers = false
 	g.Device = g.withFault(Fault{
-		Source: SourceHang, State: inventory.Suspect, Cure: inventory.CureReset,
+		Source: SourceHang, State: inventory.Suspect, Remedy: inventory.RemedyReset,
 		Reason: fmt.Sprintf("the driver has not returned from %s for this GPU yet", call),
 	}, now)
 	return g
@@ -128,8 +128,8 @@ func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {
 func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	g.answers = false
 	g.Device = g.withFault(Fault{
-		Source: SourceLost, State: inventory.Lost, Cure: inventory.CureReconnect,
-		Reason: because(inventory.CureReconnect, "the driver cannot find the GPU any more (%s)", why),
+		Source: SourceLost, State: inventory.Lost, Remedy: inventory.RemedyReconnect,
+		Reason: because(inventory.RemedyReconnect, "the driver cannot find the GPU any more (%s)", why),
 	}, now)
 	return g
 }
@@ -190,7 +190,7 @@ func (p Policy) lastReset(g GPU, r inventory.Reading, facts Facts, now time.Time
 		case SourceLost, SourceReset:
 			return facts.Opened.After(f.LastSeen)
 		case SourceAction: // works after a restart of the daemon too: the fault is in the ledger
-			return takesReset(f.Cure) && r.RecoveryAction.Known && !asksReset(r.RecoveryAction.Value)
+			return takesReset(f.Remedy) && r.RecoveryAction.Known && !asksReset(r.RecoveryAction.Value)
 		default:
 			return false
 		}
@@ -215,7 +215,9 @@ func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 // takesReset reports whether a disappeared request for this remedy proves a reset. The driver keeps
 // the request for a reset in registers of the GPU, cleared only by a reset. It forgets the request
 // for a reboot by itself.
-func takesReset(c inventory.Cure) bool { return c == inventory.CureReset || c == inventory.CureDrain }
+func takesReset(c inventory.Remedy) bool {
+	return c == inventory.RemedyReset || c == inventory.RemedyDrain
+}
 
 // asksReset reports whether a recovery action includes a reset of the GPU.
 func asksReset(a inventory.RecoveryAction) bool {
@@ -232,14 +234,14 @@ func asksReset(a inventory.RecoveryAction) bool {
 // FoldProof folds in the result of a CUDA check of the GPU or MIG device with the given UUID: why
 // CUDA does not work, with the remedy. An empty reason means success. It returns false if the GPU
 // has no such device.
-func (p Policy) FoldProof(g GPU, uuid, why string, cure inventory.Cure, now time.Time) (GPU, bool) {
+func (p Policy) FoldProof(g GPU, uuid, why string, remedy inventory.Remedy, now time.Time) (GPU, bool) {
 	fold := func(d Device) Device {
 		if slices.ContainsFunc(d.Faults, func(f Fault) bool { return f.Source == SourceCUDA && f.Reason == why }) {
 			return d
 		}
 		d = d.withoutFaults(now, func(f Fault) bool { return f.Source == SourceCUDA })
 		if why != "" {
-			d = d.withFault(Fault{Source: SourceCUDA, State: inventory.Unhealthy, Cure: cure, Reason: why}, now)
+			d = d.withFault(Fault{Source: SourceCUDA, State: inventory.Unhealthy, Remedy: remedy, Reason: why}, now)
 		}
 		return d
 	}
@@ -273,7 +275,7 @@ func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 			f.limit = time.Time{}
 			if f.State == inventory.Suspect {
 				f.State = inventory.Unhealthy
-				f.Reason = because(f.Cure, "%s, which did not come within %v", f.Reason, p.SuspectLimit)
+				f.Reason = because(f.Remedy, "%s, which did not come within %v", f.Reason, p.SuspectLimit)
 			}
 		}
 		d.Faults = faults

@@ -30,7 +30,7 @@ func begin(t *testing.T, branch int) *story {
 		s.good.RecoveryAction = inventory.Known(inventory.RecoveryNone)
 	}
 	s.read(s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	return s
 }
 
@@ -63,11 +63,11 @@ func (s *story) reopen() {
 	s.facts.Opened = s.now
 }
 
-func (s *story) want(state inventory.State, cure inventory.Cure) {
+func (s *story) want(state inventory.State, remedy inventory.Remedy) {
 	s.t.Helper()
 	h := s.gpu.Health
-	if h.State != state || h.Cure != cure {
-		s.t.Fatalf("%v (cure %q, %s), want %v (cure %q)", h.State, h.Cure, h.Reason, state, cure)
+	if h.State != state || h.Remedy != remedy {
+		s.t.Fatalf("%v (remedy %q, %s), want %v (remedy %q)", h.State, h.Remedy, h.Reason, state, remedy)
 	}
 	s.sane(h)
 }
@@ -76,8 +76,8 @@ func (s *story) want(state inventory.State, cure inventory.Cure) {
 func (s *story) sane(h inventory.Health) {
 	s.t.Helper()
 	good := h.State == inventory.Healthy
-	if (h.Reason == "") != good || (h.Cure == inventory.NoCure) != good || strings.HasSuffix(h.Reason, ".") {
-		s.t.Fatalf("%v has the reason %q and the cure %q", h.State, h.Reason, h.Cure)
+	if (h.Reason == "") != good || (h.Remedy == inventory.NoRemedy) != good || strings.HasSuffix(h.Reason, ".") {
+		s.t.Fatalf("%v has the reason %q and the remedy %q", h.State, h.Reason, h.Remedy)
 	}
 	if h.Since.IsZero() || h.Since.After(s.now) {
 		s.t.Fatalf("%v since %v, and it is %v", h.State, h.Since, s.now)
@@ -100,24 +100,24 @@ func TestEveryXID(t *testing.T) {
 		x := health.Lookup(code)
 		for _, branch := range []int{535, 580} {
 			t.Run(fmt.Sprintf("%d on %d", code, branch), func(t *testing.T) {
-				atOnce, cure := inventory.Unhealthy, inventory.CureReset
+				atOnce, remedy := inventory.Unhealthy, inventory.RemedyReset
 				spoken := branch == 580 && (x.CoveredFrom != 0 || x.Class == health.Decode)
 				switch {
 				case x.Class == health.Application || x.Class == health.Informational:
-					atOnce, cure = inventory.Healthy, inventory.NoCure
+					atOnce, remedy = inventory.Healthy, inventory.NoRemedy
 				case code == 79:
-					atOnce, cure = inventory.Lost, inventory.CureReboot
+					atOnce, remedy = inventory.Lost, inventory.RemedyReboot
 				case code == 151:
-					cure = inventory.CureReboot
+					remedy = inventory.RemedyReboot
 				case x.Class == health.Hardware:
-					cure = inventory.CureHardware
+					remedy = inventory.RemedyHardware
 				case spoken && x.Class == health.Decode:
 					atOnce = inventory.Suspect
 				}
 
 				s := begin(t, branch)
 				s.xid(code)
-				s.want(atOnce, cure)
+				s.want(atOnce, remedy)
 				if got := s.gpu.Counts; len(got) != 1 || got[0].XID != code || got[0].N != 1 {
 					t.Errorf("counts %+v, want XID %d once", got, code)
 				}
@@ -132,24 +132,24 @@ func TestEveryXID(t *testing.T) {
 				}
 				s.reads(2, s.good)
 				if acquitted {
-					s.want(inventory.Healthy, inventory.NoCure)
+					s.want(inventory.Healthy, inventory.NoRemedy)
 				} else {
-					s.want(atOnce, cure)
+					s.want(atOnce, remedy)
 					s.reads(100, s.good)
-					s.want(atOnce, cure)
+					s.want(atOnce, remedy)
 				}
 				if branch < 565 {
 					return
 				}
 
 				// The driver asks for each of its actions, and later for none.
-				for action, want := range map[inventory.RecoveryAction]inventory.Cure{
-					inventory.RecoveryGPUReset: inventory.CureReset, inventory.RecoveryNodeReboot: inventory.CureReboot,
-					inventory.RecoveryDrainP2P:      inventory.CureDrainP2P,
-					inventory.RecoveryDrainAndReset: inventory.CureDrain,
-					inventory.RecoveryIMEXDomain:    inventory.CureIMEX, inventory.RecoveryBusReset: inventory.CureReset,
-					inventory.RecoverySystemReboot: inventory.CureReboot,
-					inventory.RecoveryAction(99):   inventory.CureHuman,
+				for action, want := range map[inventory.RecoveryAction]inventory.Remedy{
+					inventory.RecoveryGPUReset: inventory.RemedyReset, inventory.RecoveryNodeReboot: inventory.RemedyReboot,
+					inventory.RecoveryDrainP2P:      inventory.RemedyDrainP2P,
+					inventory.RecoveryDrainAndReset: inventory.RemedyDrain,
+					inventory.RecoveryIMEXDomain:    inventory.RemedyIMEX, inventory.RecoveryBusReset: inventory.RemedyReset,
+					inventory.RecoverySystemReboot: inventory.RemedyReboot,
+					inventory.RecoveryAction(99):   inventory.RemedyHuman,
 				} {
 					s := begin(t, branch)
 					s.policy.IMEXGates = true
@@ -158,14 +158,14 @@ func TestEveryXID(t *testing.T) {
 					if s.gpu.Health.Allocatable() {
 						t.Fatalf("allocatable while the driver asks for %v", action)
 					}
-					if h := s.gpu.Health; atOnce == inventory.Healthy && (h.State != inventory.Unhealthy || h.Cure != want) {
-						t.Fatalf("%v (cure %q) while the driver asks for %v, want cure %q", h.State, h.Cure, action, want)
+					if h := s.gpu.Health; atOnce == inventory.Healthy && (h.State != inventory.Unhealthy || h.Remedy != want) {
+						t.Fatalf("%v (remedy %q) while the driver asks for %v, want remedy %q", h.State, h.Remedy, action, want)
 					}
 					s.reopen()
 					s.reads(2, s.good)
 					s.sane(s.gpu.Health)
-					reset := want == inventory.CureReset || want == inventory.CureDrain // what else was done is no reset
-					stays := want == inventory.CureReboot || !acquitted && !reset || x.Class == health.Hardware && code != 79 ||
+					reset := want == inventory.RemedyReset || want == inventory.RemedyDrain // what else was done is no reset
+					stays := want == inventory.RemedyReboot || !acquitted && !reset || x.Class == health.Hardware && code != 79 ||
 						code == 151
 					if healthy := s.gpu.Health.State == inventory.Healthy; healthy == stays {
 						t.Fatalf("%v (%s) after %v was done", s.gpu.Health.State, s.gpu.Health.Reason, action)
@@ -188,12 +188,12 @@ func TestReasonOfAnActionNamesItsXID(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, 580)
 			happens(s)
-			s.want(inventory.Unhealthy, inventory.CureReset)
+			s.want(inventory.Unhealthy, inventory.RemedyReset)
 			if h := s.gpu.Health; h.XID != 48 || !strings.HasPrefix(h.Reason, "XID 48 (double-bit ECC error): ") {
 				t.Errorf("XID %d, %q, want a reason that begins with XID 48", h.XID, h.Reason)
 			}
 			s.reads(3, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -208,7 +208,7 @@ func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 	s.gpu = s.policy.FoldCleared(s.gpu)
 	s.good.UncorrectedECC = inventory.Known(uint64(0))
 	s.reads(50, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 
 	s = begin(t, 580)
 	s.good.UncorrectedECC = inventory.Known(uint64(2))
@@ -216,7 +216,7 @@ func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 	s.gpu = s.policy.FoldCleared(s.gpu)
 	s.good.UncorrectedECC = inventory.Known(uint64(3)) // the driver refused
 	s.reads(1, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.good.UncorrectedECC = inventory.Known(uint64(5))
 	s.reads(1, s.good)
 	if h := s.gpu.Health; h.State != inventory.Suspect || !strings.Contains(h.Reason, "2 new uncorrected memory errors") {

@@ -14,16 +14,16 @@ func TestIMEXRecoveryGatesOnlyWhereItIsWanted(t *testing.T) {
 	s := begin(t, 595)
 	s.xid(48)
 	s.reads(2, asking(inventory.RecoveryIMEXDomain))
-	s.want(inventory.Healthy, inventory.NoCure) // nor does it keep the driver from acquitting
+	s.want(inventory.Healthy, inventory.NoRemedy) // nor does it keep the driver from acquitting
 	if got := s.gpu.Reading.RecoveryAction; got != inventory.Known(inventory.RecoveryIMEXDomain) {
 		t.Errorf("the recovery action is kept as %+v, for people to see", got)
 	}
 	s.policy.IMEXGates = true
 	s.reads(1, asking(inventory.RecoveryIMEXDomain))
-	s.want(inventory.Unhealthy, inventory.CureIMEX)
+	s.want(inventory.Unhealthy, inventory.RemedyIMEX)
 	s.policy.IMEXGates = false
 	s.reads(2, asking(inventory.RecoveryIMEXDomain))
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 // The driver's summary weighs the single faults; without one each of them counts.
@@ -50,7 +50,7 @@ func TestFabricSummaryDecidesWhereItIsKnown(t *testing.T) {
 		bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricCompleted, Summary: tt.summary,
 			Faults: tt.faults})
 		s.reads(1, bad)
-		if gates := s.gpu.Health.Cure == inventory.CureFabric; gates != tt.gates {
+		if gates := s.gpu.Health.Remedy == inventory.RemedyFabric; gates != tt.gates {
 			t.Errorf("%v with faults %b: %+v", tt.summary, tt.faults, s.gpu.Health)
 		}
 	}
@@ -98,34 +98,34 @@ func TestMIGModeIsNotGatedByTheFabric(t *testing.T) {
 	bad := s.good
 	bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})
 	s.reads(1, bad)
-	s.want(inventory.Unhealthy, inventory.CureFabric)
+	s.want(inventory.Unhealthy, inventory.RemedyFabric)
 	s.see(inventory.GPU{MIG: inventory.MIGEnabled})
 	s.reads(2, bad)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.see(inventory.GPU{MIG: inventory.MIGDisabled})
 	s.reads(1, bad)
-	s.want(inventory.Unhealthy, inventory.CureFabric)
+	s.want(inventory.Unhealthy, inventory.RemedyFabric)
 }
 
-// A call for a signal that fails condemns no GPU, and cures none of what the signal has shown.
+// A call for a signal that fails condemns no GPU, and ends none of what the signal has shown.
 func TestSignalThatCannotBeReadNow(t *testing.T) {
 	s := begin(t, 580)
 	unread := s.good
 	unread.Incomplete = "nvmlDeviceGetGpuFabricInfo: ERROR_UNKNOWN"
 	s.reads(10, unread)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	bad := s.good
 	bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})
 	s.reads(1, bad)
 	s.xid(48)
 	s.reads(10, unread)
-	s.want(inventory.Unhealthy, inventory.CureFabric)
+	s.want(inventory.Unhealthy, inventory.RemedyFabric)
 	if n := len(s.gpu.Faults); n != 1 {
 		t.Errorf("%d faults, want the fabric's alone: %+v", n, s.gpu.Faults)
 	}
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	for name, bad := range map[string]inventory.Reading{
 		"memory": {UnrepairableMemory: inventory.Known(true)},
@@ -151,19 +151,19 @@ func TestFailingCallsAfterSilence(t *testing.T) {
 	s.gpu = s.policy.FoldSilence(s.gpu, "the driver hangs", s.now)
 	s.wait(time.Second) // while its grace lasts
 	s.read(failing)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(1, failing)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	s.gpu = health.GPU{UUID: "GPU-0"}
 	s.read(failing)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 
 	s = begin(t, 580)
 	s.read(failing)
-	s.want(inventory.Suspect, inventory.CureReset)
+	s.want(inventory.Suspect, inventory.RemedyReset)
 }
 
 // TestHang: a GPU with a call that does not return is Unhealthy, also after a restart, until it
@@ -172,7 +172,7 @@ func TestHang(t *testing.T) {
 	s := begin(t, 580)
 	hang := func() { s.gpu = s.hang(s.now) }
 	hang()
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	const reason = "the driver does not return from nvmlDeviceGetMemoryInfo for this GPU: see the kernel log; " +
 		"if this persists, reset the GPU or restart the node"
 	if s.gpu.Health.Reason != reason || s.gpu.Answers() {
@@ -183,17 +183,17 @@ func TestHang(t *testing.T) {
 	hang()
 	s.restart()
 	s.reads(1, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(1, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	for range 20 { // calls that take long are no reason to ask for hands
 		hang()
 		s.reads(2, s.good)
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 	s.gpu = s.policy.FoldSilence(s.gpu, "the driver hangs", s.now)
 	hang()
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 // hang is a call that began at a time and has not returned.
@@ -252,7 +252,7 @@ func TestGSPThatHangs(t *testing.T) {
 			s.gpu = s.policy.FoldReset(s.gpu, s.now.Add(time.Second))
 			s.wait(2 * time.Second)
 			s.reads(2, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		}
 	}
 }
@@ -262,16 +262,16 @@ func TestGSPThatHangs(t *testing.T) {
 func TestStall(t *testing.T) {
 	s := begin(t, 580)
 	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
-	s.want(inventory.Suspect, inventory.CureReset)
+	s.want(inventory.Suspect, inventory.RemedyReset)
 	if want := "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"; s.gpu.Health.Reason != want ||
 		s.gpu.Answers() {
 		t.Errorf("it answers: %v, %q, want %q", s.gpu.Answers(), s.gpu.Health.Reason, want)
 	}
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.gpu = s.hang(s.now)
 	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 // Before the recovery action the catalog says that what struck a MIG device needs a reset of the
@@ -367,11 +367,11 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 				}
 				s.wait(tt.apart)
 			}
-			s.want(inventory.Unhealthy, inventory.CureReset)
+			s.want(inventory.Unhealthy, inventory.RemedyReset)
 		})
 	}
 
-	// A line that is late does not strike a GPU again that is cured.
+	// A line that is late does not strike a GPU again that is repaired.
 	s := begin(t, 580)
 	event.XID, logged.XID = 48, 48
 	s.policy.Settle = time.Second
@@ -380,9 +380,9 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 		s.wait(time.Second)
 		s.read(s.good)
 	}
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.event(logged)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 // With MIG devices the two may say by different precision where it was: then the first one counts.

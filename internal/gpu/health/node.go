@@ -15,13 +15,13 @@ func NodeWide(gpus []GPU) string {
 	first := gpus[0].worst()
 	for _, g := range gpus[1:] {
 		f := g.worst()
-		if f.Source != first.Source || f.Cure != first.Cure {
+		if f.Source != first.Source || f.Remedy != first.Remedy {
 			return ""
 		}
 	}
 	switch {
-	case first.Source == SourceAction && first.Cure == inventory.CureReboot:
-		return because(first.Cure, "the driver asks for a restart of the node on all %d GPUs", len(gpus))
+	case first.Source == SourceAction && first.Remedy == inventory.RemedyReboot:
+		return because(first.Remedy, "the driver asks for a restart of the node on all %d GPUs", len(gpus))
 	case first.Source == SourceContact:
 		return fmt.Sprintf("calls to all %d GPUs fail: this container may have lost its access to the devices, "+
 			"restart its pod", len(gpus))

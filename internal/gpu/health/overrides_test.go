@@ -61,7 +61,7 @@ func TestOff(t *testing.T) {
 			!verdict.Since.IsZero(); healthy != tt.off {
 			t.Errorf("disable %q, enable %q: %+v of a lost GPU", tt.disable, tt.enable, verdict)
 		}
-		s.want(inventory.Lost, inventory.CureReboot)
+		s.want(inventory.Lost, inventory.RemedyReboot)
 	}
 }
 

@@ -23,7 +23,7 @@ func TestReadingsThatFailAreNoPasses(t *testing.T) {
 			t.Errorf("%v: %+v after one good reading, want the XID still", contact, s.gpu.Faults)
 		}
 		s.reads(2, s.good)
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 }
 
@@ -37,9 +37,9 @@ func TestPassesAreInARow(t *testing.T) {
 		s.reads(1, bad)
 	}
 	s.reads(1, s.good)
-	s.want(inventory.Unhealthy, inventory.CureDrainP2P)
+	s.want(inventory.Unhealthy, inventory.RemedyDrainP2P)
 	s.reads(1, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 // A fault that readings find closes although the driver asks for something, which only faults of
@@ -81,21 +81,22 @@ func TestEventsBeforeTheFirstReading(t *testing.T) {
 func TestSilenceOfAGPUThatWasNeverAsked(t *testing.T) {
 	s := begin(t, 580)
 	s.gpu = s.policy.FoldSilence(health.GPU{UUID: "GPU-0"}, "the driver hangs", s.now)
-	s.want(inventory.Unknown, inventory.CureHuman)
+	s.want(inventory.Unknown, inventory.RemedyHuman)
 	if s.gpu.Health.Allocatable() || !s.gpu.Health.Since.Equal(s.now) || !s.gpu.Limit().IsZero() {
 		t.Errorf("%+v", s.gpu.Health)
 	}
 }
 
 func TestWhatOutlivesARestartOfTheNode(t *testing.T) {
-	for cure, want := range map[inventory.Cure]bool{
-		inventory.CureHuman: true, inventory.CureHardware: true, inventory.CureReset: false, inventory.CureDrain: false,
-		inventory.CureDrainP2P: false, inventory.CureReboot: false, inventory.CureFabric: false,
-		inventory.CureIMEX:      false,
-		inventory.CureReconnect: false, inventory.NoCure: false,
+	for remedy, want := range map[inventory.Remedy]bool{
+		inventory.RemedyHuman: true, inventory.RemedyHardware: true, inventory.RemedyReset: false,
+		inventory.RemedyDrain:    false,
+		inventory.RemedyDrainP2P: false, inventory.RemedyReboot: false, inventory.RemedyFabric: false,
+		inventory.RemedyIMEX:      false,
+		inventory.RemedyReconnect: false, inventory.NoRemedy: false,
 	} {
-		if got := health.OutlivesBoot(cure); got != want {
-			t.Errorf("%q outlives a restart: %v, want %v", cure, got, want)
+		if got := health.OutlivesBoot(remedy); got != want {
+			t.Errorf("%q outlives a restart: %v, want %v", remedy, got, want)
 		}
 	}
 }
@@ -114,11 +115,11 @@ func TestPassesOfAnXIDAreInARow(t *testing.T) {
 			t.Errorf("%s: faults %+v after passes that were not in a row", name, s.gpu.Faults)
 		}
 		s.reads(2, s.good)
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 }
 
-// Passes that follow one another too fast prove little: a cure has to last.
+// Passes that follow one another too fast prove little: a recovery has to last.
 func TestPassesTakeTime(t *testing.T) {
 	s := begin(t, 580)
 	s.reads(1, asking(inventory.RecoveryGPUReset))
@@ -127,10 +128,10 @@ func TestPassesTakeTime(t *testing.T) {
 		s.wait(time.Second)
 		s.read(s.good)
 	}
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.wait(time.Second)
 	s.read(s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 func TestDefaultPolicy(t *testing.T) {
@@ -198,7 +199,7 @@ func TestActionThatCannotBeRead(t *testing.T) {
 	s.read(s.good)
 	s.xid(48)
 	s.reads(20, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 
 	s = begin(t, 580) // nor is it evidence that what was asked for cannot be read any more
 	s.xid(119)
@@ -227,7 +228,7 @@ func TestOtherEventsWithoutAnAction(t *testing.T) {
 		s.wait(1)
 		s.gpu = s.policy.FoldReset(s.gpu, s.now)
 		s.reads(3, s.good)
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 }
 
@@ -273,11 +274,11 @@ func TestSuspicionWithManualRecovery(t *testing.T) {
 	s := begin(t, 580)
 	s.policy.Manual = true
 	s.xid(154)
-	s.want(inventory.Suspect, inventory.CureReset)
+	s.want(inventory.Suspect, inventory.RemedyReset)
 	s.read(s.good)
 	s.wait(time.Second)
 	s.read(s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 // The first branch with a recovery action has the last word about codes that do not decide.
@@ -285,16 +286,16 @@ func TestSuspicionThatRanOutOnTheFirstBranchWithAnAction(t *testing.T) {
 	s := begin(t, inventory.RecoveryActionBranch)
 	s.xid(154)
 	s.wait(time.Minute)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 // Restoring leaves the value that it was given alone.
 func TestRestoredIsAnotherValue(t *testing.T) {
 	s := begin(t, 580)
 	s.see(divided(one))
-	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReset,
+	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Remedy: inventory.RemedyReset,
 		Reason: "x"}}
 	restored := s.gpu.WithRestored(func(uuid string) ([]health.Fault, []time.Time) {
 		if uuid == one.UUID {
@@ -314,9 +315,10 @@ func TestRestoredBesideWhatWasFound(t *testing.T) {
 	s.xid(119)
 	found := s.gpu.Faults[0]
 	noted := []health.Fault{
-		{Source: found.Source, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "an earlier one"},
-		{Source: found.Source, XID: 79, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "x"},
-		{Source: health.SourceHang, XID: 119, State: inventory.Unhealthy, Cure: inventory.CureReboot, Reason: "y"},
+		{Source: found.Source, XID: 119, State: inventory.Unhealthy, Remedy: inventory.RemedyReboot,
+			Reason: "an earlier one"},
+		{Source: found.Source, XID: 79, State: inventory.Unhealthy, Remedy: inventory.RemedyReboot, Reason: "x"},
+		{Source: health.SourceHang, XID: 119, State: inventory.Unhealthy, Remedy: inventory.RemedyReboot, Reason: "y"},
 	}
 	restored := s.gpu.WithRestored(func(string) ([]health.Fault, []time.Time) { return noted, nil }, s.now)
 	var reasons []string

@@ -94,9 +94,9 @@ func (x XID) coveredBy(branch int) bool {
 // xidFault returns the fault opened by an XID, and false if there is none.
 func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault, bool) {
 	x := Lookup(code)
-	f := Fault{Source: SourceXID, XID: code, State: inventory.Unhealthy, Cure: x.cure()}
+	f := Fault{Source: SourceXID, XID: code, State: inventory.Unhealthy, Remedy: x.remedy()}
 	if code == remappingFailed && g.Reading.RowRemapFailure.Known {
-		f.Cure = inventory.CureReset // later readings tell whether the part must be replaced
+		f.Remedy = inventory.RemedyReset // later readings tell whether the part must be replaced
 	}
 	class := x.Class
 	switch p.Overrides.Rule(code) {
@@ -106,7 +106,7 @@ func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault,
 	case RuleSuspect:
 		class = Decode
 	case RuleFatal:
-		f.Reason = because(f.Cure, "%v, fatal by configuration", x)
+		f.Reason = because(f.Remedy, "%v, fatal by configuration", x)
 		return f, true
 	}
 	switch {
@@ -117,7 +117,7 @@ func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault,
 	case code == fellOffTheBus:
 		f.State = inventory.Lost
 	}
-	f.Reason = because(f.Cure, "%v", x)
+	f.Reason = because(f.Remedy, "%v", x)
 	return f, true
 }
 

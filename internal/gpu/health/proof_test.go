@@ -26,7 +26,7 @@ func TestProofs(t *testing.T) {
 	}
 	g = read(g)
 	fails := func(g health.GPU, uuid, why string) health.GPU {
-		g, ok := p.FoldProof(g, uuid, why, inventory.CureReset, now)
+		g, ok := p.FoldProof(g, uuid, why, inventory.RemedyReset, now)
 		if !ok {
 			t.Errorf("no device %s", uuid)
 		}
@@ -36,7 +36,7 @@ func TestProofs(t *testing.T) {
 	since := bad.Instances[1].Health.Since
 	bad = read(fails(bad, "MIG-1", "it computes wrongly"))
 	h := bad.Instances[1].Health
-	if h.State != inventory.Unhealthy || h.Cure != inventory.CureReset || h.Reason != "it computes wrongly" ||
+	if h.State != inventory.Unhealthy || h.Remedy != inventory.RemedyReset || h.Reason != "it computes wrongly" ||
 		!h.Since.Equal(since) ||
 		bad.Health.State != inventory.Healthy || bad.Instances[0].Health.State != inventory.Healthy {
 		t.Errorf("after a failed proof: %+v", bad)
@@ -53,7 +53,7 @@ func TestProofs(t *testing.T) {
 	if whole := fails(g, "GPU-0", "it hangs"); whole.Health.State != inventory.Unhealthy {
 		t.Errorf("the GPU: %+v", whole.Health)
 	}
-	if _, ok := p.FoldProof(g, "GPU-1", "it hangs", inventory.CureReset, now); ok {
+	if _, ok := p.FoldProof(g, "GPU-1", "it hangs", inventory.RemedyReset, now); ok {
 		t.Error("a GPU that it is not")
 	}
 }

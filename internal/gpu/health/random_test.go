@@ -13,7 +13,7 @@ import (
 
 // Ten thousand things happen to GPUs in no order. Whatever it was: no GPU is Healthy while the last
 // reading is bad, every verdict says why, folding leaves the value that it was given alone, and
-// once the cure is given and all readings are good the GPU is Healthy.
+// once the remedy is applied and all readings are good the GPU is Healthy.
 func TestRandomFaults(t *testing.T) {
 	const stories, steps = 200, 50
 	for seed := range uint64(stories) {
@@ -39,11 +39,11 @@ func TestRandomFaults(t *testing.T) {
 				t.Fatalf("seed %d: a limit ran out unseen", seed)
 			}
 		}
-		s.cure()
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.repairAll()
+		s.want(inventory.Healthy, inventory.NoRemedy)
 		for _, i := range s.gpu.Instances {
 			if i.Health.State != inventory.Healthy {
-				t.Fatalf("seed %d: %s is %+v after the cure", seed, i.UUID, i.Health)
+				t.Fatalf("seed %d: %s is %+v after the repair", seed, i.UUID, i.Health)
 			}
 		}
 	}
@@ -90,14 +90,14 @@ func (s *story) random(r *rand.Rand) (bad bool) {
 	return false
 }
 
-// cure does what the verdicts ask for, as an operator would: a reset, and where hands or a reboot
-// are asked for, a clear.
-func (s *story) cure() {
+// repairAll does what the verdicts ask for, as an operator would: a reset, and where hands or a
+// reboot are asked for, a clear.
+func (s *story) repairAll() {
 	s.reopen()
 	s.gpu = s.policy.FoldReset(s.gpu, s.now)
 	s.reads(3, s.good)
-	byHand := []inventory.Cure{inventory.CureReboot, inventory.CureHuman, inventory.CureHardware}
-	hands := func(f health.Fault) bool { return slices.Contains(byHand, f.Cure) }
+	byHand := []inventory.Remedy{inventory.RemedyReboot, inventory.RemedyHuman, inventory.RemedyHardware}
+	hands := func(f health.Fault) bool { return slices.Contains(byHand, f.Remedy) }
 	if slices.ContainsFunc(s.gpu.Faults, hands) {
 		s.gpu, _ = s.policy.Clear(s.gpu, s.gpu.UUID, s.now)
 	}

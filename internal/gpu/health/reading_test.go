@@ -16,48 +16,48 @@ func TestReadings(t *testing.T) {
 	tests := map[string]struct {
 		reading inventory.Reading
 		state   inventory.State
-		cure    inventory.Cure
+		remedy  inventory.Remedy
 		stays   bool
 	}{
-		"nothing known": {inventory.Reading{}, inventory.Healthy, inventory.NoCure, false},
-		"nothing wrong": {asking(inventory.RecoveryNone), inventory.Healthy, inventory.NoCure, false},
-		"remap pending": {inventory.Reading{RowRemapPending: inventory.Known(true)}, inventory.Healthy, inventory.NoCure,
+		"nothing known": {inventory.Reading{}, inventory.Healthy, inventory.NoRemedy, false},
+		"nothing wrong": {asking(inventory.RecoveryNone), inventory.Healthy, inventory.NoRemedy, false},
+		"remap pending": {inventory.Reading{RowRemapPending: inventory.Known(true)}, inventory.Healthy, inventory.NoRemedy,
 			false},
-		"remap fine": {inventory.Reading{RowRemapFailure: inventory.Known(false)}, inventory.Healthy, inventory.NoCure,
+		"remap fine": {inventory.Reading{RowRemapFailure: inventory.Known(false)}, inventory.Healthy, inventory.NoRemedy,
 			false},
 		"remap failure": {inventory.Reading{RowRemapFailure: inventory.Known(true)}, inventory.Unhealthy,
-			inventory.CureHardware, true},
+			inventory.RemedyHardware, true},
 		"unrepairable": {inventory.Reading{UnrepairableMemory: inventory.Known(true)}, inventory.Unhealthy,
-			inventory.CureHardware, true},
+			inventory.RemedyHardware, true},
 		"errors of old": {inventory.Reading{UncorrectedECC: inventory.Known(uint64(7))}, inventory.Healthy,
-			inventory.NoCure, false},
-		"lost": {inventory.Reading{Contact: inventory.ContactLost}, inventory.Lost, inventory.CureReboot, false},
+			inventory.NoRemedy, false},
+		"lost": {inventory.Reading{Contact: inventory.ContactLost}, inventory.Lost, inventory.RemedyReboot, false},
 		"reset required": {inventory.Reading{Contact: inventory.ContactResetRequired}, inventory.Unhealthy,
-			inventory.CureReset, false},
-		"failing": {inventory.Reading{Contact: inventory.ContactFailing}, inventory.Suspect, inventory.CureReset,
+			inventory.RemedyReset, false},
+		"failing": {inventory.Reading{Contact: inventory.ContactFailing}, inventory.Suspect, inventory.RemedyReset,
 			false},
-		"fabric completed": {fabric(inventory.Fabric{State: completed}), inventory.Healthy, inventory.NoCure, false},
+		"fabric completed": {fabric(inventory.Fabric{State: completed}), inventory.Healthy, inventory.NoRemedy, false},
 		"fabric healthy": {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryHealthy}),
-			inventory.Healthy, inventory.NoCure, false,
+			inventory.Healthy, inventory.NoRemedy, false,
 		},
 		"fabric limited": {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryLimitedCapacity}),
-			inventory.Healthy, inventory.NoCure, false,
+			inventory.Healthy, inventory.NoRemedy, false,
 		},
 		"fabric not started": {fabric(inventory.Fabric{State: inventory.FabricNotStarted}), inventory.Unhealthy,
-			inventory.CureFabric, false},
+			inventory.RemedyFabric, false},
 		"fabric in progress": {fabric(inventory.Fabric{State: inventory.FabricInProgress}), inventory.Unhealthy,
-			inventory.CureFabric, false},
+			inventory.RemedyFabric, false},
 		"fabric failed": {fabric(inventory.Fabric{State: completed, Status: 999}), inventory.Unhealthy,
-			inventory.CureFabric, false},
+			inventory.RemedyFabric, false},
 		"fabric faults": {
 			fabric(inventory.Fabric{State: completed, Faults: inventory.FabricRouteUnhealthy}),
-			inventory.Unhealthy, inventory.CureFabric, false,
+			inventory.Unhealthy, inventory.RemedyFabric, false,
 		},
 		"fabric unhealthy": {
 			fabric(inventory.Fabric{State: completed, Summary: inventory.FabricSummaryUnhealthy}),
-			inventory.Unhealthy, inventory.CureFabric, false,
+			inventory.Unhealthy, inventory.RemedyFabric, false,
 		},
 	}
 	for name, tt := range tests {
@@ -65,18 +65,18 @@ func TestReadings(t *testing.T) {
 			s := begin(t, 580)
 			s.wait(time.Second)
 			s.read(tt.reading)
-			s.want(tt.state, tt.cure)
+			s.want(tt.state, tt.remedy)
 			s.reopen()
 			s.reads(1, s.good)
 			if tt.state == inventory.Unhealthy || tt.state == inventory.Lost {
-				s.want(tt.state, tt.cure) // one pass is not enough
+				s.want(tt.state, tt.remedy) // one pass is not enough
 			}
 			s.reads(1, s.good)
 			if tt.stays {
-				s.want(tt.state, tt.cure)
+				s.want(tt.state, tt.remedy)
 				s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
 			}
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -88,10 +88,10 @@ func TestFabricThatIsOnlyReported(t *testing.T) {
 	bad := s.good
 	bad.Fabric = inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})
 	s.reads(1, bad)
-	s.want(inventory.Unhealthy, inventory.CureFabric)
+	s.want(inventory.Unhealthy, inventory.RemedyFabric)
 	s.policy.FabricReported = true
 	s.reads(2, bad)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	if s.gpu.Reading.Fabric != bad.Fabric {
 		t.Errorf("the fabric is kept as %+v", s.gpu.Reading.Fabric)
 	}
@@ -111,7 +111,7 @@ func TestNewMemoryErrorsAreSuspectWhereTheDriverHasAVerdict(t *testing.T) {
 			s.wait(time.Second)
 			s.read(s.good)
 		}
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 }
 
@@ -120,19 +120,19 @@ func TestNewMemoryErrorsAreSuspectWhereTheDriverHasAVerdict(t *testing.T) {
 func TestALostGPUThatAnswersAgain(t *testing.T) {
 	s := begin(t, 580)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-	s.want(inventory.Lost, inventory.CureReboot)
+	s.want(inventory.Lost, inventory.RemedyReboot)
 	s.reads(1, s.good)
-	s.want(inventory.Lost, inventory.CureReboot)
+	s.want(inventory.Lost, inventory.RemedyReboot)
 	if _, wants := s.policy.WantsSession(s.gpu, s.facts); wants {
 		t.Error("it wants another session although it answers")
 	}
 	s.reads(1, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	for range 3 { // and only so often
 		s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
 		s.reads(2, s.good)
 	}
-	s.want(inventory.Unhealthy, inventory.CureHuman)
+	s.want(inventory.Unhealthy, inventory.RemedyHuman)
 }
 
 func TestHandlesFromBeforeTheLossProveNothing(t *testing.T) {
@@ -157,7 +157,7 @@ func TestHandlesFromBeforeTheLossProveNothing(t *testing.T) {
 			}
 			s.reopen()
 			s.reads(2, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -187,14 +187,14 @@ func TestOnlyEvidenceOfAResetClosesWhatTheDriverDoesNotSpeakFor(t *testing.T) {
 			s := begin(t, 580)
 			s.xid(119)
 			s.reads(50, s.good)
-			s.want(inventory.Unhealthy, inventory.CureReset)
+			s.want(inventory.Unhealthy, inventory.RemedyReset)
 			happen(s)
 			s.reads(1, s.good)
 			if s.gpu.Health.Allocatable() {
 				t.Fatal("one pass was enough")
 			}
 			s.reads(2, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -209,13 +209,13 @@ func TestActionsThatTakeNoResetProveNone(t *testing.T) {
 			s.xid(119)
 			s.reads(2, asking(action))
 			s.reads(50, s.good)
-			s.want(inventory.Unhealthy, inventory.CureReset)
+			s.want(inventory.Unhealthy, inventory.RemedyReset)
 
 			// A reset was done if the driver asks for less now.
 			s.reads(1, asking(inventory.RecoveryGPUReset))
 			s.reads(1, asking(action))
 			s.reads(2, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -251,49 +251,49 @@ func TestSinceIsWhenTheStateWasEntered(t *testing.T) {
 	}
 }
 
-func TestAllOfAGPUThatWasLostIsCuredTogether(t *testing.T) {
+func TestLostGPUAndItsMIGDevicesRecoverTogether(t *testing.T) {
 	s := begin(t, 580)
 	s.xid(119)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
 	s.reopen()
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 func TestSuspicionRunsOut(t *testing.T) {
 	s := begin(t, 580)
 	s.xid(154)
-	s.want(inventory.Suspect, inventory.CureReset)
+	s.want(inventory.Suspect, inventory.RemedyReset)
 	if limit := s.gpu.Limit(); !limit.Equal(s.now.Add(5 * time.Second)) {
 		t.Errorf("limit %v, want 5 s from now", limit)
 	}
 	s.wait(5*time.Second - 1)
-	s.want(inventory.Suspect, inventory.CureReset)
+	s.want(inventory.Suspect, inventory.RemedyReset)
 	s.xid(154) // again: no new limit
 	s.wait(1)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.xid(154) // nor milder
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 }
 
 func TestSilenceHasAGraceAndIsOverWithTheFirstAnswer(t *testing.T) {
 	s := begin(t, 580)
 	s.gpu = s.policy.FoldSilence(s.gpu, "the driver hangs", s.now)
-	s.want(inventory.Unknown, inventory.CureHuman)
+	s.want(inventory.Unknown, inventory.RemedyHuman)
 	if !s.gpu.Health.Allocatable() {
 		t.Error("no grace")
 	}
 	s.wait(9 * time.Second)
 	s.gpu = s.policy.FoldSilence(s.gpu, "the driver hangs", s.now) // again: no new grace
 	s.wait(time.Second)
-	s.want(inventory.Unknown, inventory.CureHuman)
+	s.want(inventory.Unknown, inventory.RemedyHuman)
 	if s.gpu.Health.Allocatable() {
 		t.Error("the grace lasts")
 	}
 	s.read(s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	never := s.policy.FoldSilence(health.GPU{UUID: "GPU-1"}, "the driver hangs", s.now)
 	if never.Health.Allocatable() {
@@ -326,35 +326,35 @@ func TestSilenceDoesNotHideWhatIsWorse(t *testing.T) {
 	s := begin(t, 580)
 	s.xid(119)
 	s.gpu = s.policy.FoldSilence(s.gpu, "the driver hangs", s.now)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.read(s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 func TestFlapping(t *testing.T) {
 	s := begin(t, 580)
 	strike := func() {
 		s.reads(1, asking(inventory.RecoveryGPUReset))
-		s.want(inventory.Unhealthy, inventory.CureReset)
+		s.want(inventory.Unhealthy, inventory.RemedyReset)
 		s.reads(2, s.good)
 	}
 	for range 3 {
 		strike()
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 	strike()
-	s.want(inventory.Unhealthy, inventory.CureHuman)
+	s.want(inventory.Unhealthy, inventory.RemedyHuman)
 	s.reads(1000, s.good)
-	s.want(inventory.Unhealthy, inventory.CureHuman)
+	s.want(inventory.Unhealthy, inventory.RemedyHuman)
 	s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	strike()
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 
 	for range 10 { // rare ones are believed
 		s.wait(9 * time.Hour)
 		strike()
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 	for range 10 { // what the driver acquits is no recovery, nor what was the fabric's
 		s.xid(48)
@@ -363,7 +363,7 @@ func TestFlapping(t *testing.T) {
 		s.reads(2, s.good)
 		s.reads(1, asking(inventory.RecoveryIMEXDomain))
 		s.reads(2, s.good)
-		s.want(inventory.Healthy, inventory.NoCure)
+		s.want(inventory.Healthy, inventory.NoRemedy)
 	}
 }
 
@@ -373,13 +373,13 @@ func TestManualRecovery(t *testing.T) {
 	s.reads(1, asking(inventory.RecoveryGPUReset))
 	s.reopen()
 	s.reads(100, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
 	s.xid(154) // a suspicion is no fault yet
 	s.reads(1, s.good)
 	s.wait(time.Second)
 	s.read(s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 func TestOverridesBeatTheCatalogButNotTheReadings(t *testing.T) {
@@ -387,32 +387,32 @@ func TestOverridesBeatTheCatalogButNotTheReadings(t *testing.T) {
 	s.policy.Overrides = s.policy.Overrides.With(79, health.RuleIgnore).With(31, health.RuleFatal).With(48,
 		health.RuleSuspect)
 	s.xid(79)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.reads(1, inventory.Reading{Contact: inventory.ContactLost})
-	s.want(inventory.Lost, inventory.CureReboot)
+	s.want(inventory.Lost, inventory.RemedyReboot)
 	s.reopen()
 	s.reads(2, s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.xid(48)
-	s.want(inventory.Suspect, inventory.CureReset)
+	s.want(inventory.Suspect, inventory.RemedyReset)
 	s.wait(time.Second)
 	s.read(s.good)
 	s.wait(time.Second)
 	s.read(s.good)
-	s.want(inventory.Healthy, inventory.NoCure)
+	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.xid(31)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 	s.reads(100, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReset)
+	s.want(inventory.Unhealthy, inventory.RemedyReset)
 }
 
 func TestRebootIsNotTakenBackByTheDriver(t *testing.T) {
 	s := begin(t, 580)
 	s.reads(1, asking(inventory.RecoveryNodeReboot))
 	s.reads(1, asking(inventory.RecoveryGPUReset))
-	s.want(inventory.Unhealthy, inventory.CureReboot)
+	s.want(inventory.Unhealthy, inventory.RemedyReboot)
 	s.reads(100, s.good)
-	s.want(inventory.Unhealthy, inventory.CureReboot)
+	s.want(inventory.Unhealthy, inventory.RemedyReboot)
 }
 
 func TestOtherEvents(t *testing.T) {
@@ -434,7 +434,7 @@ func TestOtherEvents(t *testing.T) {
 				t.Errorf("counts %+v", s.gpu.Counts)
 			}
 			s.reads(2, s.good)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }
@@ -443,34 +443,34 @@ func TestOtherEvents(t *testing.T) {
 // the part is used up.
 func TestSRAMThresholdWithUncorrectedErrors(t *testing.T) {
 	for name, tt := range map[string]struct {
-		code  uint64
-		state inventory.State
-		cure  inventory.Cure
+		code   uint64
+		state  inventory.State
+		remedy inventory.Remedy
 	}{
-		"no XID":            {0, inventory.Healthy, inventory.NoCure},
-		"an application's":  {31, inventory.Healthy, inventory.NoCure},
-		"uncorrected error": {48, inventory.Unhealthy, inventory.CureHardware},
-		"its detail":        {172, inventory.Unhealthy, inventory.CureHardware},
-		"another fault":     {95, inventory.Unhealthy, inventory.CureReset},
+		"no XID":            {0, inventory.Healthy, inventory.NoRemedy},
+		"an application's":  {31, inventory.Healthy, inventory.NoRemedy},
+		"uncorrected error": {48, inventory.Unhealthy, inventory.RemedyHardware},
+		"its detail":        {172, inventory.Unhealthy, inventory.RemedyHardware},
+		"another fault":     {95, inventory.Unhealthy, inventory.RemedyReset},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := begin(t, 580)
 			bad := s.good
 			bad.SRAMThreshold = inventory.Known(true)
 			s.reads(1, bad)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 			if tt.code != 0 {
 				s.xid(tt.code)
 			}
 			s.reads(1, bad)
-			if tt.cure == inventory.CureHardware {
-				s.want(tt.state, tt.cure)
+			if tt.remedy == inventory.RemedyHardware {
+				s.want(tt.state, tt.remedy)
 				s.reads(3, s.good) // also if it says otherwise later
 			}
-			s.want(tt.state, tt.cure)
+			s.want(tt.state, tt.remedy)
 			s.gpu, _ = s.policy.Clear(s.gpu, "GPU-0", s.now)
 			s.reads(2, bad)
-			s.want(inventory.Healthy, inventory.NoCure)
+			s.want(inventory.Healthy, inventory.NoRemedy)
 		})
 	}
 }

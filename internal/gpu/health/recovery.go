@@ -27,15 +27,16 @@ func (p Policy) conditionFor(g GPU, f Fault, facts Facts) condition {
 	switch {
 	case f.Source == SourceSilence || f.State == inventory.Suspect:
 		return byReadings
-	case p.Manual || f.Source == SourceFlapping || f.Source == SourceCUDA || f.Cure == inventory.CureHardware && !rowsTell:
+	case p.Manual || f.Source == SourceFlapping || f.Source == SourceCUDA ||
+		f.Remedy == inventory.RemedyHardware && !rowsTell:
 		return byOperator
-	case f.Source == SourceLost && f.Cure == inventory.CureReboot && !g.any(p.needsReset(g, facts)):
+	case f.Source == SourceLost && f.Remedy == inventory.RemedyReboot && !g.any(p.needsReset(g, facts)):
 		return byReadings // the GPU answered that it is lost, and now answers otherwise
 	case f.State == inventory.Lost || f.Source == SourceReset:
 		return bySession
 	case f.Source == SourceXID && (rowsTell || p.isCovered(g, f.XID, facts)):
 		return byReadings
-	case f.Cure == inventory.CureReboot:
+	case f.Remedy == inventory.RemedyReboot:
 		return byReboot
 	case f.Source == SourceXID, f.Source == SourceHangs, f.Source.event() && !g.hasAction():
 		return byReset
@@ -142,7 +143,7 @@ func (j judge) countsAsRecovery(f Fault) bool {
 	case SourceLost, SourceReset:
 		return true
 	case SourceAction:
-		return f.Cure != inventory.CureIMEX && f.Cure != inventory.CureDrainP2P
+		return f.Remedy != inventory.RemedyIMEX && f.Remedy != inventory.RemedyDrainP2P
 	default:
 		return f.Source.event() && j.gpu.lastReset.After(f.LastSeen)
 	}
@@ -156,8 +157,8 @@ func (j judge) withRecovery(d Device) Device {
 		return d
 	}
 	return d.withFault(Fault{
-		Source: SourceFlapping, State: inventory.Unhealthy, Cure: inventory.CureHuman,
-		Reason: because(inventory.CureHuman, "the device became Unhealthy and Healthy again %d times within %v",
+		Source: SourceFlapping, State: inventory.Unhealthy, Remedy: inventory.RemedyHuman,
+		Reason: because(inventory.RemedyHuman, "the device became Unhealthy and Healthy again %d times within %v",
 			len(d.Recoveries), j.FlapWindow),
 	}, j.now)
 }

@@ -23,8 +23,8 @@ func (d Device) DurableFaults() []Fault {
 
 // OutlivesBoot reports whether a fault with this remedy stays open after a restart of the node.
 // Only a fault that needs an operator does.
-func OutlivesBoot(c inventory.Cure) bool {
-	return c == inventory.CureHuman || c == inventory.CureHardware
+func OutlivesBoot(c inventory.Remedy) bool {
+	return c == inventory.RemedyHuman || c == inventory.RemedyHardware
 }
 
 // WithRestored returns g with the faults and recoveries saved by an earlier process for it and its

@@ -82,14 +82,14 @@ func consequence(t *testing.T, x health.XID) (state, remedy string) {
 		return "stays Healthy", "look at the program; start it again"
 	case h.State == inventory.Healthy:
 		return "stays Healthy", "none"
-	case h.Cure == inventory.CureReboot:
+	case h.Remedy == inventory.RemedyReboot:
 		return h.State.String(), "restart the node"
-	case h.Cure == inventory.CureHardware:
+	case h.Remedy == inventory.RemedyHardware:
 		return h.State.String(), "repair or replace the part, then `health clear`"
-	case h.Cure == inventory.CureReset:
+	case h.Remedy == inventory.RemedyReset:
 		return h.State.String(), "reset"
 	default:
-		t.Fatalf("XID %d makes a GPU %v with the remedy %s, which has no words here", x.Code, h.State, h.Cure)
+		t.Fatalf("XID %d makes a GPU %v with the remedy %s, which has no words here", x.Code, h.State, h.Remedy)
 		return "", ""
 	}
 }

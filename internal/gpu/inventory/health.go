@@ -17,8 +17,8 @@ type Health struct {
 	Reason string
 	// XID is the driver's error number that caused the verdict, or 0.
 	XID uint64
-	// Cure is the remedy: what makes the device usable again. It is empty for a Healthy device.
-	Cure Cure
+	// Remedy is what makes the device usable again. It is empty for a Healthy device.
+	Remedy Remedy `json:"Cure"`
 	// Since is the time of the change to State.
 	Since time.Time
 }
@@ -33,12 +33,12 @@ func (h Health) Allocatable() bool {
 // Why returns the reason and the remedy, "REASON; remedy: REMEDY", or whichever of the two is set.
 func (h Health) Why() string {
 	switch {
-	case h.Cure == NoCure:
+	case h.Remedy == NoRemedy:
 		return h.Reason
 	case h.Reason == "":
-		return "remedy: " + string(h.Cure)
+		return "remedy: " + string(h.Remedy)
 	}
-	return h.Reason + "; remedy: " + string(h.Cure)
+	return h.Reason + "; remedy: " + string(h.Remedy)
 }
 
 // Worst returns the worse of two verdicts, or the first if they are equally bad.
@@ -91,19 +91,19 @@ func (s State) gravity() int {
 	return 5
 }
 
-// Cure is the remedy for an Unhealthy or Lost device.
-type Cure string
+// Remedy is what repairs an Unhealthy or Lost device.
+type Remedy string
 
 // The remedies: the driver's recovery actions (NVML field 230), and further actions of operators.
 const (
-	NoCure        Cure = ""
-	CureReset     Cure = "reset"       // stop all processes on the GPU, then reset it
-	CureDrain     Cure = "drain+reset" // let running work finish, schedule no new work, then reset
-	CureDrainP2P  Cure = "drain-p2p"   // stop the peer-to-peer users
-	CureReboot    Cure = "reboot"      // restart the node
-	CureFabric    Cure = "fabric"      // the NVSwitch fabric must come up (Fabric Manager)
-	CureIMEX      Cure = "imex"        // the IMEX domain must recover
-	CureReconnect Cure = "reconnect"   // the device must come back: plug it in, bind it to the driver or create it again
-	CureHuman     Cure = "human"       // an operator must investigate and clear the fault
-	CureHardware  Cure = "hardware"    // an operator must replace or re-cable the part and clear the fault
+	NoRemedy        Remedy = ""
+	RemedyReset     Remedy = "reset"       // stop all processes on the GPU, then reset it
+	RemedyDrain     Remedy = "drain+reset" // let running work finish, schedule no new work, then reset
+	RemedyDrainP2P  Remedy = "drain-p2p"   // stop the peer-to-peer users
+	RemedyReboot    Remedy = "reboot"      // restart the node
+	RemedyFabric    Remedy = "fabric"      // the NVSwitch fabric must come up (Fabric Manager)
+	RemedyIMEX      Remedy = "imex"        // the IMEX domain must recover
+	RemedyReconnect Remedy = "reconnect"   // plug the device in, bind it to the driver or create it again
+	RemedyHuman     Remedy = "human"       // an operator must investigate and clear the fault
+	RemedyHardware  Remedy = "hardware"    // an operator must replace or re-cable the part and clear the fault
 )

@@ -126,13 +126,13 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// TestWhy: the reason and the cure, as far as there are any; a state that nobody knows is the
+// TestWhy: the reason and the remedy, as far as there are any; a state that nobody knows is the
 // gravest.
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	for want, h := range map[string]inventory.Health{
-		"": {}, "XID 79": {Reason: "XID 79"}, "remedy: reset": {Cure: inventory.CureReset},
-		"XID 79; remedy: reset": {Reason: "XID 79", Cure: inventory.CureReset},
+		"": {}, "XID 79": {Reason: "XID 79"}, "remedy: reset": {Remedy: inventory.RemedyReset},
+		"XID 79; remedy: reset": {Reason: "XID 79", Remedy: inventory.RemedyReset},
 	} {
 		if got := h.Why(); got != want {
 			t.Errorf("%+v: %q, want %q", h, got, want)

@@ -52,14 +52,14 @@ type faultKey struct {
 
 // A savedFault is a fault in the ledger.
 type savedFault struct {
-	Device string         `json:"device"`
-	Boot   string         `json:"boot"` // boot ID of the node when the fault was found
-	Source health.Source  `json:"source"`
-	XID    uint64         `json:"xid,omitempty"`
-	State  string         `json:"state"`
-	Reason string         `json:"reason"`
-	Cure   inventory.Cure `json:"cure"`
-	Since  time.Time      `json:"since"`
+	Device string           `json:"device"`
+	Boot   string           `json:"boot"` // boot ID of the node when the fault was found
+	Source health.Source    `json:"source"`
+	XID    uint64           `json:"xid,omitempty"`
+	State  string           `json:"state"`
+	Reason string           `json:"reason"`
+	Remedy inventory.Remedy `json:"cure"`
+	Since  time.Time        `json:"since"`
 
 	unknown statefile.Unknown
 }
@@ -93,7 +93,7 @@ func NewBook() Book {
 func (b Book) Add(uuid, boot string, d health.Device) {
 	for _, f := range d.DurableFaults() {
 		b.faults[faultKey{uuid, f.Source, f.XID}] = savedFault{
-			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Cure: f.Cure,
+			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Remedy: f.Remedy,
 			Since: f.Since.UTC().Truncate(time.Millisecond),
 		}
 	}
@@ -113,7 +113,7 @@ func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time
 			state = inventory.Lost
 		}
 		faults = append(faults, health.Fault{
-			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Cure: e.Cure, Since: e.Since, LastSeen: e.Since,
+			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Remedy: e.Remedy, Since: e.Since, LastSeen: e.Since,
 		})
 	}
 	slices.SortFunc(faults, func(a, b health.Fault) int {
@@ -134,7 +134,7 @@ func (b Book) Drop(uuid string) bool {
 // no operator.
 func (b Book) Expire(boot string) {
 	maps.DeleteFunc(b.faults, func(_ faultKey, e savedFault) bool {
-		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Cure)
+		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Remedy)
 	})
 }
 

@@ -36,7 +36,7 @@ func fault(xid uint64, after int) health.Fault {
 	since := began.Add(time.Duration(after) * time.Second)
 	return health.Fault{
 		Source: health.SourceXID, XID: xid, State: inventory.Unhealthy, Reason: fmt.Sprintf("XID %d", xid),
-		Cure: inventory.CureReset, Since: since, LastSeen: since,
+		Remedy: inventory.RemedyReset, Since: since, LastSeen: since,
 	}
 }
 
@@ -149,7 +149,7 @@ func compare(t *testing.T, what string, want, got any) {
 func TestRoundTrip(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state") // which is made
 	gone := fault(79, 1)
-	gone.State, gone.Cure = inventory.Lost, inventory.CureReboot
+	gone.State, gone.Remedy = inventory.Lost, inventory.RemedyReboot
 	want := []health.Fault{fault(48, 0), gone, fault(119, 2), fault(48, 3)}
 	want[3].Source, want[3].XID = health.SourceRetirement, 0
 	recoveries := []time.Time{began, began.Add(time.Hour)}
@@ -209,10 +209,11 @@ func TestABookOfRecoveries(t *testing.T) {
 	}
 }
 
-// TestExpire: the restart of the node cures what asks for no hands, if both boot IDs are known.
+// TestExpire: the restart of the node ends each fault that needs no operator, if both boot IDs are
+// known.
 func TestExpire(t *testing.T) {
 	hardware := fault(64, 0)
-	hardware.Cure = inventory.CureHardware
+	hardware.Remedy = inventory.RemedyHardware
 	for _, tt := range []struct {
 		found, now string
 		want       int
@@ -231,9 +232,9 @@ func TestExpire(t *testing.T) {
 func TestHandOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		cured := open(dir)
-		cured.Offer(with("GPU-x", fault(48, 0)))
-		cured.end()
+		repaired := open(dir)
+		repaired.Offer(with("GPU-x", fault(48, 0)))
+		repaired.end()
 		one, two := open(dir), wait(dir)
 		synctest.Wait()
 		two.Offer(with("GPU-b", fault(64, 0))) // and GPU-x was reset
@@ -317,7 +318,8 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 // TestDamagedFileIsSetAside with a sentence, and all that is known is written anew.
 func TestDamagedFileIsSetAside(t *testing.T) {
 	for name, text := range map[string]string{
-		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "", "a list": "[]", "null": "null",
+		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "", "a list": "[]",
+		"null":         "null",
 		"a wrong type": `{"version": 1, "faults": [{"device": 3}]}`, "more than is read": strings.Repeat(" ", 5<<20),
 	} {
 		t.Run(name, func(t *testing.T) {

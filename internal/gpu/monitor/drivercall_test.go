@@ -94,7 +94,7 @@ func TestWhatTheDriverDoesNotDo(t *testing.T) {
 	}
 }
 
-// TestClearingCountsIsNoReset: a fault that only a reset cures stays when the counts fall to zero
+// TestClearingCountsIsNoReset: a fault that only a reset ends stays when the counts fall to zero
 // by the daemon's own hand, also if somebody asks for quiet meanwhile.
 func TestClearingCountsIsNoReset(t *testing.T) {
 	for _, quiet := range []bool{false, true} {

@@ -9,7 +9,7 @@ import (
 )
 
 // TestResetWhileTheDriverIsReleased: after quiesce, nvidia-smi --gpu-reset and resume, a count of
-// memory errors that is back at zero cures XID 46, of which the recovery action says nothing.
+// memory errors that is back at zero ends XID 46, of which the recovery action says nothing.
 // Without persistence mode the count is zero in any case, so an operator has to clear the fault.
 func TestResetWhileTheDriverIsReleased(t *testing.T) {
 	for name, tt := range map[string]struct {

@@ -35,8 +35,8 @@ func TestFaultsOutliveTheProcess(t *testing.T) {
 	}{
 		"a reset is still needed":              {119, "1", unhealthy, true},
 		"a reset was done by the restart":      {119, "2", healthy, false},
-		"an unknown boot ID cures nothing":     {119, "", unhealthy, true},
-		"hardware is not cured by the restart": {64, "2", unhealthy, true},
+		"an unknown boot ID ends no fault":     {119, "", unhealthy, true},
+		"hardware is not fixed by the restart": {64, "2", unhealthy, true},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -68,5 +68,5 @@ func logHealth(logger klog.Logger, uuid string, from, to inventory.Health) {
 		return
 	}
 	logger.Info("Health changed", "device", uuid, "from", from.State, "to", to.State, "xid", to.XID, "reason", to.Reason,
-		"cure", to.Cure)
+		"cure", to.Remedy)
 }

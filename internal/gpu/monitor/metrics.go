@@ -12,15 +12,15 @@ type Metrics interface {
 	// XID counts an XID of a GPU, or of a MIG device on it.
 	XID(gpu string, xid uint64, at time.Time)
 	// Recovered counts a change from Unhealthy or Lost to Healthy, of a GPU or a MIG device on it.
-	// The cure is the remedy of the earlier state.
-	Recovered(gpu string, cure inventory.Cure)
+	// The remedy is the one of the earlier state.
+	Recovered(gpu string, remedy inventory.Remedy)
 }
 
 // noMetrics counts nothing.
 type noMetrics struct{}
 
-func (noMetrics) XID(string, uint64, time.Time)    {}
-func (noMetrics) Recovered(string, inventory.Cure) {}
+func (noMetrics) XID(string, uint64, time.Time)      {}
+func (noMetrics) Recovered(string, inventory.Remedy) {}
 
 // countXID counts the XID of an event that was folded into the state of a GPU, unless it is a
 // duplicate: some XIDs arrive both as an event and in the kernel log.
@@ -51,7 +51,7 @@ func xidCount(g health.GPU, xid uint64) int {
 func countRecoveries(m Metrics, before, after inventory.Snapshot) {
 	recovered := func(gpu string, was, is inventory.Health) {
 		if is.State == inventory.Healthy && (was.State == inventory.Unhealthy || was.State == inventory.Lost) {
-			m.Recovered(gpu, was.Cure)
+			m.Recovered(gpu, was.Remedy)
 		}
 	}
 	for _, g := range after.GPUs {

@@ -15,11 +15,11 @@ import (
 type counts struct {
 	mu         sync.Mutex // guards all following fields
 	xids       map[string]map[uint64]int
-	recoveries map[string]map[inventory.Cure]int
+	recoveries map[string]map[inventory.Remedy]int
 }
 
 func newCounts() *counts {
-	return &counts{xids: map[string]map[uint64]int{}, recoveries: map[string]map[inventory.Cure]int{}}
+	return &counts{xids: map[string]map[uint64]int{}, recoveries: map[string]map[inventory.Remedy]int{}}
 }
 
 func (c *counts) XID(gpu string, xid uint64, at time.Time) {
@@ -33,24 +33,24 @@ func (c *counts) XID(gpu string, xid uint64, at time.Time) {
 	}
 }
 
-func (c *counts) Recovered(gpu string, cure inventory.Cure) {
+func (c *counts) Recovered(gpu string, remedy inventory.Remedy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.recoveries[gpu] == nil {
-		c.recoveries[gpu] = map[inventory.Cure]int{}
+		c.recoveries[gpu] = map[inventory.Remedy]int{}
 	}
-	c.recoveries[gpu][cure]++
+	c.recoveries[gpu][remedy]++
 }
 
 // of returns how often XIDs of a GPU came, and how often it recovered.
-func (c *counts) of(gpu string) (xids map[uint64]int, recoveries map[inventory.Cure]int) {
+func (c *counts) of(gpu string) (xids map[uint64]int, recoveries map[inventory.Remedy]int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.xids[gpu]), maps.Clone(c.recoveries[gpu])
 }
 
 // TestMetrics: each XID is counted once for its GPU, also where it comes as an event and as a line
-// of the log, and each recovery by the cure that was asked for.
+// of the log, and each recovery by the remedy of the fault.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestMetrics(t *testing.T) {
 		if want := map[uint64]int{31: 2, 94: 1, 48: 1}; !maps.Equal(xids, want) {
 			t.Errorf("XIDs %v, want %v", xids, want)
 		}
-		if recoveries[inventory.CureReset] == 0 {
+		if recoveries[inventory.RemedyReset] == 0 {
 			t.Errorf("recoveries %v, want one by reset", recoveries)
 		}
 		if others, _ := s.counts.of(s.Snapshots().Value().GPUs[1].UUID); len(others) > 0 {

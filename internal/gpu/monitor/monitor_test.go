@@ -131,7 +131,7 @@ func TestXIDIsPublishedBeforeAnyLook(t *testing.T) {
 		n.xid(1, 48)
 		synctest.Wait()
 		wantStates(t, m, healthy, unhealthy)
-		if h := m.Snapshots().Value().GPUs[1].Health; h.XID != 48 || h.Cure != inventory.CureReset {
+		if h := m.Snapshots().Value().GPUs[1].Health; h.XID != 48 || h.Remedy != inventory.RemedyReset {
 			t.Errorf("verdict %+v", h)
 		}
 		n.xid(0, 95) // while the look hangs
@@ -192,7 +192,7 @@ func TestSuspectWithoutAVerdictTurnsUnhealthy(t *testing.T) {
 	})
 }
 
-func TestResetCuresWithinTwoPolls(t *testing.T) {
+func TestHealthyWithinTwoPollsOfReset(t *testing.T) {
 	n := newNode(8)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		n.set(func(n *node) { n.readings[uuid(3)] = asks(inventory.RecoveryGPUReset) })

@@ -35,9 +35,9 @@ const (
 	// hangTime is how long a look may take because calls hang: so much later than it was read a GPU
 	// may be folded in.
 	hangTime = 65 * time.Second
-	// cureTime is how long a cure may take to be believed: a GPU that is left alone is tried once in
-	// half an hour.
-	cureTime = 32 * time.Minute
+	// recoveryTime is how long a recovery may take to be believed: a GPU that is left alone is tried
+	// once in half an hour.
+	recoveryTime = 32 * time.Minute
 	// maxGoroutines is how many a Monitor may have at a time: the loop, a look, samples, an event
 	// wait, and calls that hang.
 	maxGoroutines = 13
@@ -46,7 +46,7 @@ const (
 // TestRandomFaults has faults strike simulated nodes under the adapter that ships, 200 in each
 // story, in no order and with nobody waiting for anything. Whatever they were: what is bad is not
 // given to work for long, nothing becomes Healthy while it is bad, every verdict says why,
-// goroutines stay few, and once the cure that each verdict asks for is given, all GPUs are Healthy,
+// goroutines stay few, and once the remedy of each verdict is applied, all GPUs are Healthy,
 // and what is published is what the node has.
 func TestRandomFaults(t *testing.T) {
 	seed := *storySeed
@@ -165,7 +165,7 @@ func (s *story) run(faults int) {
 		s.pass(wait)
 		s.check()
 	}
-	s.cure()
+	s.repairAll()
 }
 
 // pass lets time pass, and everything that happens in it.
@@ -264,7 +264,7 @@ func (s *story) check() {
 			continue
 		}
 		h := got.Health
-		if good := h.State == healthy; good != (h.Reason == "") || good != (h.Cure == inventory.NoCure) {
+		if good := h.State == healthy; good != (h.Reason == "") || good != (h.Remedy == inventory.NoRemedy) {
 			s.fail("GPU %d: %+v", i, h)
 		}
 		bad := s.bad[i]
@@ -285,10 +285,10 @@ func (s *story) check() {
 	}
 }
 
-// cure restores the node and gives each GPU and MIG device that stays bad the cures that its
-// verdicts ask for, one after the other: a reset, which is seen by the GPU's being unbound and
+// repairAll restores the node and gives each GPU and MIG device that stays bad the remedies that
+// its verdicts ask for, one after the other: a reset, which is seen by the GPU's being unbound and
 // bound, or an operator's word in the place of all that a process does not outlive.
-func (s *story) cure() {
+func (s *story) repairAll() {
 	for i := range storyGPUs {
 		_ = s.node.Inject(simulator.Fault{Kind: simulator.KindAdd, GPU: strconv.Itoa(i)}) // refused if it is there
 	}
@@ -297,12 +297,12 @@ func (s *story) cure() {
 	}
 	s.unloaded = false
 	s.note()
-	s.pass(cureTime)
+	s.pass(recoveryTime)
 	for range 3 {
-		if !s.giveCures() {
+		if !s.applyRemedies() {
 			break // all that could be asked for has been given
 		}
-		s.pass(cureTime)
+		s.pass(recoveryTime)
 	}
 	s.check()
 	snapshot, nodes := s.Snapshots().Value(), s.node.List()
@@ -311,18 +311,19 @@ func (s *story) cure() {
 	}
 	for i, g := range snapshot.GPUs {
 		if g.UUID != nodes[i].UUID || g.Health.State != healthy || len(g.MIGDevices) != len(nodes[i].MIG) {
-			s.fail("GPU %d after the cure: %+v, the node's is %+v", i, g, nodes[i])
+			s.fail("GPU %d after the repair: %+v, the node's is %+v", i, g, nodes[i])
 		}
 		for j, m := range g.MIGDevices {
 			if m.UUID != nodes[i].MIG[j].UUID || m.Health.State != healthy {
-				s.fail("MIG device %d:%d after the cure: %+v", i, j, m)
+				s.fail("MIG device %d:%d after the repair: %+v", i, j, m)
 			}
 		}
 	}
 }
 
-// giveCures gives the cures that the verdicts ask for now, and reports whether there was a verdict.
-func (s *story) giveCures() (asked bool) {
+// applyRemedies applies the remedies of the current verdicts, and reports whether there was a
+// verdict.
+func (s *story) applyRemedies() (asked bool) {
 	for i, g := range s.Snapshots().Value().GPUs {
 		verdicts := map[string]inventory.Health{g.UUID: g.Health}
 		for _, m := range g.MIGDevices {
@@ -331,10 +332,10 @@ func (s *story) giveCures() (asked bool) {
 		reset := false
 		for uuid, h := range verdicts {
 			asked = asked || h.State != healthy
-			switch h.Cure {
-			case inventory.CureReset, inventory.CureDrain:
+			switch h.Remedy {
+			case inventory.RemedyReset, inventory.RemedyDrain:
 				reset = true
-			case inventory.CureReboot, inventory.CureHuman, inventory.CureHardware:
+			case inventory.RemedyReboot, inventory.RemedyHuman, inventory.RemedyHardware:
 				if err := s.Clear(withoutLog(s.t.Context()), uuid); err != nil {
 					s.t.Fatal(err)
 				}

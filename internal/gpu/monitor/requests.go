@@ -316,9 +316,9 @@ func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 // Proven folds in the result of a CUDA check of the GPU or MIG device with a UUID: why CUDA does
 // not work and the remedy, or an empty reason. It fails if the monitor does not respond before ctx
 // ends.
-func (m *Monitor) Proven(ctx context.Context, uuid, why string, cure inventory.Cure) error {
+func (m *Monitor) Proven(ctx context.Context, uuid, why string, remedy inventory.Remedy) error {
 	return m.do(ctx, func(l *loop) {
-		l.state.foldProof(uuid, why, cure, time.Now())
+		l.state.foldProof(uuid, why, remedy, time.Now())
 		l.publish(ctx)
 	})
 }

@@ -107,11 +107,11 @@ func allHealthy(n int) func(inventory.Snapshot) bool {
 	}
 }
 
-func TestSimulatedFaultsStrikeAndAreCured(t *testing.T) {
+func TestSimulatedFaultsAndTheirRepair(t *testing.T) {
 	tests := map[string]struct {
 		faults []simulator.Fault
 		struck func(inventory.Snapshot) bool
-		cure   []simulator.Fault
+		remedy []simulator.Fault
 	}{
 		"XID 48": {[]simulator.Fault{{Kind: simulator.KindXID, GPU: "3", XID: 48}}, state(3, unhealthy), nil},
 		"XID 46, unbound and bound": {
@@ -160,14 +160,14 @@ func TestSimulatedFaultsStrikeAndAreCured(t *testing.T) {
 					s.inject(f)
 				}
 				s.until("struck", tt.struck)
-				// The reading that goes with it: on a GPU that is cured before anybody has read it nobody could
-				// see the cure.
+				// The reading that goes with it: on a GPU that is repaired before anybody has read it nobody
+				// could see the repair.
 				_, _ = s.Look(t.Context())
 				pass(time.Second) // a reset in the moment of the fault would be one that came before it
-				if tt.cure == nil {
-					tt.cure = []simulator.Fault{{Kind: simulator.KindRestore}}
+				if tt.remedy == nil {
+					tt.remedy = []simulator.Fault{{Kind: simulator.KindRestore}}
 				}
-				for _, f := range tt.cure {
+				for _, f := range tt.remedy {
 					s.inject(f)
 				}
 				s.until("all good again", allHealthy(8))

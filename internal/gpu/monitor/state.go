@@ -271,9 +271,9 @@ func (t *nodeState) clear(uuid string, now time.Time) bool {
 }
 
 // foldProof folds in the result of a CUDA check of a device: the reason of the failure, or empty.
-func (t *nodeState) foldProof(uuid, why string, cure inventory.Cure, now time.Time) {
+func (t *nodeState) foldProof(uuid, why string, remedy inventory.Remedy, now time.Time) {
 	for key, g := range t.gpus {
-		if next, ok := t.policy.FoldProof(g, uuid, why, cure, now); ok {
+		if next, ok := t.policy.FoldProof(g, uuid, why, remedy, now); ok {
 			t.gpus[key] = next
 			return
 		}
@@ -404,7 +404,7 @@ func (t *nodeState) verdict(gpu string, d health.Device) inventory.Health {
 		return verdict
 	}
 	return inventory.Worst(verdict, inventory.Health{
-		State: inventory.Unknown, Reason: t.stale, Cure: inventory.CureHuman, Since: t.withheldSince,
+		State: inventory.Unknown, Reason: t.stale, Remedy: inventory.RemedyHuman, Since: t.withheldSince,
 	})
 }
 

@@ -215,7 +215,7 @@ func (d *daemon) offer(n int, unhealthy ...int) { d.offerUnder(1, n, unhealthy..
 func (d *daemon) offerUnder(epoch uint64, n int, unhealthy ...int) {
 	all := gpus(n)
 	for _, i := range unhealthy {
-		all[i].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48", Cure: inventory.CureReset}
+		all[i].Health = inventory.Health{State: inventory.Unhealthy, Reason: "XID 48", Remedy: inventory.RemedyReset}
 	}
 	d.Apply(resource.New(inventory.Snapshot{GPUs: all}, resource.Options{}), asEnvironment, epoch)
 }

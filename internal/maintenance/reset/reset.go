@@ -385,7 +385,7 @@ func selected(s inventory.Snapshot, names []string) ([]inventory.GPU, error) {
 		switch {
 		case i < 0:
 			return nil, fmt.Errorf("--gpu: no GPU has the index or UUID %q; status lists them", name)
-		case s.GPUs[i].Health.Cure == inventory.CureReboot:
+		case s.GPUs[i].Health.Remedy == inventory.RemedyReboot:
 			return nil, fmt.Errorf("GPU %s needs a restart of its node, which a reset does not replace; nothing was tried. "+
 				"GPU %[1]s is %s: %s", name, s.GPUs[i].Health.State, cmp.Or(s.GPUs[i].Health.Reason, "no reason is known"))
 		case s.GPUs[i].BDF == "":

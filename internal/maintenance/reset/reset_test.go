@@ -330,7 +330,7 @@ func TestGPUThatNeedsARestartOfTheNode(t *testing.T) {
 		s := r.snapshots.Value()
 		s.GPUs = slices.Clone(s.GPUs)
 		s.GPUs[1].Health = inventory.Health{State: inventory.Lost, Reason: "XID 79 (GPU fell off the bus): restart the node",
-			Cure: inventory.CureReboot}
+			Remedy: inventory.RemedyReboot}
 		r.snapshots.Publish(s)
 		err := <-r.begin(t.Context(), time.Hour, "0", "1")
 		want := "GPU 1 needs a restart of its node, which a reset does not replace; nothing was tried. " +

@@ -23,7 +23,7 @@ func taints(h inventory.Health) []Taint {
 	if h.Allocatable() {
 		return nil
 	}
-	t := Taint{Key: TaintUnhealthy, Value: strings.ReplaceAll(string(h.Cure), "+", "-"), Effect: "NoSchedule"}
+	t := Taint{Key: TaintUnhealthy, Value: strings.ReplaceAll(string(h.Remedy), "+", "-"), Effect: "NoSchedule"}
 	switch {
 	case h.State == inventory.Lost:
 		t.Key, t.Value = TaintLost, ""

@@ -133,8 +133,8 @@ func TestHealthIsOneWrite(t *testing.T) {
 		}
 		for i, g := range good.GPUs {
 			for _, h := range []inventory.Health{
-				{State: inventory.Unhealthy, XID: 79, Cure: inventory.CureReset, Since: since},
-				{State: inventory.Lost, Cure: inventory.CureReconnect, Since: since},
+				{State: inventory.Unhealthy, XID: 79, Remedy: inventory.RemedyReset, Since: since},
+				{State: inventory.Lost, Remedy: inventory.RemedyReconnect, Since: since},
 				{State: inventory.Unknown},
 			} {
 				if g.MIG != inventory.MIGEnabled || len(g.MIGDevices) > 0 {
@@ -190,11 +190,11 @@ func TestTaints(t *testing.T) {
 		{inventory.Health{State: inventory.Suspect, XID: 31}, ""},
 		{inventory.Health{State: inventory.Unknown, Grace: true}, ""},
 		{inventory.Health{State: inventory.Unknown}, `{"key":"gpu.nvidia.com/unmonitored","effect":"NoSchedule"}`},
-		{inventory.Health{State: inventory.Lost, XID: 79, Cure: inventory.CureReconnect},
+		{inventory.Health{State: inventory.Lost, XID: 79, Remedy: inventory.RemedyReconnect},
 			`{"key":"gpu.nvidia.com/gpu-lost","effect":"NoSchedule"}`},
 		{inventory.Health{State: inventory.Unhealthy, XID: 48, Since: since},
 			`{"key":"gpu.nvidia.com/xid","value":"48","effect":"NoSchedule","timeAdded":"2026-11-01T11:00:00Z"}`},
-		{inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureDrain},
+		{inventory.Health{State: inventory.Unhealthy, Remedy: inventory.RemedyDrain},
 			`{"key":"gpu.nvidia.com/unhealthy","value":"drain-reset","effect":"NoSchedule"}`},
 		{inventory.Health{State: inventory.Unhealthy}, `{"key":"gpu.nvidia.com/unhealthy","effect":"NoSchedule"}`},
 	} {

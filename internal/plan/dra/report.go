@@ -53,7 +53,8 @@ func HealthOf(p Pool, s inventory.Snapshot, problems map[string]string) []Device
 				health = inventory.Worst(g.Fitness(), instanceAt(g, d.Partition.Placement).Health)
 			}
 			if !found {
-				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more", Cure: inventory.CureReconnect}
+				health = inventory.Health{State: inventory.Lost, Reason: "it is not there any more",
+					Remedy: inventory.RemedyReconnect}
 			}
 			if problem := problems[d.Name]; problem != "" && health.Allocatable() {
 				health = inventory.Health{State: inventory.Unhealthy, Reason: problem}

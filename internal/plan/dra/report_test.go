@@ -27,9 +27,9 @@ func TestHealthOf(t *testing.T) {
 		"unknown": {inventory.Health{State: inventory.Unknown, Reason: "no answer"}, dra.VerdictUnknown, "no answer"},
 		"unhealthy": {
 			inventory.Health{State: inventory.Unhealthy, Reason: "XID 79",
-				Cure: inventory.CureReboot}, dra.VerdictUnhealthy, "XID 79; remedy: reboot",
+				Remedy: inventory.RemedyReboot}, dra.VerdictUnhealthy, "XID 79; remedy: reboot",
 		},
-		"no reason": {inventory.Health{State: inventory.Unhealthy, Cure: inventory.CureReset}, dra.VerdictUnhealthy,
+		"no reason": {inventory.Health{State: inventory.Unhealthy, Remedy: inventory.RemedyReset}, dra.VerdictUnhealthy,
 			"remedy: reset"},
 		"lost":      {inventory.Health{State: inventory.Lost, Reason: "it fell off"}, dra.VerdictUnhealthy, "it fell off"},
 		"not UTF-8": {inventory.Health{State: inventory.Lost, Reason: "driver \xe4"}, dra.VerdictUnhealthy, "driver \uFFFD"},

@@ -169,8 +169,8 @@ func TestFieldsOfDevices(t *testing.T) {
 func TestHealthOfGPUsAndMIGDevices(t *testing.T) {
 	t.Parallel()
 	xid := inventory.Health{State: inventory.Unhealthy, Reason: "XID 48: double-bit memory error",
-		Cure: inventory.CureReset}
-	lost := inventory.Health{State: inventory.Lost, Reason: "it fell off the bus", Cure: inventory.CureReboot}
+		Remedy: inventory.RemedyReset}
+	lost := inventory.Health{State: inventory.Lost, Reason: "it fell off the bus", Remedy: inventory.RemedyReboot}
 	a, b, c, d := gpu(0, "1g.10gb", "1g.10gb"), gpu(1, "1g.10gb"), gpu(2), gpu(3)
 	a.MIGDevices[1].Health = xid
 	b.Health, b.MIGDevices[0].Health = lost, xid

@@ -408,7 +408,7 @@ func fabricManager(f *NodeFacts, r *findings) {
 	registered := 0
 	for _, g := range f.Daemon.Value.Status.GPUs {
 		switch {
-		case g.Cure == string(inventory.CureFabric):
+		case g.Remedy == string(inventory.RemedyFabric):
 			waiting = append(waiting, g.Index)
 		case g.Signals != nil && g.Signals.Fabric == inventory.FabricCompleted.String():
 			registered++

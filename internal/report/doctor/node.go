@@ -78,15 +78,15 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path,
 				"mv "+s.Path+" /root/   # if nothing needs it")
 		case len(s.Absent) > 0:
-			remedy := "nvidia-ctk cdi generate --output=" + s.Path
+			commands := "nvidia-ctk cdi generate --output=" + s.Path
 			if own {
-				remedy = "kubectl -n kube-system rollout restart ds/gpu-device-plugin   # writes the spec again"
+				commands = "kubectl -n kube-system rollout restart ds/gpu-device-plugin   # writes the spec again"
 			} else if !strings.HasPrefix(s.Kind, "nvidia.com/") {
-				remedy = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program must write the spec again"
+				commands = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program must write the spec again"
 			}
 			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: of its %s, %d cannot be found",
 				s.Kind, status.Count(s.Named, "file"), len(s.Absent)),
-				[]string{s.Path, s.Absent[0] + " does not exist"}, remedy)
+				[]string{s.Path, s.Absent[0] + " does not exist"}, commands)
 		}
 		for _, d := range s.Devices {
 			inFiles[s.Kind+"="+d] = append(inFiles[s.Kind+"="+d], s.Path)
@@ -206,17 +206,17 @@ func podResources(f *NodeFacts, r *findings) {
 // resetCommand resets the GPU with the index %s.
 const resetCommand = "gpu-device-plugin reset --gpu %s"
 
-// cures are the commands that repair a fault, by the daemon's name of the remedy. %s is the GPU's
+// remedyCommands are the commands for each remedy. %s is the GPU's
 // index.
-var cures = map[inventory.Cure][]string{
-	inventory.CureReset: {resetCommand},
-	inventory.CureDrain: {resetCommand},
-	inventory.CureDrainP2P: {"kubectl gpu list NODE   # delete the pods that use GPU %s together with other GPUs; " +
+var remedyCommands = map[inventory.Remedy][]string{
+	inventory.RemedyReset: {resetCommand},
+	inventory.RemedyDrain: {resetCommand},
+	inventory.RemedyDrainP2P: {"kubectl gpu list NODE   # delete the pods that use GPU %s together with other GPUs; " +
 		"no reset is needed"},
-	inventory.CureReboot:    {"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot"},
-	inventory.CureFabric:    {"systemctl restart nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"},
-	inventory.CureIMEX:      {"systemctl restart nvidia-imex", "nvidia-imex-ctl -N"},
-	inventory.CureReconnect: {"lspci -d 10de:", kernelMessages},
+	inventory.RemedyReboot:    {"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot"},
+	inventory.RemedyFabric:    {"systemctl restart nvidia-fabricmanager", "journalctl -u nvidia-fabricmanager -n 50"},
+	inventory.RemedyIMEX:      {"systemctl restart nvidia-imex", "nvidia-imex-ctl -N"},
+	inventory.RemedyReconnect: {"lspci -d 10de:", kernelMessages},
 }
 
 // withoutNodes are the remedies for a daemon whose container lacks device nodes of GPUs.
@@ -228,30 +228,30 @@ var withoutNodes = []string{
 // unhealthyDevices finds the GPUs and MIG devices that are not Healthy. Devices with the same cause
 // and remedy share a finding.
 func unhealthyDevices(s status.Status, r *findings) {
-	type cause struct{ state, reason, cure, remedy string }
+	type cause struct{ state, reason, remedy, commands string }
 	var causes []cause
 	devices := map[cause][]status.Device{}
-	remedies := map[cause][]string{}
+	commandsFor := map[cause][]string{}
 	for _, g := range s.GPUs {
 		if g.State == inventory.Healthy.String() {
 			continue
 		}
-		var remedy []string
-		for _, command := range cures[inventory.Cure(g.Cure)] {
-			remedy = append(remedy, strings.ReplaceAll(command, "%s", g.Index))
+		var commands []string
+		for _, command := range remedyCommands[inventory.Remedy(g.Remedy)] {
+			commands = append(commands, strings.ReplaceAll(command, "%s", g.Index))
 		}
 		switch {
 		case slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }):
-			remedy = []string{"gpu-device-plugin status   # shows whether the call has returned; until then, the GPU " +
+			commands = []string{"gpu-device-plugin status   # shows whether the call has returned; until then, the GPU " +
 				"cannot be reset"}
 		case strings.Contains(g.Reason, inventory.LacksDeviceNodes):
-			remedy = withoutNodes
-		case remedy == nil:
-			remedy = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # after the repair"}
+			commands = withoutNodes
+		case commands == nil:
+			commands = []string{"gpu-device-plugin health clear --gpu " + g.UUID + "   # after the repair"}
 		}
-		c := cause{g.State, g.Reason, g.Cure, strings.Join(remedy, "\n")}
+		c := cause{g.State, g.Reason, g.Remedy, strings.Join(commands, "\n")}
 		if devices[c] == nil {
-			causes, remedies[c] = append(causes, c), remedy
+			causes, commandsFor[c] = append(causes, c), commands
 		}
 		devices[c] = append(devices[c], g)
 	}
@@ -265,7 +265,7 @@ func unhealthyDevices(s status.Status, r *findings) {
 			are = " are "
 		}
 		r.fail(status.GPUList(indices)+are+c.state+": "+cmp.Or(c.reason, "none"),
-			append(evidence, "remedy: "+cmp.Or(c.cure, "none")), remedies[c]...)
+			append(evidence, "remedy: "+cmp.Or(c.remedy, "none")), commandsFor[c]...)
 	}
 }
 

@@ -37,8 +37,8 @@ type Condition struct {
 	// Status is True, False or Unknown.
 	Status string
 	Reason Reason
-	// Message names each device that is not healthy: its UUID, its state, the XID or source, the cure.
-	// At most 1024 bytes.
+	// Message names each device that is not healthy: its UUID, its state, the XID or source, the
+	// remedy. At most 1024 bytes.
 	Message string
 }
 
@@ -85,7 +85,7 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return d.Index == fmt.Sprint(r.Index) && isBad(d) })
 		if !known {
 			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, remedy: %s", r.Index,
-				inventory.CureReconnect))
+				inventory.RemedyReconnect))
 		}
 	}
 	slices.Sort(entries)

@@ -62,8 +62,8 @@ func TestJudge(t *testing.T) {
 		},
 		"of two faults, the one of the verdict": {
 			with(node(gpu(0, "Unhealthy hang reset")), func(s *status.Status) {
-				s.GPUs[0].Faults = append([]status.Fault{{Source: "contact", Cure: "human"},
-					{Source: "xid", XID: 48, Cure: "reset"}}, s.GPUs[0].Faults...)
+				s.GPUs[0].Faults = append([]status.Fault{{Source: "contact", Remedy: "human"},
+					{Source: "xid", XID: 48, Remedy: "reset"}}, s.GPUs[0].Faults...)
 			}), false, "False GPUUnhealthy GPU-0 Unhealthy: hang, remedy: reset",
 		},
 		"no verdict yet": {node(whole, gpu(1, "Unknown contact reset")), false,

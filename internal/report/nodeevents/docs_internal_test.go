@@ -79,8 +79,8 @@ func TestListThatJustFits(t *testing.T) {
 // What a message says of a device can be read back.
 func TestEntries(t *testing.T) {
 	for _, v := range []verdict{
-		{state: unhealthy, xid: 79, cure: "reboot"}, {state: lost, source: "reset-required",
-			cure: "drain+reset"}, {state: unhealthy, source: "hang"},
+		{state: unhealthy, xid: 79, remedy: "reboot"}, {state: lost, source: "reset-required",
+			remedy: "drain+reset"}, {state: unhealthy, source: "hang"},
 	} {
 		for _, id := range []string{"GPU-5f1f", "MIG-GPU-aaaa-bbbb/1/0"} {
 			uuid, got, ok := parseEntry(v.entry(id))

@@ -186,7 +186,7 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 		}
 		switch now := verdictOf(d); {
 		case isBad(d):
-			c.Reason, c.XID, c.Cause = now.reason(before), now.xid, now.source+","+now.cure
+			c.Reason, c.XID, c.Cause = now.reason(before), now.xid, now.source+","+now.remedy
 			c.Note = fmt.Sprintf("%s is %s: %s", name(d), d.State, because(d))
 			c.alike = fmt.Sprint(c.Reason, now)
 			c.told = func() { h.bad[d.UUID] = now }
@@ -195,7 +195,7 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 				continue
 			}
 		case d.State == healthy && told:
-			c.Reason, c.XID, c.Cause = GPURecovered, before.xid, before.source+","+before.cure
+			c.Reason, c.XID, c.Cause = GPURecovered, before.xid, before.source+","+before.remedy
 			c.Note = fmt.Sprintf("%s is Healthy again; it was %s (%s)", name(d), before.state, before.what())
 			c.alike = fmt.Sprint(c.Reason, before)
 			c.told = func() { delete(h.bad, d.UUID) }

@@ -25,11 +25,11 @@ func gpu(index int, state string) status.Device {
 	if len(words) == 1 {
 		return d
 	}
-	f := status.Fault{Source: words[1], Cure: words[len(words)-1]}
+	f := status.Fault{Source: words[1], Remedy: words[len(words)-1]}
 	if f.Source == "xid" {
 		_, _ = fmt.Sscan(words[2], &f.XID)
 	}
-	d.Faults, d.XID, d.Cure, d.Reason = []status.Fault{f}, f.XID, f.Cure, "found by "+strings.Join(words[1:], " ")
+	d.Faults, d.XID, d.Remedy, d.Reason = []status.Fault{f}, f.XID, f.Remedy, "found by "+strings.Join(words[1:], " ")
 	return d
 }
 
@@ -98,7 +98,7 @@ func TestTransitions(t *testing.T) {
 			node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Lost lost reconnect")),
 			[]string{"GPULost GPU-0"}, []string{"GPUUnhealthy GPU-0"},
 		},
-		"Lost, another cure": {
+		"Lost, another remedy": {
 			node(gpu(0, "Lost lost reconnect")), node(gpu(0, "Lost lost reboot")), []string{"GPULost GPU-0"},
 			[]string{"GPULost GPU-0"},
 		},
@@ -106,14 +106,14 @@ func TestTransitions(t *testing.T) {
 			node(gpu(0, "Unhealthy xid 48 reset")), node(gpu(0, "Unhealthy xid 79 reboot")),
 			[]string{"GPUXid GPU-0 XID 79"}, []string{"GPUXid GPU-0 XID 48"},
 		},
-		"another cure": {
+		"another remedy": {
 			node(gpu(0, "Unhealthy recovery-action reset")), node(gpu(0, "Unhealthy recovery-action reboot")),
 			[]string{"GPUUnhealthy GPU-0"}, []string{"GPUUnhealthy GPU-0"},
 		},
 		"an XID, then another source": {
 			node(gpu(0, "Unhealthy xid 79 reboot")), node(gpu(0, "Unhealthy hang reboot")), nil, []string{"GPUXid GPU-0 XID 79"},
 		},
-		"another source, the same cure": {
+		"another source, the same remedy": {
 			node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Unhealthy contact reset")), nil, nil,
 		},
 		"an XID that changes no verdict": {

@@ -49,11 +49,11 @@ type Row struct {
 
 // Rows is the table of Events. docs/reference.md is written from it.
 var Rows = []Row{
-	{GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its cure became another one"},
+	{GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its remedy changed"},
 	{GPULost, warning, "StopAllocating", true, "A GPU became Lost: it is counted by the driver and cannot be reached"},
 	{
 		GPUNeedsOperator, warning, "StopAllocating", true,
-		"The cure of a GPU or MIG device became `human` or `hardware`: no reset or restart ends the fault",
+		"The remedy for a GPU or MIG device became `human` or `hardware`: no reset or restart ends the fault",
 	},
 	{
 		GPUXid, warning, "UpdateCure", true, "An XID changed the verdict on a device that was not healthy before. " +

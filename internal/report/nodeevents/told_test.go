@@ -39,7 +39,7 @@ func TestLastCause(t *testing.T) {
 func TestFirstCause(t *testing.T) {
 	var h nodeevents.History
 	d := gpu(0, "Unhealthy hang reset")
-	d.Faults = append(d.Faults, status.Fault{Source: "contact", Cure: "reset"})
+	d.Faults = append(d.Faults, status.Fault{Source: "contact", Remedy: "reset"})
 	if got := h.Next(node(d), start, plenty).Events; len(got) != 1 || got[0].Cause != "hang,reset" {
 		t.Errorf("%+v", got)
 	}

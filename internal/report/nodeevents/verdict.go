@@ -22,16 +22,16 @@ var (
 // removed is the state of a GPU that is no longer there.
 const removed = "Removed"
 
-// A verdict is the state, the source and the cure of a device that is not healthy.
+// A verdict is the state, the source and the remedy of a device that is not healthy.
 type verdict struct {
-	state, source, cure string
-	xid                 uint64
+	state, source, remedy string
+	xid                   uint64
 }
 
 func verdictOf(d status.Device) verdict {
-	v := verdict{state: d.State, cure: d.Cure, xid: d.XID}
+	v := verdict{state: d.State, remedy: d.Remedy, xid: d.XID}
 	for _, f := range d.Faults {
-		if f.XID == d.XID && f.Cure == d.Cure {
+		if f.XID == d.XID && f.Remedy == d.Remedy {
 			v.source = f.Source
 			break
 		}
@@ -52,7 +52,7 @@ func (v verdict) what() string {
 
 // needsOperator reports whether nothing but a person ends the fault.
 func (v verdict) needsOperator() bool {
-	return v.cure == string(inventory.CureHuman) || v.cure == string(inventory.CureHardware)
+	return v.remedy == string(inventory.RemedyHuman) || v.remedy == string(inventory.RemedyHardware)
 }
 
 // reason returns why an Event is written of a device that is not healthy, and what was said of it
@@ -67,9 +67,9 @@ func (v verdict) reason(before verdict) Reason {
 		return GPUUnhealthy
 	case v.xid != 0 && v.xid != before.xid:
 		return GPUXid
-	case v.cure != before.cure && v.state == lost:
+	case v.remedy != before.remedy && v.state == lost:
 		return GPULost
-	case v.cure != before.cure:
+	case v.remedy != before.remedy:
 		return GPUUnhealthy
 	}
 	return ""
@@ -78,8 +78,8 @@ func (v verdict) reason(before verdict) Reason {
 // entry is what a condition's message says of a device; it has no times and no counts. parseEntry
 // is the way back.
 func (v verdict) entry(uuid string) string {
-	cure := cmp.Or(v.cure, "none")
-	return fmt.Sprintf("%s %s: %s, remedy: %s", uuid, v.state, v.what(), cure)
+	remedy := cmp.Or(v.remedy, "none")
+	return fmt.Sprintf("%s %s: %s, remedy: %s", uuid, v.state, v.what(), remedy)
 }
 
 var entryPattern = regexp.MustCompile(`^(\S+) (Unhealthy|Lost): (?:XID (\d+)|(\S+)), remedy: (\S+)$`)
@@ -89,10 +89,10 @@ func parseEntry(text string) (uuid string, v verdict, ok bool) {
 	if m == nil {
 		return "", verdict{}, false
 	}
-	v = verdict{state: m[2], source: m[4], cure: m[5]}
+	v = verdict{state: m[2], source: m[4], remedy: m[5]}
 	v.xid, _ = strconv.ParseUint(m[3], 10, 64) // 0 without one
-	if v.cure == "none" {
-		v.cure = ""
+	if v.remedy == "none" {
+		v.remedy = ""
 	}
 	return m[1], v, true
 }
@@ -123,10 +123,10 @@ func name(d status.Device) string {
 	return fmt.Sprintf("GPU %s (%s)", d.Index, d.UUID)
 }
 
-// because returns the device's reason, with the cure's short name.
+// because returns the device's reason, with the remedy's short name.
 func because(d status.Device) string {
-	h := inventory.Health{Reason: cmp.Or(d.Reason, verdictOf(d).what()), Cure: inventory.Cure(d.Cure)}
-	if strings.Contains(h.Reason, "cure:") {
+	h := inventory.Health{Reason: cmp.Or(d.Reason, verdictOf(d).what()), Remedy: inventory.Remedy(d.Remedy)}
+	if strings.Contains(h.Reason, "remedy:") {
 		return h.Reason
 	}
 	return h.Why()

@@ -433,27 +433,27 @@ var daemonRows = []row{
 	},
 	{
 		name: "needs a reset", status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
 		},
 		check: "daemon", severity: doctor.Error, says: "GPU 0 is Unhealthy: XID 62", remedy: "gpu-device-plugin reset --gpu 0   # needs hostDev: true in the chart",
 	},
 	{
 		name: "can be reset while calls about no GPU and another one hang", status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
 			s.Calls = []status.Call{{Function: "nvmlEventSetWait"}, {GPU: new(7), Function: "nvmlDeviceGetUUID"}}
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "gpu-device-plugin reset --gpu 0   # needs hostDev: true in the chart", also: justDaemon,
 	},
 	{
 		name: "cannot be reset while a call hangs", status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "it hangs", string(inventory.CureReset)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "it hangs", string(inventory.RemedyReset)
 			s.Calls = []status.Call{{GPU: new(int), Function: "nvmlDeviceGetUUID"}}
 		},
 		check: "daemon", severity: doctor.Error, says: "it hangs", remedy: "shows whether the call has returned", also: justDaemon,
 	},
 	{
 		name: "needs somebody", status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 54", string(inventory.CureHuman)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 54", string(inventory.RemedyHuman)
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 54",
 	},
@@ -498,7 +498,7 @@ var daemonRows = []row{
 	},
 	{
 		name: "peer-to-peer memory is to be released", status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "recovery action", string(inventory.CureDrainP2P)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "recovery action", string(inventory.RemedyDrainP2P)
 		},
 		check: "daemon", severity: doctor.Error, says: "recovery action",
 		remedy: "delete the pods that use GPU 0 together with other GPUs; no reset is needed",
@@ -508,7 +508,7 @@ var daemonRows = []row{
 			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x", MayReset: true}
 		},
 		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "kubectl gpu reset node-1 --gpu 0",
 	},
@@ -517,7 +517,7 @@ var daemonRows = []row{
 			s.Reader = doctor.Reader{Namespace: "gpu", Pod: "daemon-x"}
 		},
 		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 62", string(inventory.CureReset)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 62",
 		remedy: "kubectl gpu reset NODE --gpu 0   # needs hostDev: true in the chart",
@@ -527,7 +527,7 @@ var daemonRows = []row{
 			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
 		},
 		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Unhealthy", "XID 54", string(inventory.CureHuman)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 54", string(inventory.RemedyHuman)
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 54",
 		remedy: "kubectl -n gpu exec daemon-x -- gpu-device-plugin health clear --gpu ",
@@ -537,7 +537,7 @@ var daemonRows = []row{
 			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
 		},
 		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Cure = "Lost", "XID 79", string(inventory.CureReboot)
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Lost", "XID 79", string(inventory.RemedyReboot)
 		},
 		check: "daemon", severity: doctor.Error, says: "XID 79", remedy: "kubectl drain node-1 --ignore-daemonsets",
 	},
@@ -551,7 +551,7 @@ var daemonRows = []row{
 	},
 	{
 		name: "fabric", status: func(s *status.Status) {
-			s.GPUs[0].Cure, s.GPUs[0].Signals.Fabric = string(inventory.CureFabric), "in-progress"
+			s.GPUs[0].Remedy, s.GPUs[0].Signals.Fabric = string(inventory.RemedyFabric), "in-progress"
 		},
 		check: "fabric-manager", severity: doctor.Error, says: "not ready for GPU 0",
 	},

@@ -274,7 +274,7 @@ func inject(t *testing.T, n *simulator.Node, f simulator.Fault) {
 	}
 }
 
-// xid has an XID strike and be cured.
+// xid has an XID strike and be repaired.
 func xid(t *testing.T) func(*simulator.Node) {
 	return func(n *simulator.Node) {
 		time.Sleep(10*time.Second + 1)

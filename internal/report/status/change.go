@@ -23,9 +23,9 @@ type Change struct {
 	// new fact, To for a fact that ended.
 	From string `json:"from,omitempty"`
 	To   string `json:"to,omitempty"`
-	// Reason and Cure belong to To.
+	// Reason and Remedy belong to To.
 	Reason string `json:"reason,omitempty"`
-	Cure   string `json:"cure,omitempty"`
+	Remedy string `json:"cure,omitempty"`
 }
 
 // String returns the change as one line for people.
@@ -53,8 +53,8 @@ func (c Change) String() string {
 	default:
 		text += ": " + c.From + " → " + c.To
 	}
-	if c.Cure != "" {
-		text += " (remedy: " + c.Cure + ")"
+	if c.Remedy != "" {
+		text += " (remedy: " + c.Remedy + ")"
 	}
 	if c.Reason != "" {
 		text += ": " + c.Reason
@@ -104,7 +104,7 @@ func Changes(before, after Status, at time.Time) []Change {
 		is[now.key()] = true
 		old := was[now.key()]
 		now.From = old.To
-		unchanged := old.To == now.To && old.Reason == now.Reason && old.Cure == now.Cure
+		unchanged := old.To == now.To && old.Reason == now.Reason && old.Remedy == now.Remedy
 		if unchanged || now.Kind == kindSummary && old.To == now.To {
 			continue
 		}
@@ -115,7 +115,7 @@ func Changes(before, after Status, at time.Time) []Change {
 		if is[old.key()] || old.Kind == kindEvent {
 			continue
 		}
-		old.Time, old.From, old.To, old.Reason, old.Cure = Moment(at), old.To, "", "", ""
+		old.Time, old.From, old.To, old.Reason, old.Remedy = Moment(at), old.To, "", "", ""
 		changes = append(changes, old)
 	}
 	// The summary is the conclusion from all other changes.
@@ -160,7 +160,7 @@ func facts(s Status) []Change {
 	}
 	for _, g := range s.GPUs {
 		facts = append(facts, Change{Kind: kindDevice, Name: g.Index, Device: g.UUID, To: g.State, Reason: g.Reason,
-			Cure: g.Cure})
+			Remedy: g.Remedy})
 		for _, e := range g.Events {
 			facts = append(facts, Change{Kind: kindEvent, Name: deviceName(g.Index), To: e})
 		}

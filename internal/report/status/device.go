@@ -30,9 +30,9 @@ type Device struct {
 	// State is Unknown, Healthy, Suspect, Unhealthy or Lost. Since is when the state was entered.
 	State string    `json:"state"`
 	Since time.Time `json:"since,omitzero"`
-	// Reason is a sentence without a full stop, empty for a Healthy device. Cure is the remedy.
+	// Reason is a sentence without a full stop, empty for a Healthy device. Remedy is what repairs the device.
 	Reason string `json:"reason,omitempty"`
-	Cure   string `json:"cure,omitempty"`
+	Remedy string `json:"cure,omitempty"`
 	// XID is the driver's error number behind State; 0 if there is none.
 	XID uint64 `json:"xid,omitempty"`
 	// Faults are the open faults of the device itself.
@@ -50,9 +50,9 @@ type Fault struct {
 	Source string `json:"source"`
 	// XID is the driver's error number, where Source is xid.
 	XID uint64 `json:"xid,omitempty"`
-	// Cure is the remedy, and Since when the fault was found.
-	Cure  string    `json:"cure,omitempty"`
-	Since time.Time `json:"since,omitzero"`
+	// Remedy is what repairs the device, and Since when the fault was found.
+	Remedy string    `json:"cure,omitempty"`
+	Since  time.Time `json:"since,omitzero"`
 }
 
 // Devices returns the devices of a Snapshot. Entry i of known belongs to GPU i of the Snapshot.
@@ -79,10 +79,11 @@ func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 func device(index, uuid, model string, h inventory.Health, d health.Device) Device {
 	s := Device{
 		Index: index, UUID: uuid, Model: model,
-		State: h.State.String(), Since: Moment(h.Since), Reason: h.Reason, XID: h.XID, Cure: string(h.Cure),
+		State: h.State.String(), Since: Moment(h.Since), Reason: h.Reason, XID: h.XID, Remedy: string(h.Remedy),
 	}
 	for _, f := range d.Faults {
-		s.Faults = append(s.Faults, Fault{Source: string(f.Source), XID: f.XID, Cure: string(f.Cure), Since: Moment(f.Since)})
+		s.Faults = append(s.Faults, Fault{Source: string(f.Source), XID: f.XID, Remedy: string(f.Remedy),
+			Since: Moment(f.Since)})
 	}
 	for _, c := range d.Counts {
 		what := c.Kind.String()

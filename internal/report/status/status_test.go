@@ -31,8 +31,8 @@ func TestJSON(t *testing.T) {
 		Reexecutions:      1, Kubelets: 2,
 		GPUs: []status.Device{{
 			Index: "0", UUID: "GPU-0", Model: "T4", PCI: "0000:1b:00.0", Minor: &one, State: "Unhealthy", Since: at, Reason: "r",
-			Cure: "reset", XID: 79,
-			Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
+			Remedy: "reset", XID: 79,
+			Faults: []status.Fault{{Source: "xid", XID: 79, Remedy: "reset", Since: at}}, Events: []string{"XID 79 × 1"},
 		}, {Index: "0:1", UUID: "MIG-0", Model: "MIG 1g.5gb", GPU: "GPU-0", Profile: "1g.5gb", State: "Healthy"}},
 		NVSwitches: []string{"n"}, LeftOut: []string{"GPU 1: x"}, Retries: []status.Retry{{Index: 1, Reason: "x",
 			Next: at}}, Unwatched: []string{"GPU 2: x"},
@@ -194,7 +194,7 @@ func TestJSONOfEmptyStatus(t *testing.T) {
 func TestDevices(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 11, 22, 1, 2, 3, 4, time.UTC)
-	lost := inventory.Health{State: inventory.Lost, Reason: "gone", Cure: inventory.CureReboot, XID: 79, Since: at}
+	lost := inventory.Health{State: inventory.Lost, Reason: "gone", Remedy: inventory.RemedyReboot, XID: 79, Since: at}
 	snapshot := inventory.Snapshot{
 		GPUs: []inventory.GPU{
 			{Index: 0, UUID: "GPU-0", Model: "A100", BDF: "0000:1b:00.0", Minor: 4,
@@ -210,13 +210,13 @@ func TestDevices(t *testing.T) {
 	known := []health.GPU{
 		{UUID: "GPU-0", Instances: []health.Instance{
 			{UUID: "MIG-0", Device: health.Device{
-				Faults: []health.Fault{{Source: health.SourceXID, XID: 79, Cure: inventory.CureReboot, Since: at}},
+				Faults: []health.Fault{{Source: health.SourceXID, XID: 79, Remedy: inventory.RemedyReboot, Since: at}},
 				Counts: []health.Count{{Kind: inventory.EventXID, XID: 79, N: 2, Last: at}},
 			}},
 		}},
 		{UUID: "GPU-1"},
 	}
-	sick := status.Device{State: "Lost", Reason: "gone", Cure: "reboot", XID: 79, Since: at.Truncate(time.Second)}
+	sick := status.Device{State: "Lost", Reason: "gone", Remedy: "reboot", XID: 79, Since: at.Truncate(time.Second)}
 	minor := 4
 	want := []status.Device{
 		{Index: "0", UUID: "GPU-0", Model: "A100", PCI: "0000:1b:00.0", Minor: &minor, State: "Healthy"},
@@ -225,7 +225,7 @@ func TestDevices(t *testing.T) {
 	want[1].Index, want[1].UUID, want[1].Model = "0:0", "MIG-0", "MIG 1g.5gb"
 	want[1].Events = []string{"XID 79 × 2, last 2026-11-22T01:02:03Z"}
 	want[1].GPU, want[1].Profile = "GPU-0", "1g.5gb"
-	want[1].Faults = []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at.Truncate(time.Second)}}
+	want[1].Faults = []status.Fault{{Source: "xid", XID: 79, Remedy: "reboot", Since: at.Truncate(time.Second)}}
 	want[2].Index, want[2].UUID, want[2].Model, want[2].Minor = "1", "GPU-1", "A100", &minor
 	want[3].Index, want[3].UUID, want[3].Model = "1:2", "MIG-1", "MIG 1g.5gb"
 	want[3].GPU, want[3].Profile = "GPU-1", "1g.5gb"

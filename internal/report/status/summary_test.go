@@ -150,7 +150,7 @@ func TestChanges(t *testing.T) {
 		"the state": {func(_, s *status.Status) { s.GPUs[0].State = "Lost" },
 			"GPU 0: Healthy → Lost\nsummary: ready → degraded: GPU 0 Lost; a/b: 2 of 2"},
 		"the reason": {func(b, s *status.Status) { b.GPUs[0].State, s.GPUs[0].State, s.GPUs[0].Reason = "Lost", "Lost", lines }, "GPU 0: still Lost: one line each"},
-		"the cure": {func(_, s *status.Status) { s.GPUs[2].Cure = "reset" },
+		"the remedy": {func(_, s *status.Status) { s.GPUs[2].Remedy = "reset" },
 			"MIG device 1:0: still Healthy (remedy: reset)"},
 		"another GPU at an index": {func(_, s *status.Status) { s.GPUs[0].UUID = "GPU-9" },
 			"GPU 0: Healthy\nGPU 0: no longer: Healthy"},

@@ -143,7 +143,7 @@ func sendFaults(out *page, uuid, index string, d status.Device) {
 		if f.XID != 0 {
 			xid = strconv.FormatUint(f.XID, 10)
 		}
-		gpuFault.send(out, 1, uuid, index, mig, f.Source, xid, f.Cure)
+		gpuFault.send(out, 1, uuid, index, mig, f.Source, xid, f.Remedy)
 	}
 }
 

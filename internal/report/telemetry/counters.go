@@ -58,7 +58,7 @@ type gpuCounts struct {
 	index      string
 	gone       time.Time // when the GPU disappeared; zero if it exists
 	xids       map[string]xidCount
-	recoveries map[inventory.Cure]uint64
+	recoveries map[inventory.Remedy]uint64
 }
 
 // xidCount is how often an XID occurred, and when it last did.
@@ -117,11 +117,11 @@ func (c *Counters) SwitchError(bdf string, sxid uint64, fatal bool, at time.Time
 }
 
 // Recovered implements monitor.Metrics.
-func (c *Counters) Recovered(gpu string, cure inventory.Cure) {
+func (c *Counters) Recovered(gpu string, remedy inventory.Remedy) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if g := c.gpu(gpu); g != nil {
-		g.recoveries[cure]++
+		g.recoveries[remedy]++
 	}
 }
 
@@ -129,7 +129,7 @@ func (c *Counters) Recovered(gpu string, cure inventory.Cure) {
 func (c *Counters) gpu(uuid string) *gpuCounts {
 	g := c.gpus[uuid]
 	if g == nil && len(c.gpus) < maxCounted {
-		g = &gpuCounts{xids: map[string]xidCount{}, recoveries: map[inventory.Cure]uint64{}}
+		g = &gpuCounts{xids: map[string]xidCount{}, recoveries: map[inventory.Remedy]uint64{}}
 		for _, xid := range criticalXIDs {
 			g.xids[strconv.FormatUint(xid, 10)] = xidCount{}
 		}
@@ -248,8 +248,8 @@ func (c *Counters) send(out *page, s status.Status) {
 			xidEvents.send(out, float64(x.n), uuid, g.index, code)
 			xidLast.sendTime(out, x.last, uuid, g.index, code)
 		}
-		for cure, n := range ascending(g.recoveries) {
-			recoveries.send(out, float64(n), uuid, g.index, string(cure))
+		for remedy, n := range ascending(g.recoveries) {
+			recoveries.send(out, float64(n), uuid, g.index, string(remedy))
 		}
 	}
 	for name, r := range ascending(c.resources) {

@@ -46,13 +46,13 @@ func full() status.Status {
 			{
 				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at,
 				UnitsMiB: 1024,
-				Faults: []status.Fault{{Source: "xid", XID: 79, Cure: "reboot", Since: at},
-					{Source: "lost", Cure: "reconnect", Since: at}},
+				Faults: []status.Fault{{Source: "xid", XID: 79, Remedy: "reboot", Since: at},
+					{Source: "lost", Remedy: "reconnect", Since: at}},
 			},
 			{Index: "1", UUID: "GPU-b", Model: "H100", PCI: "0000:4c:00.0", Minor: &one, State: "Healthy", Since: at},
 			{
 				Index: "1:0", UUID: "MIG-0", GPU: "GPU-b", Model: "MIG 1g.10gb", Profile: "1g.10gb", State: "Unhealthy",
-				Faults: []status.Fault{{Source: "xid", XID: 94, Cure: "reset", Since: at}},
+				Faults: []status.Fault{{Source: "xid", XID: 94, Remedy: "reset", Since: at}},
 			},
 			{Index: "1:1", UUID: "MIG-1", GPU: "GPU-b", Model: "MIG 1g.10gb", Profile: "1g.10gb", State: "Suspect"},
 		},
@@ -72,7 +72,7 @@ func counted() *Counters {
 	c.XID("GPU-a", 79, at)
 	c.XID("GPU-a", 79, at.Add(time.Second))
 	c.XID("GPU-a", 31, at)
-	c.Recovered("GPU-b", inventory.CureReset)
+	c.Recovered("GPU-b", inventory.RemedyReset)
 	c.Registered("a/b", true)
 	c.Registered("a/c", false)
 	c.StreamEnded("a/b", "kubelet-restarted")

@@ -85,7 +85,7 @@ func TestHostileStatus(t *testing.T) {
 		s.addNode(node, 8, nil)
 	}
 	bad := gpu(0, "Healthy\nb\t9\tmodel\tUnhealthy")
-	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Cure = "0\t\x1b[2J", "yes: \u202e'\\u202e\"", strings.Repeat("漢",
+	bad.Index, bad.Model, bad.UUID, bad.Reason, bad.Remedy = "0\t\x1b[2J", "yes: \u202e'\\u202e\"", strings.Repeat("漢",
 		1<<20), strings.Repeat("x", 1<<20), "\u009b\u2028\ufeff\ufffe\uffffa\u2066\n\u061c # b"
 	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{bad},
 		Holders: []status.Holder{{Device: bad.UUID, Pod: "p\nb\t8"}}}))
@@ -105,8 +105,8 @@ func TestHostileStatus(t *testing.T) {
 			t.Fatalf("%s: %v, %.300s", format, err, told)
 		}
 		if got := all.GPUs[0]; got.State != bad.State || got.Model != strings.ReplaceAll(bad.Model, " ", "-") || got.Reason != bad.Reason ||
-			got.Cure != bad.Cure {
-			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Cure,
+			got.Remedy != bad.Remedy {
+			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Remedy,
 				len(got.Reason))
 		}
 		out += told

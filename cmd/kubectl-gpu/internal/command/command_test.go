@@ -233,7 +233,7 @@ func TestList(t *testing.T) {
 	s := newStage(t)
 	s.addNode("a", 8, nil)
 	ill := gpu(1, "Unhealthy")
-	ill.Reason, ill.Cure = "XID 79", "reboot"
+	ill.Reason, ill.Remedy = "XID 79", "reboot"
 	part := status.Device{Index: "1:0", UUID: "MIG-0", Model: "MIG 1g.10gb", GPU: "GPU-1", State: "Healthy"}
 	s.addDaemon("daemon-a", "a", answering(status.Status{Version: "v1",
 		GPUs: []status.Device{gpu(0, "Healthy"), ill, part}, Holders: []status.Holder{

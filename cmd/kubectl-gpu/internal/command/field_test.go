@@ -152,7 +152,7 @@ func TestFieldWhy(t *testing.T) {
 	const sandbox = `Failed to create pod sandbox: rpc error: code = Unknown desc = failed to get sandbox runtime: no runtime for "nvidia" is configured`
 	ill := holding()
 	for i := range ill.GPUs {
-		ill.GPUs[i].State, ill.GPUs[i].Reason, ill.GPUs[i].Cure = "Unhealthy", "the fabric manager does not run", "human"
+		ill.GPUs[i].State, ill.GPUs[i].Reason, ill.GPUs[i].Remedy = "Unhealthy", "the fabric manager does not run", "human"
 	}
 	departs := holding()
 	departs.Resources = []status.Resource{{Name: "nvidia.com/gpu", Devices: 16, Healthy: 8}}

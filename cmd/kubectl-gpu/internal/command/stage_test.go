@@ -246,7 +246,7 @@ func (s *stage) addCrashing(runs bool) {
 // fallen returns a GPU that fell off the bus, with the daemon's reason.
 func fallen(index int) status.Device {
 	d := gpu(index, "Lost")
-	d.Reason, d.Cure = "XID 79 (GPU fell off the bus): restart the node", "reboot"
+	d.Reason, d.Remedy = "XID 79 (GPU fell off the bus): restart the node", "reboot"
 	return d
 }
 

@@ -68,7 +68,7 @@ func TestWhyOfResources(t *testing.T) {
 		"lost": {func(s *stage) {
 			s.addNode("a", 7, nil)
 			d := gpu(3, "Lost")
-			d.Reason, d.Cure = "XID 79", "reboot"
+			d.Reason, d.Remedy = "XID 79", "reboot"
 			s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{d}}))
 			s.addPod("p", "a", 1, corev1.PodRunning)
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p"},

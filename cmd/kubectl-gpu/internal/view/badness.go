@@ -69,8 +69,8 @@ func SortGPUs(gpus []GPU) {
 // Remedy returns what makes the GPU usable again, in words where the name of the remedy does not
 // say what to do; empty if it needs none.
 func (g GPU) Remedy() string {
-	if g.Cure == string(inventory.CureHuman) {
+	if g.Remedy == string(inventory.RemedyHuman) {
 		return "manual (needs an operator)"
 	}
-	return g.Cure
+	return g.Remedy
 }

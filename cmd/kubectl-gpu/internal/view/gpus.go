@@ -29,7 +29,7 @@ type GPU struct {
 	State  string    `json:"state"`
 	Since  time.Time `json:"since,omitzero"`
 	Reason string    `json:"reason,omitempty"`
-	Cure   string    `json:"cure,omitempty"`
+	Remedy string    `json:"cure,omitempty"`
 	// Source is the source of the row, and its time.
 	Source Source `json:"source,omitzero"`
 	// Holders are the containers that hold the device; HoldersKnown says that no other container does.
@@ -148,7 +148,7 @@ func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
 func answerRow(node string, d status.Device, s status.Status, known []Holder) GPU {
 	row := GPU{
 		Node: node, Index: d.Index, UUID: d.UUID, Model: d.Model, State: d.State, Since: d.Since, Reason: d.Reason,
-		Cure:         d.Cure,
+		Remedy:       d.Remedy,
 		HoldersKnown: s.Holders != nil && s.HoldersError == "", Source: Source{From: fromDaemon, At: s.Looked},
 	}
 	if s.Stale != "" && row.Reason == "" {

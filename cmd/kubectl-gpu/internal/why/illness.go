@@ -25,13 +25,13 @@ func stateText(d status.Device) string {
 	if d.Reason != "" {
 		text += ": " + strings.TrimSuffix(d.Reason, ".")
 	}
-	switch d.Cure {
+	switch d.Remedy {
 	case "":
 		return text
-	case string(inventory.CureHuman):
+	case string(inventory.RemedyHuman):
 		return text + "; remedy: manual (needs an operator)"
 	}
-	return text + "; remedy: " + d.Cure
+	return text + "; remedy: " + d.Remedy
 }
 
 // notAllocatable says which devices of a resource the daemon does not offer, and why; empty if

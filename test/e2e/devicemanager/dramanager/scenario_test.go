@@ -289,7 +289,7 @@ var scenarios = []scenario{
 			})
 		}
 		for range 3 {
-			n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Cure: inventory.CureReset})
+			n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Remedy: inventory.RemedyReset})
 			n.awaitHealth(watched, "Unhealthy XID 79; remedy: reset")
 			n.setHealth(inventory.Health{State: inventory.Healthy})
 			n.awaitHealth(watched, "Healthy")

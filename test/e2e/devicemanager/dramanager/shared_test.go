@@ -63,7 +63,7 @@ func (n *node) reflectsHealth(devices ...string) {
 	n.runs(beside)
 	await("Healthy")
 	n.setHealth(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79: GPU has fallen off the bus", XID: 79,
-		Cure: inventory.CureReboot})
+		Remedy: inventory.RemedyReboot})
 	await("Unhealthy XID 79: GPU has fallen off the bus; remedy: reboot")
 	n.awaitHealth(beside, "Healthy")
 	n.setHealth(inventory.Health{State: inventory.Unknown, Reason: "the driver does not answer"})

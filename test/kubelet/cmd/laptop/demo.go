@@ -35,7 +35,7 @@ func demo(ctx context.Context, s node.Setup) error {
 			{"the daemon starts and registers", told.register},
 			{"a pod gets two GPUs", told.allocate},
 			{"one of them reports XID 48", told.fault},
-			{"it is reset, and cured", told.cure},
+			{"it is reset and recovers", told.repair},
 			{"kubelet restarts", told.restart},
 			{"the pod's other GPU is unplugged", told.unplug},
 			{"the pod ends, and the GPU is dropped", told.drop},
@@ -120,7 +120,7 @@ func (s *story) fault(ctx context.Context) (string, error) {
 	return s.counts() + ", and the pod's allocatedResourcesStatus is Unhealthy", nil
 }
 
-func (s *story) cure(ctx context.Context) (string, error) {
+func (s *story) repair(ctx context.Context) (string, error) {
 	if err := s.Do(ctx, "simulate", "restore", "--gpu", s.held[0]); err != nil {
 		return "", err
 	}
