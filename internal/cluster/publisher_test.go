@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
@@ -142,11 +143,11 @@ func (p *publisher) untilProblem(text string) {
 	})
 }
 
-// arbitrate decides the owners of the GPUs until the test ends. No claim is prepared. users is nil
-// where there is no kubelet.
-func (p *publisher) arbitrate(users handover.Users) {
+// arbitrate decides the owners of the GPUs until the test ends. No claim is prepared. holders is
+// nil without a kubelet.
+func (p *publisher) arbitrate(holders kubelet.Holders) {
 	arbiter := handover.New(handover.Options{
-		Devices: p.devices, Users: users, Offered: p.owners, Records: feed.New(map[string][]claims.Holder{}),
+		Devices: p.devices, Holders: holders, Offered: p.owners, Records: feed.New(map[string][]claims.Holder{}),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

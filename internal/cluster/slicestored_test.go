@@ -256,10 +256,10 @@ func TestEnabledFeatureGates(t *testing.T) {
 	}
 }
 
-// users takes note of what kubelet is asked. No pod has a GPU.
-type users chan []string
+// podHolders records the queries for holders. No pod holds a GPU.
+type podHolders chan []string
 
-func (u users) Users(_ context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+func (u podHolders) Holders(_ context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	u <- uuids
 	return nil, nil
 }
@@ -271,7 +271,7 @@ func TestUnhealthyGPUWithoutTaints(t *testing.T) {
 		s.server.SetDroppedFields("taints")
 		p := s.publisher(s.TempDir(), 2)
 		s.untilPool("1: 0 1")
-		asked := make(users, 100)
+		asked := make(podHolders, 100)
 		p.arbitrate(asked)
 		p.fault(1)
 		s.untilPool("1: 0")

@@ -2,6 +2,7 @@ package kubelet
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -27,6 +28,14 @@ type HeldDevice struct {
 	Container string
 	// NUMANodes are the device's NUMA nodes at the kubelet, in no order; nil if it has none.
 	NUMANodes []int64
+}
+
+// Holders knows which pods hold devices of the device plugin.
+type Holders interface {
+	// Holders returns the pods that hold the given GPUs or MIG devices, by UUID, and the devices that
+	// each pod holds. Without an error, no other pod holds one of them, and no pod gets one as long as
+	// no list advertises them as Healthy. The error says why the holders are not known now.
+	Holders(ctx context.Context, uuids []string) ([]HeldDevice, error)
 }
 
 // uidPrefix begins the name of a pod that is known by its UID alone.

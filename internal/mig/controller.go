@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -24,8 +25,8 @@ type Options struct {
 	Desired   *feed.Feed[DesiredLayout]
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Driver    Driver
-	// Users is nil on a node without a kubelet: then only processes count as users.
-	Users Users
+	// Holders is nil on a node without a kubelet: then only processes count as users.
+	Holders kubelet.Holders
 	// Refuse returns why the GPU with this UUID may not be divided now; empty if it may. Refuse may be
 	// nil.
 	Refuse func(uuid string) string

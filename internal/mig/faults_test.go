@@ -328,7 +328,7 @@ func TestAnotherLayoutDuringAStep(t *testing.T) {
 // Without a kubelet, only processes count as users.
 func TestNoKubelet(t *testing.T) {
 	onNode(t, func(_ *testing.T, r *rig) {
-		r.start(func(o *mig.Options) { o.Users = nil })
+		r.start(func(o *mig.Options) { o.Holders = nil })
 		r.makes("all-balanced")
 		r.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "0:0", Count: 1})
 		r.desired.Publish(mig.DesiredLayout{Layout: "all-disabled"})

@@ -199,13 +199,13 @@ func TestJournalOfThePreviousLeader(t *testing.T) {
 			t.Errorf("a journal that was not read is written: %v", err)
 		}
 		var begun, ended atomic.Bool
-		former := func() error {
+		previous := func() error {
 			if ended.Load() {
 				return nil
 			}
 			return errors.New("it hangs")
 		}
-		go second.load(t.Context(), New(Options{PreviousLeader: former,
+		go second.load(t.Context(), New(Options{PreviousLeader: previous,
 			TakeOver: func(context.Context) { begun.Store(true) }}).options)
 		passes := func(d time.Duration, news int, waits bool) {
 			t.Helper()

@@ -313,14 +313,14 @@ func TestRestartOfTheNodeInTheFirstStep(t *testing.T) {
 }
 
 // countedUsers counts its calls.
-type countedUsers struct {
-	of    mig.Users
+type countedHolders struct {
+	of    kubelet.Holders
 	asked atomic.Int64
 }
 
-func (c *countedUsers) Users(ctx context.Context, devices []string) ([]kubelet.HeldDevice, error) {
+func (c *countedHolders) Holders(ctx context.Context, devices []string) ([]kubelet.HeldDevice, error) {
 	c.asked.Add(1)
-	return c.of.Users(ctx, devices)
+	return c.of.Holders(ctx, devices)
 }
 
 // The kubelet is asked often at first, because it usually confirms a hold in less than a second,
@@ -328,8 +328,8 @@ func (c *countedUsers) Users(ctx context.Context, devices []string) ([]kubelet.H
 func TestKubeletPolling(t *testing.T) {
 	onNode(t, func(t *testing.T, r *rig) {
 		r.absent = errors.New("kubelet does not run")
-		users := &countedUsers{of: r}
-		r.start(func(o *mig.Options) { o.Users = users })
+		users := &countedHolders{of: r}
+		r.start(func(o *mig.Options) { o.Holders = users })
 		r.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"0"}})
 		r.passes(4 * time.Second)
 		first := users.asked.Load()

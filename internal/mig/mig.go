@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
@@ -144,14 +143,6 @@ type Driver interface {
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error)
 	// Processes returns the processes that compute on GPUs, by the UUID of the GPU.
 	Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error)
-}
-
-// Users finds the pods that use devices.
-type Users interface {
-	// Users returns the pods that hold the given GPUs or MIG devices, by UUID. Without an error, no
-	// other pod holds one of them, and no pod gets one as long as they are advertised as Unhealthy.
-	// The error says why the users are not known now.
-	Users(ctx context.Context, devices []string) ([]kubelet.HeldDevice, error)
 }
 
 // An Evictor evicts pods.

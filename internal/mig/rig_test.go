@@ -143,7 +143,7 @@ func newRig(t *testing.T, profile string) *rig {
 // start starts a Controller.
 func (r *rig) start(change ...func(*mig.Options)) {
 	r.stop()
-	o := mig.Options{Desired: r.desired, Snapshots: r.Snapshots(), Driver: r, Users: r, StateDir: r.dir, BootID: r.boot}
+	o := mig.Options{Desired: r.desired, Snapshots: r.Snapshots(), Driver: r, Holders: r, StateDir: r.dir, BootID: r.boot}
 	for _, c := range change {
 		c(&o)
 	}
@@ -184,8 +184,8 @@ func (r *rig) offered() map[string]resource.Device {
 	return devices
 }
 
-// Users implements mig.Users.
-func (r *rig) Users(_ context.Context, devices []string) ([]kubelet.HeldDevice, error) {
+// Holders implements kubelet.Holders.
+func (r *rig) Holders(_ context.Context, devices []string) ([]kubelet.HeldDevice, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var held []kubelet.HeldDevice

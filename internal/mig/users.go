@@ -21,7 +21,7 @@ const (
 
 // markPodInstances marks the instances that pods hold as in use.
 func (r *reconciler) markPodInstances(ctx context.Context, now *layout.GPU) {
-	if r.options.Users == nil {
+	if r.options.Holders == nil {
 		return
 	}
 	found, _ := r.options.Snapshots.Value().GPU(r.UUID)
@@ -30,7 +30,8 @@ func (r *reconciler) markPodInstances(ctx context.Context, now *layout.GPU) {
 	for _, d := range found.MIGDevices {
 		uuids, gis[d.UUID] = append(uuids, d.UUID), d.GI
 	}
-	held, _ := r.options.Users.Users(ctx, uuids) // users unknown now are found by findHolders before any step
+	// Before any step, findHolders finds the holders that are not known now.
+	held, _ := r.options.Holders.Holders(ctx, uuids)
 	for _, d := range held {
 		uuid, _ := resource.SplitID(d.ID)
 		now.InUse[gis[uuid]] = true
@@ -116,10 +117,10 @@ func (r *reconciler) findHolders(ctx context.Context, c layout.GPUChange) error 
 			r.Holders = append(r.Holders, Holder{Device: r.UUID, PID: p.PID})
 		}
 	}
-	if r.options.Users == nil {
+	if r.options.Holders == nil {
 		return nil
 	}
-	held, err := r.options.Users.Users(ctx, devices)
+	held, err := r.options.Holders.Holders(ctx, devices)
 	for _, d := range held {
 		var h Holder
 		h.Device, _ = resource.SplitID(d.ID)

@@ -90,7 +90,7 @@ func TestRequestOfARestartOnADiskThatHangs(t *testing.T) {
 	c.eventually("the second one leads", second.leads)
 	second.eventually("nothing of the first one is waited for", func() bool {
 		l := second.status().Lead
-		return l.This && l.Former == ""
+		return l.This && l.PreviousLeader == ""
 	})
 	first := c.Running()
 	c.signal(first, syscall.SIGTERM)

@@ -69,7 +69,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	h.Prepared = kept.ofGPUs
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
-		o.HeldDevices, o.Owners, o.PodClaims, h.Users = d.account.Held, a.Owners, d.account.Claims, d.set
+		o.HeldDevices, o.Owners, o.PodClaims, h.Holders = d.account.Held, a.Owners, d.account.Claims, d.set
 		kept.pods = d.account.ContainerDevices
 		o.KubeletClaims = func(ctx context.Context) (map[string]bool, error) {
 			if beside, _ := d.beside(); beside || !d.driverless() {
@@ -172,16 +172,15 @@ func (d *daemon) mayGive(devices []resource.Device) error {
 	return d.unready(devices)
 }
 
-// pluginUsers knows the users of GPUs that the device plugin has. A GPU that it does not have is
-// not to be changed.
-type pluginUsers struct {
+// pluginHolders knows the holders of GPUs of the device plugin. It refuses GPUs with another owner.
+type pluginHolders struct {
 	*serve.Servers
 	owners    *feed.Feed[dra.Owners]
 	snapshots *feed.Feed[inventory.Snapshot]
 }
 
-// Users returns which pods hold devices, as the Set does.
-func (u pluginUsers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+// Holders returns the pods that hold devices, as the Servers do.
+func (u pluginHolders) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	owners := u.owners.Value()
 	for _, g := range u.snapshots.Value().GPUs {
 		asked := slices.Contains(uuids, g.UUID) ||
@@ -190,7 +189,7 @@ func (u pluginUsers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldD
 			return nil, fmt.Errorf("GPU %d is not divided anew while pods get it by Dynamic Resource Allocation", g.Index)
 		}
 	}
-	return u.Servers.Users(ctx, uuids)
+	return u.Servers.Holders(ctx, uuids)
 }
 
 // allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to

@@ -132,7 +132,7 @@ type daemon struct {
 	counters       *telemetry.Counters
 	switchFaults   *feed.Feed[[]string] // fatal errors of NVSwitches
 	metricsProblem *feed.Feed[error]    // why metrics are not served
-	wishes         *choice.Chooser      // nil where MIG layouts are not changed, as the next
+	migChoice      *choice.Chooser      // nil where MIG layouts are not changed, as the next
 	mig            *mig.Controller
 	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
 	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
@@ -196,13 +196,13 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	d.set = d.newSet(directory)
 	if c.MIG.Enabled {
-		d.wishes = choice.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
+		d.migChoice = choice.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
 	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
 	if d.dra = d.newDRA(ctx, c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
-	if d.wishes != nil {
+	if d.migChoice != nil {
 		d.mig = d.newMIG()
 		d.dividing = d.mig.Holds()
 	}
@@ -273,12 +273,13 @@ func (d *daemon) newLead() *lead.Lead {
 // newMIG returns the owner of how GPUs are divided.
 func (d *daemon) newMIG() *mig.Controller {
 	o := mig.Options{
-		Desired: d.wishes.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster, StateDir: d.config.StateDir,
-		BootID: BootID(d.node), TakeOver: d.wishes.Reload, PreviousLeader: d.mayChangeHardware, Blocked: d.mayDivide,
+		Desired: d.migChoice.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster,
+		StateDir: d.config.StateDir, BootID: BootID(d.node), TakeOver: d.migChoice.Reload,
+		PreviousLeader: d.mayChangeHardware, Blocked: d.mayDivide,
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {
-		o.Users = pluginUsers{d.set, d.owners, d.monitor.Snapshots()}
+		o.Holders = pluginHolders{d.set, d.owners, d.monitor.Snapshots()}
 	}
 	if d.dra != nil {
 		o.Refuse = d.dividedForClaims
@@ -380,7 +381,7 @@ func (d *daemon) outputs() []Task {
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true},
 		Task{Name: "request of a restart", Run: d.askForReboot, Lead: true})
 	if d.mig != nil {
-		tasks = append(tasks, Task{Name: "MIG wish", Run: d.wishes.Run},
+		tasks = append(tasks, Task{Name: "desired MIG layout", Run: d.migChoice.Run},
 			d.shared.Publisher(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
 	}
 	if d.config.ControlSocket != "" {
@@ -410,7 +411,7 @@ func (d *daemon) view() View {
 		v.ClaimsOf = func(devices []string) []dra.Claim { return claims.Of(d.dra.Claims.Status().Value(), devices) }
 	}
 	if d.mig != nil {
-		v.MIGChoice, v.MIG = d.wishes, d.mig.Status()
+		v.MIGChoice, v.MIG = d.migChoice, d.mig.Status()
 	}
 	return v
 }

@@ -38,7 +38,7 @@ func TestLayoutInTheStatus(t *testing.T) {
 		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
 	}
 	retry := time.Unix(100, 0).UTC()
-	d.wishes.Choices().Publish(choice.Choice{Layout: "a", From: choice.FromLabel,
+	d.migChoice.Choices().Publish(choice.Choice{Layout: "a", From: choice.FromLabel,
 		Desired: mig.DesiredLayout{Layout: "a", OrderNumber: 3}})
 	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", OrderNumber: 3, Reason: "r", GPUs: []mig.GPU{
 		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry,
@@ -71,7 +71,7 @@ func TestLayoutInTheStatus(t *testing.T) {
 			"no such layout"},
 		"the one that is made": {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 3}}, "failed", "r"},
 	} {
-		d.wishes.Choices().Publish(test.decision)
+		d.migChoice.Choices().Publish(test.decision)
 		if got := d.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
 			t.Errorf("%s: %+v", name, got)
 		}
@@ -144,11 +144,12 @@ func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 	}}
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir(), "--mig-enabled")...)
 	owners := feed.New(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
-	users := pluginUsers{d.set, owners, feed.New(snapshot)}
+	users := pluginHolders{d.set, owners, feed.New(snapshot)}
 	const refused = "GPU 1 is not divided anew while pods get it by Dynamic Resource Allocation"
 	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true,
 		"GPU-0,GPU-1": true} {
-		if _, err := users.Users(t.Context(), strings.Split(asked, ",")); (err != nil && err.Error() == refused) != want {
+		_, err := users.Holders(t.Context(), strings.Split(asked, ","))
+		if (err != nil && err.Error() == refused) != want {
 			t.Errorf("%s: %v", asked, err)
 		}
 	}

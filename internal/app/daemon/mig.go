@@ -77,7 +77,7 @@ func (d *daemon) layout() *status.MIGLayout {
 	if d.mig == nil {
 		return nil
 	}
-	chosen, made := d.wishes.Choices().Value(), d.mig.Status().Value()
+	chosen, made := d.migChoice.Choices().Value(), d.mig.Status().Value()
 	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State),
 		Reason: made.Reason}
 	switch {
@@ -126,7 +126,7 @@ type OrderedMIG struct {
 
 // migOff returns why the daemon does not change layouts; nil if it does.
 func (d *daemon) migOff() error {
-	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.wishes == nil && enabled {
+	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.migChoice == nil && enabled {
 		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was started; start it again")
 	} else if !enabled {
 		return choice.ErrOff
@@ -160,7 +160,7 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 	if err := ctx.Err(); err != nil { // who asked has gone while the GPUs were read
 		return nil, err
 	}
-	chosen, err := d.wishes.Apply(ctx, a.Layout, gpus)
+	chosen, err := d.migChoice.Apply(ctx, a.Layout, gpus)
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 
 // planMIG returns what a layout makes of the GPUs that arguments name.
 func (d *daemon) planMIG(ctx context.Context, a ApplyArguments) (layout.Planned, error) {
-	file, err := d.wishes.Layouts()
+	file, err := d.migChoice.Layouts()
 	if err != nil {
 		return layout.Planned{}, err
 	}

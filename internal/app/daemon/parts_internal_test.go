@@ -119,7 +119,7 @@ func TestTasksOfADaemon(t *testing.T) {
 	}{
 		"kubelet":         {nil, []string{"--kubelet-socket=/nowhere/kubelet.sock"}, []string{"kubelet's directory"}, true},
 		"state directory": {nil, []string{"--state-dir", t.TempDir()}, dra, false},
-		"MIG layouts":     {nil, []string{"--mig-enabled"}, []string{"MIG wish", "MIG"}, false},
+		"MIG layouts":     {nil, []string{"--mig-enabled"}, []string{"desired MIG layout", "MIG"}, false},
 		"control socket":  {nil, []string{"--control-socket=/nowhere/c.sock"}, []string{"control socket"}, false},
 		"API server":      {fakeCluster{}, nil, []string{"own node", "labels of the node"}, false},
 	} {

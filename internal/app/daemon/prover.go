@@ -106,7 +106,7 @@ func (d *daemon) usersOf(
 	}
 	if d.directory != nil {
 		var held []kubelet.HeldDevice
-		held, err = d.set.Users(ctx, devices)
+		held, err = d.set.Holders(ctx, devices)
 		for _, h := range held {
 			users = append(users, "pod "+h.Pod)
 		}

@@ -55,7 +55,7 @@ func (d *daemon) newResets() *reset.Resets {
 	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot,
 		d.config.Driver.SearchPath, instead...))
 	return reset.New(reset.Options{
-		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Users: d.resetUsers, May: d.mayReset,
+		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Reserve: d.reserveForReset, May: d.mayReset,
 		Clients: func(g inventory.GPU) (open []string) {
 			clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // those that it does not show may be there all the same
 			for _, c := range clients {
@@ -79,7 +79,7 @@ func (d *daemon) newResets() *reset.Resets {
 			}
 			return err
 		},
-		Former: func() (string, <-chan struct{}) {
+		PreviousLeader: func() (string, <-chan struct{}) {
 			s, changed := d.lead.Statuses().Latest()
 			return s.PreviousLeader, changed
 		},
@@ -101,8 +101,9 @@ func (d *daemon) mayReset() error {
 	return nil
 }
 
-// resetUsers returns who uses a GPU or a part of it. Claims do not get it until release is called.
-func (d *daemon) resetUsers(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
+// reserveForReset keeps claims from a GPU until release is called, and returns the users of the GPU
+// and of its MIG devices.
+func (d *daemon) reserveForReset(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
 	devices := []string{g.UUID}
 	for _, m := range g.MIGDevices {
 		devices = append(devices, m.UUID)

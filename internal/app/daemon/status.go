@@ -120,7 +120,7 @@ func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 // shownLead returns the part of the status about the lead.
 func shownLead(s lead.Status) status.Lead {
 	return status.Lead{
-		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, Former: s.PreviousLeader,
+		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, PreviousLeader: s.PreviousLeader,
 		Problem: s.Problem,
 	}
 }

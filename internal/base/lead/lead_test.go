@@ -198,8 +198,8 @@ func TestHandOverWithStuckTask(t *testing.T) {
 	b := start(t, dir, "b", nil)
 	b.Ask()
 	poll.Until(t, "b leads", b.leads)
-	if former := b.Statuses().Value().PreviousLeader; former != "a" {
-		t.Errorf("former %q", former)
+	if previous := b.Statuses().Value().PreviousLeader; previous != "a" {
+		t.Errorf("former %q", previous)
 	}
 }
 
@@ -310,7 +310,7 @@ func TestProcessExit(t *testing.T) {
 			}
 			<-stopped
 			poll.Until(t, "b leads", b.leads)
-			if former := b.Statuses().Value().PreviousLeader; stuck && former == "" {
+			if previous := b.Statuses().Value().PreviousLeader; stuck && previous == "" {
 				t.Error("b may change hardware")
 			}
 			if stuck {

@@ -128,7 +128,7 @@ func (o *leadership) handOver(ctx context.Context, to *link, ended <-chan struct
 		return
 	}
 	o.release(ended)
-	to.sendAside(message{Yours: true, Former: o.statuses.Value().PreviousLeader})
+	to.sendAside(message{Yours: true, PreviousLeader: o.statuses.Value().PreviousLeader})
 	select {
 	case <-o.lost:
 	case <-to.ended:

@@ -118,11 +118,11 @@ func (p *another) signal(s os.Signal) { _ = p.Process.Signal(s) }
 
 // knows reports whether the process said last that this one leads, and that this other one holds
 // the hardware.
-func (p *another) knows(leads, former string) func() bool {
+func (p *another) knows(leads, previous string) func() bool {
 	return func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return p.said == leads+" leads, "+former+" holds"
+		return p.said == leads+" leads, "+previous+" holds"
 	}
 }
 

@@ -144,11 +144,11 @@ type message struct {
 	Shared json.RawMessage `json:"told,omitempty"`
 	// Ping of a standby is answered by an empty message.
 	Ping bool `json:"ping,omitempty"`
-	// Ask of a standby is answered by Yours once the tasks of the tenure have ended. Former is the
-	// process that may still change hardware.
-	Ask    bool   `json:"ask,omitempty"`
-	Yours  bool   `json:"yours,omitempty"`
-	Former string `json:"former,omitempty"`
+	// Ask of a standby is answered by Yours once the tasks of the tenure have ended. PreviousLeader
+	// is the process that may still change hardware.
+	Ask            bool   `json:"ask,omitempty"`
+	Yours          bool   `json:"yours,omitempty"`
+	PreviousLeader string `json:"former,omitempty"`
 }
 
 // A link is the connection of two processes.

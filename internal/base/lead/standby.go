@@ -45,7 +45,7 @@ func (l *Lead) standBy(ctx context.Context, current identity) (may bool, previou
 			case !open:
 				return false, nil
 			case m.Yours:
-				l.previous = cmp.Or(m.Former, leader.Name)
+				l.previous = cmp.Or(m.PreviousLeader, leader.Name)
 				return true, k
 			case m.Token != "":
 				leader = m

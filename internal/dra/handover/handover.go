@@ -58,20 +58,13 @@ const (
 // list would be too large.
 var ErrNotListed = errors.New("the ResourceClaims of the cluster are not listed")
 
-// Users knows which pods hold devices of the device plugin.
-type Users interface {
-	// Users returns which pods hold the given GPUs or MIG devices, by UUID. If the error is nil, no
-	// other pod holds one, and no pod gets one while they are in no list.
-	Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error)
-}
-
 // Options configure an Arbiter.
 type Options struct {
 	// Devices have the feed of owners that the Arbiter publishes to, the GPUs that may be in slices at
 	// the API server, and the configurations and Snapshots.
 	Devices *Devices
-	// Users is nil without a kubelet: then no pod holds a device.
-	Users Users
+	// Holders is nil without a kubelet: then no pod holds a device.
+	Holders kubelet.Holders
 	// Offered are the owners on which the current lists of the device plugin are based.
 	Offered *feed.Feed[dra.Owners]
 	// OtherProcess reports whether another process of this program also serves the kubelet, and
@@ -406,7 +399,7 @@ func (a *Arbiter) leavingPlugin(offered dra.Owners) map[string]uint64 {
 // queryKubelet returns the query for the pods that hold GPUs.
 func (a *Arbiter) queryKubelet(s inventory.Snapshot) func(context.Context, map[string]uint64) evidence {
 	return func(ctx context.Context, epochs map[string]uint64) evidence {
-		if a.options.Users == nil {
+		if a.options.Holders == nil {
 			return evidence{epochs: epochs}
 		}
 		gpuOf := map[string]string{}
@@ -418,7 +411,7 @@ func (a *Arbiter) queryKubelet(s inventory.Snapshot) func(context.Context, map[s
 				}
 			}
 		}
-		held, err := a.options.Users.Users(ctx, slices.Sorted(maps.Keys(gpuOf)))
+		held, err := a.options.Holders.Holders(ctx, slices.Sorted(maps.Keys(gpuOf)))
 		has := map[string]string{}
 		for _, d := range held {
 			uuid, _ := resource.SplitID(d.ID)

@@ -57,7 +57,7 @@ func (r *rig) hang() {
 	}
 }
 
-func (r *rig) Users(_ context.Context, uuids []string) (held []kubelet.HeldDevice, err error) {
+func (r *rig) Holders(_ context.Context, uuids []string) (held []kubelet.HeldDevice, err error) {
 	r.hang()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -116,7 +116,7 @@ func (r *rig) start() {
 	devices.Published().Publish(r.published.Value())
 	r.devices, r.published = devices, devices.Published()
 	r.arbiter = handover.New(handover.Options{
-		Devices: devices, Users: r, Offered: r.offered, Records: r.records, OtherProcess: r.beside.Latest, List: r.lists,
+		Devices: devices, Holders: r, Offered: r.offered, Records: r.records, OtherProcess: r.beside.Latest, List: r.lists,
 		Driverless: driverless, Prepared: r.list,
 	})
 	r.run()

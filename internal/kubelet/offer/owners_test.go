@@ -36,7 +36,7 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 	n.clock.Step(20 * time.Second)
 	follow(dra.OwnedByPlugin, dra.OwnedByPlugin)
 	n.await(t, "GPU-0 GPU-1 | ", gpu)
-	if _, err := n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"}); err == nil ||
+	if _, err := n.daemon.Holders(t.Context(), []string{"GPU-0", "GPU-1"}); err == nil ||
 		!strings.Contains(err.Error(), "is still on offer") {
 		t.Errorf("users of GPUs that are on offer: %v", err)
 	}
@@ -45,11 +45,11 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 	if l := n.daemon.Offered().Value(); len(l.LeftOut)+len(l.Warnings) > 0 {
 		t.Errorf("left out %+v, warnings %q: it is given elsewhere", l.LeftOut, l.Warnings)
 	}
-	users, err := n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"})
+	users, err := n.daemon.Holders(t.Context(), []string{"GPU-0", "GPU-1"})
 	// kubelet answers by its list of a moment ago
 	for deadline := time.Now().Add(time.Minute); err != nil && time.Now().Before(deadline); {
 		n.settle()
-		users, err = n.daemon.Users(t.Context(), []string{"GPU-0", "GPU-1"})
+		users, err = n.daemon.Holders(t.Context(), []string{"GPU-0", "GPU-1"})
 	}
 	if err != nil || len(users) != 1 || users[0].ID != held {
 		t.Errorf("users %+v and %v, want those of %s", users, err, held)

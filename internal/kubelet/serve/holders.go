@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// holderReader is the state behind Users.
+// holderReader is the state behind Holders.
 type holderReader struct {
 	started atomic.Uint64 // how many readings of the accounts were begun
 
@@ -60,12 +60,12 @@ func (u *holderReader) read(ctx context.Context) reading {
 	return r
 }
 
-// Users returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and with
-// all their replicas. If the error is nil, no other pod holds one of them, and no pod gets one
+// Holders returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and
+// with all their replicas. If the error is nil, no other pod holds one of them, and no pod gets one
 // while they are under a hold. The error says why the users are unknown: a device is still offered,
 // the kubelet has not read the list or does not answer, or the kubelet may have allocated a device
 // a short time ago.
-func (s *Servers) Users(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
+func (s *Servers) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	asked := func(id string) bool {
 		uuid, _ := resource.SplitID(id)
 		return slices.Contains(uuids, uuid)

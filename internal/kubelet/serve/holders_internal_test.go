@@ -96,7 +96,7 @@ func TestWhatUsersSays(t *testing.T) {
 			if step.kubelet > 0 {
 				s.collaborators.Incarnation.Publish(step.kubelet)
 			}
-			got, err := s.Users(t.Context(), []string{id})
+			got, err := s.Holders(t.Context(), []string{id})
 			var users []string
 			for _, h := range got {
 				users = append(users, h.ID+" "+h.Pod)

@@ -33,7 +33,7 @@ func TestUsers(t *testing.T) {
 				}
 			}()
 			poll.Until(t, what, func() bool {
-				held, err := d.Users(t.Context(), ids)
+				held, err := d.Holders(t.Context(), ids)
 				last = ""
 				for _, h := range held {
 					last += h.Pod + " "
@@ -88,7 +88,7 @@ func TestUsers(t *testing.T) {
 		withdraw()
 		names := func(pods int) func() bool {
 			return func() bool {
-				held, _ := d.Users(t.Context(), ids)
+				held, _ := d.Holders(t.Context(), ids)
 				c.Step(10 * time.Millisecond)
 				return len(held) == pods
 			}
@@ -108,7 +108,7 @@ func TestUsers(t *testing.T) {
 		n.Remove("short")
 		withdraw()
 		poll.Until(t, "kubelet has forgotten the pod", func() bool {
-			held, _ := d.Users(t.Context(), ids)
+			held, _ := d.Holders(t.Context(), ids)
 			if c.Since(given) < 9*time.Second { // kubelet is slower than this clock
 				c.Step(10 * time.Millisecond)
 			}
@@ -152,7 +152,7 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 		}
 		d.offer(2, 0, 1)
 		users := func() string {
-			held, err := d.Users(t.Context(), []string{id(0), id(1)})
+			held, err := d.Holders(t.Context(), []string{id(0), id(1)})
 			return fmt.Sprint(held, err)
 		}
 		want := fmt.Sprint([]kubelet.HeldDevice{{Resource: gpu, ID: id(0), Pod: "default/p"},
@@ -160,7 +160,7 @@ func TestAKubeletThatStartsHasNoUsersYet(t *testing.T) {
 		poll.Until(t, "the pod is shown", func() bool { return users() == want })
 		starting = func() {
 			poll.Until(t, "the kubelet that starts answers",
-				func() bool { _, err := d.Users(t.Context(), []string{id(0)}); return err == nil })
+				func() bool { _, err := d.Holders(t.Context(), []string{id(0)}); return err == nil })
 			if got := users(); strings.Count(got, "{") != 2 {
 				t.Errorf("while kubelet starts: %s, want a pod on both devices", got)
 			}
@@ -184,7 +184,7 @@ func TestUsersAreInOrder(t *testing.T) {
 	}
 	d.offer(8, 0, 1, 2, 3, 4, 5, 6, 7)
 	for range 10 {
-		held, _ := d.Users(t.Context(), ids)
+		held, _ := d.Holders(t.Context(), ids)
 		if !slices.IsSortedFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID, b.ID) }) ||
 			len(held) != 8 {
 			t.Fatalf("held: %v", held)

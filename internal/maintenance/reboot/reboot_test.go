@@ -166,9 +166,9 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestFormerBoot: a file that has outlived a restart of the node asks for no other one, also while
-// nothing is known, as where the driver does not come. Where that cannot be told, it stays.
-func TestFormerBoot(t *testing.T) {
+// TestFileOfEarlierBoot: a file that has outlived a restart of the node asks for no other one, also
+// while nothing is known, as where the driver does not come. Where that cannot be told, it stays.
+func TestFileOfEarlierBoot(t *testing.T) {
 	t.Parallel()
 	of := func(boot string) string { return strings.TrimSpace(ours) + " (boot " + boot + ")\n" }
 	long := strings.Repeat("é", 4096)

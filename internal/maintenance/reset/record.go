@@ -90,7 +90,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 	defer r.busy.Unlock()
 	var shown *record // GPUs are withdrawn for it
 	for {
-		former, changed := r.options.Former() // first: it removes its note before it is no longer one
+		previous, changed := r.options.PreviousLeader() // first: it removes its note before it is no longer one
 		left, err := r.left(ctx)
 		switch {
 		case left != nil && left.Boot != "" && r.options.BootID != "" && left.Boot != r.options.BootID:
@@ -100,7 +100,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		case left == nil && err == nil:
 			r.interrupted(ctx, shown, "it ended in the process that had begun it and does not lead any more, whose log says how; "+judged)
 			return nil
-		case former == "" && left != nil:
+		case previous == "" && left != nil:
 			why := "the daemon ended before the GPUs were reset"
 			if left.Phase == PhaseResetting {
 				why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and " + judged
@@ -110,7 +110,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		case left != nil:
 			shown = left
 			r.withdraw(ctx, Status{GPUs: left.GPUs, Phase: left.Phase, Since: left.Since,
-				Reason: former + " led before and may still reset them"})
+				Reason: previous + " led before and may still reset them"})
 		}
 		select {
 		case <-changed:

@@ -161,7 +161,7 @@ func TestAProcessThatLeadsMeanwhile(t *testing.T) {
 			earlier.run = func(context.Context, func()) error { <-over; return nil }
 			outcome := earlier.begin(t.Context(), 0, "0")
 			time.Sleep(time.Minute)
-			later.former.Publish("the earlier process")
+			later.previous.Publish("the earlier process")
 			ctx, lose := context.WithCancel(t.Context())
 			defer lose()
 			go func() { _ = later.Run(ctx) }()
@@ -179,14 +179,14 @@ func TestAProcessThatLeadsMeanwhile(t *testing.T) {
 			want, why := reset.PhaseInterrupted, "the daemon ended during the reset"
 			switch happens {
 			case "it is killed":
-				later.former.Publish("")
+				later.previous.Publish("")
 			case "it ends":
 				close(over)
 				if err := <-outcome; err != nil {
 					t.Error(err)
 				}
 				time.Sleep(time.Minute)
-				later.former.Publish("")
+				later.previous.Publish("")
 				why = "it ended in the process that had begun it"
 			case "the lead is lost":
 				lose()

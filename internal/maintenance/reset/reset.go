@@ -44,9 +44,10 @@ type Options struct {
 	// Withhold has GPUs, by UUID, not be given to new pods, for a reason; with an empty one they are
 	// judged as before.
 	Withhold func(ctx context.Context, gpus []string, reason string) error
-	// Users returns who uses a GPU, in words for people, and keeps claims from it until release is
-	// called, which is nil where the GPU may be in use. The error says why the users are not known.
-	Users func(ctx context.Context, gpu inventory.GPU) (users []string, release func(), err error)
+	// Reserve keeps claims from a GPU until release is called, and returns the users of the GPU, in
+	// words for people. release is nil if the GPU may be in use. The error says why the users are not
+	// known.
+	Reserve func(ctx context.Context, gpu inventory.GPU) (users []string, release func(), err error)
 	// Clients returns who has a GPU open, in words for people, as far as this process sees it.
 	Clients func(gpu inventory.GPU) []string
 	// Run resets GPUs while this process has released the driver, if May allows it then. It returns in
@@ -55,9 +56,9 @@ type Options struct {
 	Run func(ctx context.Context, gpus []inventory.GPU, ended func()) error
 	// May returns why this process may not reset GPUs now; nil if it may.
 	May func() error
-	// Former returns which process, in words for people, led before and may still reset GPUs; empty if
-	// none. The channel is closed when that may have changed.
-	Former func() (who string, changed <-chan struct{})
+	// PreviousLeader returns the process, in words for people, that led before and may still reset
+	// GPUs; empty if there is none. The channel is closed when the answer may have changed.
+	PreviousLeader func() (who string, changed <-chan struct{})
 	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot
 	// ID of the node.
 	StateDir, BootID string
@@ -289,7 +290,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 		var unknown error
 		releases = nil
 		for _, g := range a.gpus {
-			found, release, err := a.options.Users(ctx, g)
+			found, release, err := a.options.Reserve(ctx, g)
 			if release != nil {
 				releases = append(releases, release)
 			}

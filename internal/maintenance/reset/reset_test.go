@@ -22,7 +22,7 @@ import (
 type rig struct {
 	*reset.Resets
 	snapshots *feed.Feed[inventory.Snapshot]
-	former    *feed.Feed[string]
+	previous  *feed.Feed[string]
 
 	mu       sync.Mutex // guards all following fields
 	withheld map[string]string
@@ -44,11 +44,11 @@ func newRig(dir string) *rig {
 		})
 	}
 	r := &rig{
-		snapshots: feed.New(s), former: feed.New(""), withheld: map[string]string{},
+		snapshots: feed.New(s), previous: feed.New(""), withheld: map[string]string{},
 		run: func(context.Context, func()) error { return nil },
 	}
 	r.Resets = reset.New(reset.Options{
-		Snapshots: r.snapshots, StateDir: dir, BootID: "boot", Former: r.former.Latest,
+		Snapshots: r.snapshots, StateDir: dir, BootID: "boot", PreviousLeader: r.previous.Latest,
 		Write: func(path string, v any) error {
 			if write := get(r, func() func(string, any) error { return r.write }); write != nil {
 				return write(path, v)
@@ -67,7 +67,7 @@ func newRig(dir string) *rig {
 			})
 			return nil
 		},
-		Users: func(context.Context, inventory.GPU) ([]string, func(), error) {
+		Reserve: func(context.Context, inventory.GPU) ([]string, func(), error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if len(r.users) > 0 || r.unknown != nil {

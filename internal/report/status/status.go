@@ -142,9 +142,9 @@ type Lead struct {
 	Since time.Time `json:"since,omitzero"`
 	// Standbys counts the processes that wait to take over from this process.
 	Standbys int `json:"standbys,omitempty"`
-	// Former is a previous leader that may still change GPUs; empty if there is none. MIG layouts,
+	// PreviousLeader is a previous leader that may still change GPUs; empty if there is none. MIG layouts,
 	// MPS and time slices stay unchanged until it has ended.
-	Former string `json:"former,omitempty"`
+	PreviousLeader string `json:"former,omitempty"`
 	// Problem is why this process cannot take the lead; empty if it can.
 	Problem string `json:"problem,omitempty"`
 }
@@ -166,8 +166,8 @@ func (l Lead) String() string {
 	if l.Standbys > 0 {
 		text += "; " + Count(l.Standbys, "standby")
 	}
-	if l.Former != "" {
-		text += "; GPUs are not changed: " + l.Former + " led before and is still running"
+	if l.PreviousLeader != "" {
+		text += "; GPUs are not changed: " + l.PreviousLeader + " led before and is still running"
 	}
 	if l.Problem != "" {
 		text += "; " + l.Problem

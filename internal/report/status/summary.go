@@ -151,8 +151,8 @@ func problems(s Status) []string {
 	if s.DRA != nil && !s.DRA.Driver.Registered {
 		problems = append(problems, s.DRA.Waiting()...)
 	}
-	if s.Lead.Former != "" {
-		problems = append(problems, "GPUs are not changed: "+s.Lead.Former+" led before and is still running")
+	if s.Lead.PreviousLeader != "" {
+		problems = append(problems, "GPUs are not changed: "+s.Lead.PreviousLeader+" led before and is still running")
 	}
 	if s.ConfigError != "" {
 		problems = append(problems, "the configuration file is not used")

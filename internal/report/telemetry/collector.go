@@ -38,7 +38,7 @@ func sendDaemon(out *page, s status.Status) {
 	if !s.Lead.Since.IsZero() {
 		leadsSince.sendTime(out, s.Lead.Since)
 	}
-	hardwareHeld.sendBool(out, s.Lead.Former != "")
+	hardwareHeld.sendBool(out, s.Lead.PreviousLeader != "")
 	if s.MIG != nil && s.MIG.State != "" {
 		for _, state := range []string{"pending", "rebooting", "success", "failed"} {
 			migLayoutState.sendBool(out, s.MIG.State == state, state)

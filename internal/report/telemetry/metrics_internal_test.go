@@ -41,7 +41,7 @@ func full() status.Status {
 			{Index: "1", Result: status.Failed}}},
 		Steps:     []status.ReadyStep{{Name: status.StepDriver, Reached: true, Since: time.Unix(1, 0)}},
 		Readiness: status.Readiness{Ready: true}, Lead: status.Lead{This: true, Since: at,
-			Former: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
+			PreviousLeader: "a"}, ConfigGeneration: 2, ConfigError: "bad", ConfigLoaded: at, Reexecutions: 1, Kubelets: 3,
 		GPUs: []status.Device{
 			{
 				Index: "0", UUID: "GPU-a", Model: "H100", PCI: "0000:1b:00.0", Minor: &zero, State: "Unhealthy", Since: at,
