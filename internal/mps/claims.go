@@ -22,8 +22,8 @@ import (
 //	claims/<ID>          the directory of the daemon, as that of a resource; it is there from before the daemon is started, and before
 //	                     the compute mode of a GPU is set, until that is undone. In it, .failed says why the daemon does not serve
 //
-// The Supervisor runs what the files ask for. Who removes a claim renames its file, and the
-// Supervisor removes all of it.
+// The Supervisor runs the daemons that the files request. To release a daemon, the owner of the
+// claim renames the file, and the Supervisor removes everything.
 const (
 	claimsFolder = "claims"
 	wantedSuffix = ".json"
@@ -33,34 +33,34 @@ const (
 	claimPace = 100 * time.Millisecond
 	// claimDisk bounds each access to the files.
 	claimDisk = 2 * time.Second
-	// maxClaim is the largest file that is read, in bytes.
+	// maxClaim is the size limit of a file, in bytes.
 	maxClaim = 1 << 20
 )
 
-// A ClaimDaemon is the control daemon that a ResourceClaim wants.
+// A ClaimDaemon is the control daemon requested by a ResourceClaim.
 type ClaimDaemon struct {
 	// Devices are in the order in which clients count them.
 	Devices []ClaimDevice `json:"devices"`
-	// Percentage is the part of the threads that one client may use, from 1 to 100; 0 for no limit.
+	// Percentage is the share of the threads for each client, from 1 to 100; 0 for no limit.
 	Percentage int `json:"activeThreadPercentage,omitempty"`
 	// MultiUser has clients of several users compute at the same time.
 	MultiUser bool `json:"multiUser,omitempty"`
-	// Exclusive has no process but clients compute on the GPUs. MIG devices cannot be left to MPS in
-	// this way.
+	// Exclusive reserves the GPUs for clients: no other process may compute there. MIG devices cannot
+	// be reserved.
 	Exclusive bool `json:"exclusive,omitempty"`
-	// Shared says that its clients are of several claims. They are of several users if the driver can
-	// do that.
+	// Shared is true if the clients belong to several claims. They may then also belong to several
+	// users, if the driver supports multiple users.
 	Shared bool `json:"shared,omitempty"`
 }
 
 // A ClaimDevice is a GPU or a MIG device of a ClaimDaemon.
 type ClaimDevice struct {
 	UUID string `json:"uuid"`
-	// Memory is the most memory that one client may have, in bytes; 0 for no limit.
+	// Memory is the memory limit of each client, in bytes; 0 for no limit.
 	Memory int64 `json:"memoryLimit,omitempty"`
 }
 
-// uuids are those of the devices.
+// uuids returns the UUIDs of the devices.
 func (c ClaimDaemon) uuids() []string {
 	var all []string
 	for _, d := range c.Devices {
@@ -81,24 +81,25 @@ func (c ClaimDaemon) group(id string) Group {
 // ClaimDir is the directory of the daemon with an ID, below the root.
 func ClaimDir(id string) string { return claimsFolder + "/" + id }
 
-// ClaimDaemons are the control daemons of claims, as the process sees them that prepares claims.
-// Their methods may be called by several goroutines and processes, but by one at a time for one ID.
+// ClaimDaemons requests and releases the control daemons of claims, for the process that prepares
+// claims. Several goroutines and processes may call the methods, but only one at a time for an ID.
 type ClaimDaemons struct {
 	root string
 	disk *statefile.Disk
 }
 
-// NewClaimDaemons returns ClaimDaemons, which are run by the Supervisor of the same root.
+// NewClaimDaemons returns ClaimDaemons. The Supervisor of the same root runs the daemons.
 func NewClaimDaemons(root string) *ClaimDaemons { return &ClaimDaemons{root, statefile.NewDisk()} }
 
-// errNoSupervisor is why there is no daemon where nobody would start one.
-var errNoSupervisor = errors.New("mps-control-daemon does not run on this node, with the same directory of MPS state (--mps-root)")
+// errNoSupervisor is the error while no Supervisor runs.
+var errNoSupervisor = errors.New("mps-control-daemon does not run on this node, with the same directory of MPS state " +
+	"(--mps-root)")
 
-// within does work on the files, also when ctx has ended. A disk that hangs is an error.
+// within accesses the files, even after the end of ctx. It returns an error if the disk hangs.
 func within[T any](ctx context.Context, c *ClaimDaemons, work func() (T, error)) (T, error) {
 	value, err := statefile.Within(context.WithoutCancel(ctx), c.disk, claimDisk, work)
 	if errors.Is(err, statefile.ErrHangs) {
-		err = fmt.Errorf("the directory of MPS state: %w; see to the disk of %s (--mps-root)", err, c.root)
+		err = fmt.Errorf("the directory of MPS state: %w; check the disk of %s (--mps-root)", err, c.root)
 	}
 	return value, err
 }
@@ -107,15 +108,15 @@ func (c *ClaimDaemons) path(id, suffix string) string {
 	return filepath.Join(c.root, claimsFolder, id+suffix)
 }
 
-// Start asks for a daemon, and waits until it serves clients with the limits that are wanted, or
-// until ctx ends. The error says why it does not serve; the daemon stays wanted.
+// Start requests a daemon, and waits until the daemon serves clients with the requested limits, or
+// until ctx ends. The error says why the daemon does not serve; the request stays.
 func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon) error {
 	text, err := json.Marshal(wanted)
 	if err != nil {
 		return err
 	}
-	asked, err := within(ctx, c, func() (bool, error) { return c.asked(id, text) })
-	if err == nil && !asked {
+	requested, err := within(ctx, c, func() (bool, error) { return c.isRequested(id, text) })
+	if err == nil && !requested {
 		if err = c.End(ctx, id); err == nil {
 			_, err = within(ctx, c, func() (struct{}, error) { return struct{}{}, c.request(id, text) })
 		}
@@ -134,19 +135,19 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s; it was not waited for any longer: %w", problem, ctx.Err())
+			return fmt.Errorf("%s; stopped waiting for the daemon: %w", problem, ctx.Err())
 		case <-pace.C:
 		}
 	}
 }
 
-// asked reports whether this text asks for the daemon with an ID already. The error says that
-// nobody would start it.
-func (c *ClaimDaemons) asked(id string, text []byte) (bool, error) {
+// isRequested reports whether the file of an ID already has this text. It returns an error if no
+// Supervisor would start the daemon.
+func (c *ClaimDaemons) isRequested(id string, text []byte) (bool, error) {
 	if !supervised(c.root) {
 		return false, errNoSupervisor
 	}
-	before, _ := statefile.Read(c.path(id, wantedSuffix), maxClaim) // one that cannot be read is not this one
+	before, _ := statefile.Read(c.path(id, wantedSuffix), maxClaim) // an unreadable file is replaced
 	_, ending := os.Lstat(c.path(id, endingSuffix))
 	return ending != nil && bytes.Equal(before, text), nil
 }
@@ -158,17 +159,17 @@ func (c *ClaimDaemons) request(id string, text []byte) error {
 		err = statefile.Replace(c.path(id, wantedSuffix), text, 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("ask for an MPS control daemon: %w", err)
+		return fmt.Errorf("request an MPS control daemon: %w", err)
 	}
 	return nil
 }
 
-// Problems returns why those of the daemons with some IDs that do not serve clients do not.
+// Problems returns, by ID, why daemons do not serve clients. A daemon that serves is absent.
 func (c *ClaimDaemons) Problems(ids ...string) map[string]string {
 	found, err := within(context.Background(), c, func() (map[string]string, error) {
 		found := map[string]string{}
 		for _, id := range ids {
-			if problem, _ := c.look(id); problem != "" {
+			if problem, _ := c.readProblem(id); problem != "" {
 				found[id] = problem
 			}
 		}
@@ -183,15 +184,15 @@ func (c *ClaimDaemons) Problems(ids ...string) map[string]string {
 	return found
 }
 
-// problem returns why the daemon with an ID does not serve clients; empty if it does. It is final
-// if it does not end by itself within a moment.
+// problem returns why the daemon of an ID does not serve clients; empty if it does. A final problem
+// does not go away by itself within a moment.
 func (c *ClaimDaemons) problem(ctx context.Context, id string) (problem string, final bool) {
 	type answer struct {
 		problem string
 		final   bool
 	}
 	a, err := within(ctx, c, func() (a answer, _ error) {
-		a.problem, a.final = c.look(id)
+		a.problem, a.final = c.readProblem(id)
 		return a, nil
 	})
 	if err != nil {
@@ -200,8 +201,8 @@ func (c *ClaimDaemons) problem(ctx context.Context, id string) (problem string, 
 	return a.problem, a.final
 }
 
-// look is problem, and waits for the disk.
-func (c *ClaimDaemons) look(id string) (problem string, final bool) {
+// readProblem implements problem, and may wait for the disk.
+func (c *ClaimDaemons) readProblem(id string) (problem string, final bool) {
 	if !supervised(c.root) {
 		return errNoSupervisor.Error(), true
 	}
@@ -213,13 +214,13 @@ func (c *ClaimDaemons) look(id string) (problem string, final bool) {
 		return string(reason), true
 	}
 	if _, err := os.Lstat(c.path(id, wantedSuffix)); errors.Is(err, fs.ErrNotExist) {
-		return "the MPS control daemon is not wanted any more; delete the pods of the claim, so that it is prepared anew", true
+		return "the MPS control daemon was released; delete the pods of the claim, so that the claim is prepared again", true
 	}
 	return "the MPS control daemon is being started", false
 }
 
-// Stop says that a daemon is not wanted any more. It does not wait until the daemon has ended.
-// Where the disk does not answer in time, that may be said later, by itself.
+// Stop releases a daemon, and does not wait for the end of the daemon. On a slow disk the release
+// may happen later, in the background.
 func (c *ClaimDaemons) Stop(id string) error {
 	_, err := within(context.Background(), c, func() (struct{}, error) { return struct{}{}, c.stop(id) })
 	return err
@@ -232,10 +233,10 @@ func (c *ClaimDaemons) stop(id string) error {
 	}
 	unlock, err := lockRoot(c.root)
 	if err != nil {
-		return nil // the Supervisor removes it
+		return nil // the Supervisor removes the file
 	}
 	defer unlock()
-	if _, err := os.Lstat(c.path(id, "")); errors.Is(err, fs.ErrNotExist) { // it was never started, or was ended
+	if _, err := os.Lstat(c.path(id, "")); errors.Is(err, fs.ErrNotExist) { // never started, or already stopped
 		return statefile.Remove(c.path(id, endingSuffix))
 	}
 	return nil
@@ -246,7 +247,7 @@ func (c *ClaimDaemons) stop(id string) error {
 func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	pace := time.NewTicker(claimPace)
 	for {
-		ended, err := within(ctx, c, func() (bool, error) { return c.ended(id) })
+		ended, err := within(ctx, c, func() (bool, error) { return c.tryEnd(id) })
 		if err != nil || ended {
 			return err
 		}
@@ -258,8 +259,9 @@ func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	}
 }
 
-// ended is Stop, and reports whether the daemon has ended. The error says that nobody would end it.
-func (c *ClaimDaemons) ended(id string) (bool, error) {
+// tryEnd calls stop, and reports whether the daemon has stopped. It returns an error if no
+// Supervisor would stop the daemon.
+func (c *ClaimDaemons) tryEnd(id string) (bool, error) {
 	if err := c.stop(id); err != nil {
 		return false, err
 	}
@@ -272,13 +274,13 @@ func (c *ClaimDaemons) ended(id string) (bool, error) {
 	return false, nil
 }
 
-// All returns the UUIDs of the devices of all daemons that are wanted, or have not ended yet, by
-// ID.
+// All returns the UUIDs of the devices of all daemons, by ID: of requested daemons and of daemons
+// that have not stopped yet.
 func (c *ClaimDaemons) All() (map[string][]string, error) {
 	return within(context.Background(), c, func() (map[string][]string, error) { return devices(c.root) })
 }
 
-// devices is All, and waits for the disk.
+// devices implements All, and may wait for the disk.
 func devices(root string) (map[string][]string, error) {
 	wanted, ending, err := list(root)
 	if err != nil {
@@ -293,8 +295,7 @@ func devices(root string) (map[string][]string, error) {
 	return all, nil
 }
 
-// list returns what the files of claims ask for, by ID. A file that cannot be read asks for no
-// devices.
+// list returns the contents of the files of claims, by ID. An unreadable file has no devices.
 func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 	dir := filepath.Join(root, claimsFolder)
 	entries, err := os.ReadDir(dir)
@@ -313,7 +314,7 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 			}
 			text, err := statefile.Read(filepath.Join(dir, e.Name()), maxClaim)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // it was renamed meanwhile
+				continue // renamed meanwhile
 			}
 			var claim ClaimDaemon
 			if err == nil {
@@ -328,14 +329,14 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 	return wanted, ending, nil
 }
 
-// lockRoot locks a root for the one Supervisor of it.
+// lockRoot locks a root: a root has only one Supervisor.
 func lockRoot(root string) (unlock func(), err error) {
 	lock, err := statefile.TakeLock(filepath.Join(root, lockFile))
 	switch {
 	case errors.Is(err, statefile.ErrLocked):
-		return nil, fmt.Errorf("the directory of MPS state: %w; another mps-control-daemon works in %s", err, root)
+		return nil, fmt.Errorf("the directory of MPS state: %w; another mps-control-daemon runs in %s", err, root)
 	case err != nil:
-		return nil, fmt.Errorf("the directory of MPS state: %w; mount the host's (--mps-root) there", err)
+		return nil, fmt.Errorf("the directory of MPS state: %w; mount the host's directory (--mps-root) there", err)
 	}
 	return lock.Close, nil
 }

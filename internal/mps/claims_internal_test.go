@@ -59,13 +59,13 @@ func TestWaitingForADaemon(t *testing.T) {
 			"mps-control-daemon does not run on this node"},
 		{"it is given back", nil, false, func(root string, _, _ func()) error {
 			return os.Rename(filepath.Join(root, ClaimDir("uid.json")), filepath.Join(root, ClaimDir("uid.ending")))
-		}, "not wanted any more"},
+		}, "was released"},
 		{"time is over", nil, false, func(_ string, _, cancel func()) error { cancel(); return nil },
-			"is being started; it was not waited for"},
+			"is being started; stopped waiting for"},
 		{"an earlier one is being ended", map[string]string{"uid.ending": wantsA}, false,
 			func(root string, _, _ func()) error {
 				return os.Remove(filepath.Join(root, ClaimDir("uid.ending")))
-			}, "is being started; it was not waited for"},
+			}, "is being started; stopped waiting for"},
 		{"an earlier one does not end", map[string]string{"uid.ending": wantsA}, false,
 			func(root string, _, cancel func()) error {
 				cancel()
@@ -77,7 +77,7 @@ func TestWaitingForADaemon(t *testing.T) {
 		{"one that is wanted and ended at once", map[string]string{"uid.json": wantsA, "uid.ending": wantsA}, false,
 			func(root string, _, _ func()) error {
 				return os.Remove(filepath.Join(root, ClaimDir("uid.ending")))
-			}, "is being started; it was not waited for"},
+			}, "is being started; stopped waiting for"},
 		{"its end, without a supervisor", map[string]string{"uid.json": wantsA, "uid/x": ""}, true,
 			func(_ string, unlock, _ func()) error { unlock(); return nil }, "may still run"},
 	} {
@@ -98,7 +98,7 @@ func TestWaitingForADaemon(t *testing.T) {
 					answer <- NewClaimDaemons(root).Start(ctx, "uid", wanted)
 				}
 			}()
-			poll.Until(t, "it is asked for", func() bool { // or its end is
+			poll.Until(t, "it is asked for", func() bool { // or the end of the daemon
 				wanted, ending, err := list(root)
 				return err == nil && len(wanted)+len(ending) == 1 && len(ending["uid"].Devices)+len(wanted["uid"].Devices) == 1
 			})
@@ -123,8 +123,7 @@ func TestWaitingForADaemon(t *testing.T) {
 			if err := NewClaimDaemons(root).Stop("uid"); err != nil {
 				t.Error(err)
 			}
-			// A process that another test has just forked has a copy of the lock, until it begins its own
-			// program.
+			// A process just forked by another test has a copy of the lock until it starts its own program.
 			poll.Until(t, "who gives a daemon back leaves the lock of the supervisor", func() bool { return !supervised(root) })
 		})
 	}
@@ -156,8 +155,7 @@ func TestClaimsThatCannotBeListed(t *testing.T) {
 	NewSupervisor(root, nil, nil).adjustClaims(t.Context(), nil, tasks)
 }
 
-// TestListOfClaims: a file that cannot be read asks for no devices, and one that has just been
-// renamed for nothing.
+// TestListOfClaims: an unreadable file has no devices, and a file renamed meanwhile is skipped.
 func TestListOfClaims(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{
@@ -185,9 +183,8 @@ func TestListOfClaims(t *testing.T) {
 	}
 }
 
-// TestTasksOfClaims: those of claims that are not wanted are ended, but for the ones that remove
-// what is left; those that have ended are forgotten; and none begins for a file that asks for no
-// devices.
+// TestTasksOfClaims: tasks of released claims are stopped, except tasks that remove leftovers;
+// stopped tasks are forgotten; a file without devices starts no task.
 func TestTasksOfClaims(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{"wanted.json": wantsA, "ending.ending": wantsA, "odd.json": "{",
@@ -197,7 +194,8 @@ func TestTasksOfClaims(t *testing.T) {
 	var cancelled []string
 	tasks := map[string]*task{}
 	for name, t := range map[string]task{
-		"wanted": {}, "given back": {}, "ending": {ends: true}, "back": {ends: true}, "over": {done: over}, "removed": {done: over, ends: true},
+		"wanted": {}, "given back": {}, "ending": {ending: true}, "back": {ending: true}, "over": {done: over},
+		"removed": {done: over, ending: true},
 	} {
 		t.cancel = func() { cancelled = append(cancelled, name) }
 		tasks[name] = &t
@@ -217,9 +215,9 @@ func TestTasksOfClaims(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAClaimIsTriedAgain until its GPU is set back; until then its files are there, for
-// another process.
-func TestTheEndOfAClaimIsTriedAgain(t *testing.T) {
+// TestClaimEndIsRetried until the mode of the GPU is restored. Until then the files of the claim
+// stay, for another process.
+func TestClaimEndIsRetried(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{"uid.ending": wantsA, "uid/pipe/x": ""})
 	mark := filepath.Join(root, exclusiveMark)

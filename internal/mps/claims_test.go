@@ -28,14 +28,14 @@ var wantedGPUs = mps.ClaimDaemon{
 		{UUID: "GPU-b"}}, Percentage: 40, MultiUser: true, Exclusive: true,
 }
 
-// start asks for a daemon, and waits for it as long as a test may.
+// start requests a daemon, and waits for the daemon within the patience of a test.
 func (n *node) start(id string, wanted mps.ClaimDaemon) error {
 	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
 	defer cancel()
 	return mps.NewClaimDaemons(n.root).Start(ctx, id, wanted)
 }
 
-// end stops a daemon, and waits until nothing is left of it.
+// end stops a daemon, and waits until no trace is left.
 func (n *node) end(id string) {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 2*time.Minute)
@@ -50,8 +50,8 @@ func (n *node) end(id string) {
 	}
 }
 
-// TestDaemonsOfClaims: a claim has a daemon for exactly its devices, with its limits, as long as it
-// wants one. The daemons of resources and of other claims have nothing to do with it.
+// TestDaemonsOfClaims: a claim has a daemon for exactly its devices, with its limits, until the
+// claim is released. The daemons of resources and of other claims are independent.
 func TestDaemonsOfClaims(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -75,7 +75,8 @@ func TestDaemonsOfClaims(t *testing.T) {
 		t.Errorf("what the daemon of a MIG device was told (-want +got):\n%s", diff)
 	}
 	n.checkModes("while they run", map[string]inventory.ComputeMode{
-		"GPU-a": inventory.ComputeExclusiveProcess, "GPU-b": inventory.ComputeExclusiveProcess, "GPU-c": inventory.ComputeExclusiveProcess,
+		"GPU-a": inventory.ComputeExclusiveProcess, "GPU-b": inventory.ComputeExclusiveProcess,
+		"GPU-c": inventory.ComputeExclusiveProcess,
 	})
 	pid, other := n.pid(mps.ClaimDir(oneClaim)), n.pid(mps.ClaimDir("uid-2-1"))
 	if err := n.start(oneClaim, wantedGPUs); err != nil || n.pid(mps.ClaimDir(oneClaim)) != pid {
@@ -101,7 +102,7 @@ func TestDaemonsOfClaims(t *testing.T) {
 	}
 }
 
-// TestDaemonOfAClaimThatDies is started again, and what is wrong is told meanwhile.
+// TestDaemonOfAClaimThatDies: the daemon is restarted, and the reason is reported meanwhile.
 func TestDaemonOfAClaimThatDies(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -142,8 +143,8 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	n.until("the next supervisor starts it", func() bool { return c.Problems(oneClaim)[oneClaim] == "" })
 }
 
-// TestGPUsOfAClaimThatCannotBeSetBack: nothing of the claim is forgotten until they are. A claim
-// that leaves none to MPS alone does not wait for that, and none waits for the plan of resources.
+// TestGPUsOfAClaimThatCannotBeSetBack: the files of the claim stay until the modes are restored. A
+// claim without exclusive GPUs does not wait, and no claim waits for the plan of resources.
 func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -178,8 +179,8 @@ func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
 	}
 }
 
-// TestClaimsWithoutSupervisor: nothing is asked for, and what was asked for and never begun can be
-// given back.
+// TestClaimsWithoutSupervisor: no daemon is requested, and requests without a started daemon can be
+// released.
 func TestClaimsWithoutSupervisor(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -189,8 +190,8 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	end()
-	// A process that another test has just forked has a copy of the supervisor's lock, until it begins
-	// its own program.
+	// A process just forked by another test has a copy of the supervisor's lock until it starts its
+	// own program.
 	n.until("the lock is nobody's", func() bool { return !statefile.IsLocked(n.path(".lock")) })
 	if err := n.start("uid-2-0", wantedGPUs); err == nil ||
 		!strings.Contains(err.Error(), "mps-control-daemon does not run on this node") {
@@ -202,9 +203,9 @@ func TestClaimsWithoutSupervisor(t *testing.T) {
 	n.end(oneClaim)
 }
 
-// TestClaimsAfterAKill: what a supervisor that was killed has left of a claim is ended by the next
-// one, whether the claim is wanted or not, and whether what is left answers, and quits, or not.
-// Until then nobody else may have the GPU.
+// TestClaimsAfterAKill: the next supervisor stops the daemons of claims left by a killed
+// supervisor, whether the claim is still requested or not, and whether the daemon answers and quits
+// or not. Until then no other daemon may have the GPU.
 func TestClaimsAfterAKill(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -272,11 +273,11 @@ func TestClaimsAfterAKill(t *testing.T) {
 	}
 }
 
-// TestDaemonsOfClaimsThatMisbehave: who waits is told why, within the time that it has.
+// TestDaemonsOfClaimsThatMisbehave: callers get the reason in time.
 func TestDaemonsOfClaimsThatMisbehave(t *testing.T) {
 	for mood, want := range map[string]string{
-		"lax": "does not take the limit", "old": "needs a claim without sharing.mpsConfig.multiUser",
-		"mute": "is being started; it was not waited",
+		"lax": "does not accept the limit", "old": "needs a claim without sharing.mpsConfig.multiUser",
+		"mute": "is being started; stopped waiting",
 	} {
 		t.Run(mood, func(t *testing.T) {
 			notShort(t, mood)

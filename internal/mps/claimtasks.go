@@ -13,15 +13,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 )
 
-// adjustClaims does the same for the daemons of claims. None waits for another one.
-func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusive, tasks map[string]*task) {
+// adjustClaims starts and stops the daemons of claims. No daemon waits for another.
+func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusiveGPUs, tasks map[string]*task) {
 	wanted, ending, err := list(s.root)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot read which MPS control daemons claims want", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot read which MPS control daemons the claims request", "reason", err.Error())
 		return
 	}
 	for id, t := range tasks {
-		if _, still := wanted[id]; !still && !t.ends {
+		if _, still := wanted[id]; !still && !t.ending {
 			t.cancel()
 		}
 		select {
@@ -42,18 +42,18 @@ func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusive, tasks ma
 	}
 }
 
-// end begins a task that removes all of a claim whose daemon is not wanted any more. This process
-// has ended the daemon, or an earlier one has left it behind.
-func (s *Supervisor) end(ctx context.Context, gpus *exclusive, g Group, path string) *task {
+// end starts a task that removes a released claim. Either this process has already stopped the
+// daemon of the claim, or an earlier process left the daemon behind.
+func (s *Supervisor) end(ctx context.Context, gpus *exclusiveGPUs, g Group, path string) *task {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &task{cancel: cancel, done: make(chan struct{}), ends: true}
+	t := &task{cancel: cancel, done: make(chan struct{}), ending: true}
 	d := &daemon{control: control{dir: path}, group: g, gpus: gpus}
 	go func() {
 		defer close(t.done)
-		// The error is that of the context.
+		// Run returns only the error of ctx.
 		_ = supervise.Run(ctx, backoff, func(ctx context.Context) error {
 			if _, err := os.Lstat(path + endingSuffix); errors.Is(err, fs.ErrNotExist) {
-				cancel() // all of it is removed, and it may be wanted anew
+				cancel() // everything is removed, and a new claim may use the ID
 				return nil
 			}
 			if _, err := os.Lstat(path); err == nil {
@@ -73,8 +73,8 @@ func (s *Supervisor) end(ctx context.Context, gpus *exclusive, g Group, path str
 	return t
 }
 
-// forgetStarted removes the marks of daemons of claims that an earlier process has left: nobody
-// watches these daemons.
+// forgetStarted removes the started marks that an earlier process left in the folders of claims,
+// because no process watches the daemons of these marks.
 func forgetStarted(root string) error {
 	marks, err := filepath.Glob(filepath.Join(root, claimsFolder, "*", startedMark))
 	for _, mark := range marks {

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlProgram is the driver's program that is the control daemon, and also the client that sends
-// it commands.
+// controlProgram is the driver's program: both the control daemon, and the client that sends
+// commands to the daemon.
 const controlProgram = "nvidia-cuda-mps-control"
 
 const (
@@ -24,29 +24,29 @@ const (
 	logFolder  = "log"
 )
 
-// askTimeout bounds one command.
+// askTimeout limits the time of one command.
 const askTimeout = 5 * time.Second
 
-// probeCommand is a command that every control daemon answers and that changes nothing.
+// probeCommand is answered by every control daemon and changes nothing.
 const probeCommand = "get_default_active_thread_percentage"
 
-// maxAnswer bounds what a command prints, in bytes. Answers are short lines.
+// maxAnswer limits the output of a command, in bytes. Answers are short lines.
 const maxAnswer = 64 << 10
 
-// bounded takes what a program prints, up to maxAnswer.
-type bounded struct {
+// boundedBuffer keeps the output of a program, up to maxAnswer.
+type boundedBuffer struct {
 	full func() // called when there is more
 
-	mu     sync.Mutex // guards all following fields
-	buffer []byte
-	more   bool
+	mu        sync.Mutex // guards all following fields
+	buffer    []byte
+	truncated bool
 }
 
-func (b *bounded) Write(text []byte) (int, error) {
+func (b *boundedBuffer) Write(text []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.buffer)+len(text) > maxAnswer {
-		b.more = true
+		b.truncated = true
 		b.full()
 		return 0, io.ErrShortWrite
 	}
@@ -54,15 +54,16 @@ func (b *bounded) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// text returns what was printed, and whether that is all.
-func (b *bounded) text() (text string, whole bool) {
+// text returns the output, and whether the output is complete.
+func (b *boundedBuffer) text() (text string, whole bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return strings.TrimSpace(string(b.buffer)), !b.more
+	return strings.TrimSpace(string(b.buffer)), !b.truncated
 }
 
 // errNoProgram is the error where the driver's program is missing.
-var errNoProgram = errors.New(controlProgram + " is not on the PATH: NVIDIA's container runtime brings it to containers with " +
+var errNoProgram = errors.New(controlProgram +
+	" is not on the PATH: NVIDIA's container runtime brings it to containers with " +
 	"NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 
 // A control sends commands to the control daemon of a resource.
@@ -72,10 +73,10 @@ type control struct {
 
 func (c control) folder(name string) string { return filepath.Join(c.dir, name) }
 
-// pipeVariable begins the variable that says where a daemon is.
+// pipeVariable is the prefix of the environment variable with the pipe folder of a daemon.
 const pipeVariable = "CUDA_MPS_PIPE_DIRECTORY="
 
-// environment is that of the daemon and of the program that sends it commands.
+// environment returns the environment of the daemon and of its clients.
 func (c control) environment() []string {
 	return append(os.Environ(),
 		pipeVariable+c.folder(pipeFolder),
@@ -83,16 +84,16 @@ func (c control) environment() []string {
 }
 
 const (
-	// A daemon takes no command for a moment when a client comes or goes. It is asked so often, with
-	// this pause.
+	// A daemon rejects commands for a moment when a client comes or goes, so a command is tried
+	// maxAsked times, with a pause in between.
 	maxAsked   = 5
 	pauseAsked = 50 * time.Millisecond
-	// noDaemon is what the driver's program says where there is no daemon.
+	// noDaemon is the message of the driver's program when no daemon runs.
 	noDaemon = "Cannot find MPS control daemon process"
 )
 
-// ask gives the daemon a command and returns what it answers. An error means that there is no
-// daemon, or that it has not answered within timeout; a command that it refuses is none.
+// ask sends a command to the daemon and returns the answer. It returns an error if there is no
+// daemon or no answer within timeout, but not if the daemon refuses the command.
 func (c control) ask(ctx context.Context, command string, timeout time.Duration) (answer string, err error) {
 	if _, err := os.Stat(c.folder(pipeFolder)); err != nil {
 		return "", fmt.Errorf("%w: run mps-control-daemon on this node, with the same directory of MPS state", err)
@@ -120,7 +121,7 @@ func (c control) ask(ctx context.Context, command string, timeout time.Duration)
 // errFull is wrapped by the error of a folder whose disk is full.
 var errFull = errors.New("the disk is full")
 
-// full returns an error if the disk of one of these folders is full.
+// full returns an error if the disk of any of the folders is full.
 func full(folders ...string) error {
 	for _, folder := range folders {
 		var disk unix.Statfs_t // some file systems do not count blocks or files
@@ -132,7 +133,7 @@ func full(folders ...string) error {
 	return nil
 }
 
-// firstLine is the first of several commands, which will do for a sentence.
+// firstLine returns the first of several commands, for use in a message.
 func firstLine(command string) string {
 	first, _, _ := strings.Cut(command, "\n")
 	return first
@@ -143,7 +144,7 @@ func (c control) askOnce(ctx context.Context, command string) (string, error) {
 	defer cancel()
 	program := exec.CommandContext(ctx, controlProgram)
 	program.Env, program.Stdin, program.WaitDelay = c.environment(), strings.NewReader(command+"\n"), time.Second
-	output := &bounded{full: cancel}
+	output := &boundedBuffer{full: cancel}
 	program.Stdout, program.Stderr = output, output
 	err := program.Run()
 	answer, whole := output.text()

@@ -19,39 +19,39 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// startedMark, in a resource's directory, is there while its daemon has its limits and serves
+// startedMark, in the directory of a resource, exists while the daemon has its limits and serves
 // clients.
 const startedMark = ".started"
 
 const (
 	startTimeout  = 30 * time.Second // for a daemon to answer
 	startPace     = 100 * time.Millisecond
-	askEvery      = 10 * time.Second // while it serves
-	maxUnanswered = 3                // probes in a row that it may leave unanswered
+	askEvery      = 10 * time.Second // while the daemon serves
+	maxUnanswered = 3                // consecutive probes without an answer that are tolerated
 	// quitGrace is how long clients may go on after the quit command; the servers then end them.
 	quitGrace = 5 * time.Second
-	// quitTimeout is how long a daemon may take to quit before it is killed.
+	// quitTimeout is the time for a daemon to quit before it is killed.
 	quitTimeout = quitGrace + 5*time.Second
 )
 
-// A daemon is one life of the control daemon of a Group.
+// A daemon is one run of the control daemon of a Group.
 type daemon struct {
 	control
 	root  string // of all MPS state
 	group Group
-	gpus  *exclusive
+	gpus  *exclusiveGPUs
 }
 
-// run starts the daemon, sets its limits, and watches it until ctx ends; the daemon ends then, too.
-// ready is called when clients are served, and when they no longer are. An error says why it could
-// not be started or why it ended.
+// run starts the daemon, sets the limits, and watches the daemon until ctx ends; then run stops the
+// daemon. run calls ready when the daemon starts and stops serving clients. The error says why the
+// daemon did not start or why it exited.
 func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	for _, name := range []string{pipeFolder, logFolder} {
 		if err := makeFolder(d.folder(name)); err != nil {
-			return fmt.Errorf("make a folder for MPS: %w", err)
+			return fmt.Errorf("create a folder for MPS: %w", err)
 		}
 	}
-	if err := d.admit(); err != nil {
+	if err := d.allowOtherUsers(); err != nil {
 		return err
 	}
 	if err := d.endLeftover(ctx); err != nil {
@@ -80,10 +80,10 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	return d.watch(ctx, p, askEvery)
 }
 
-// admit lets other users reach the pipe folder, whatever the umask is: a server without
-// -multiuser-server is its client's. What is above the root of MPS state is not mounted into
-// containers.
-func (d *daemon) admit() error {
+// allowOtherUsers lets other users reach the pipe folder, whatever the umask is, because a server
+// without -multiuser-server runs as the user of its client. Folders above the root of MPS state are
+// not mounted into containers.
+func (d *daemon) allowOtherUsers() error {
 	const enter = fs.FileMode(0o055)
 	for folder := d.folder(pipeFolder); ; folder = filepath.Dir(folder) {
 		info, err := os.Stat(folder)
@@ -99,26 +99,27 @@ func (d *daemon) admit() error {
 	}
 }
 
-// makeFolder makes a folder that containers of any user may use, also where SELinux enforces.
+// makeFolder creates a folder for containers of any user, with the SELinux label that such
+// containers need.
 func makeFolder(path string) error {
 	if err := os.MkdirAll(path, 0o755); err != nil {
 		return err
 	}
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
-		return nil // this kernel has no SELinux, or this container is not privileged
+		return nil // the kernel has no SELinux, or the container is not privileged
 	}
 	return unix.Setxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0\x00"), 0)
 }
 
-// quit is the command that ends a daemon.
-func quit() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) }
+// quitCommand is the command that stops a daemon.
+func quitCommand() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) }
 
-// multiUser lets clients of different users compute at the same time. Otherwise those of one user
-// wait until those of another have ended.
+// multiUser lets clients of different users compute at the same time. Without the option, the
+// clients of one user wait for the end of the clients of another user.
 const multiUser = "-multiuser-server"
 
-// begin starts the daemon and waits until it answers. An old driver's ends at once if it is told to
-// serve several users.
+// begin starts the daemon and waits for the first answer. With the option for several users, the
+// daemon of an old driver exits immediately.
 func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 	if d.group.Claim != nil && !d.group.Claim.MultiUser {
 		return d.beginWith(ctx)
@@ -131,7 +132,7 @@ func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err,
 			multiUser)
 	}
-	klog.FromContext(ctx).Info("Trying again with an MPS control daemon whose clients wait for those of other users",
+	klog.FromContext(ctx).Info("The MPS control daemon does not support several users: clients wait for clients of other users",
 		"resource", d.group.Resource, "reason", err.Error())
 	return d.beginWith(ctx)
 }
@@ -148,7 +149,7 @@ func (d *daemon) beginWith(ctx context.Context, options ...string) (*startedDaem
 	return p, nil
 }
 
-// errEndedAtOnce is wrapped by the error of a daemon that ended before it answered.
+// errEndedAtOnce is wrapped by the error of a daemon that exited before the first answer.
 var errEndedAtOnce = errors.New("the MPS control daemon ended at once")
 
 // await waits until the daemon answers.
@@ -164,7 +165,7 @@ func (d *daemon) await(ctx context.Context, p *startedDaemon) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-p.ended:
-			return fmt.Errorf("%w: %w; the lines that it printed say why", errEndedAtOnce, p.exit)
+			return fmt.Errorf("%w: %w; see the lines that the daemon printed", errEndedAtOnce, p.exitErr)
 		case <-deadline.C:
 			return fmt.Errorf("the MPS control daemon of %s does not answer %s after its start: %w", d.group.Resource,
 				startTimeout, err)
@@ -173,7 +174,7 @@ func (d *daemon) await(ctx context.Context, p *startedDaemon) error {
 	}
 }
 
-// limit gives each client its part of the GPUs.
+// limit sets the share of the GPUs for each client.
 func (d *daemon) limit(ctx context.Context) error {
 	if threads := d.group.threads(); threads > 0 {
 		if err := d.set(ctx, "default_active_thread_percentage", strconv.Itoa(threads), percentage); err != nil {
@@ -183,7 +184,7 @@ func (d *daemon) limit(ctx context.Context) error {
 	for i, g := range d.group.GPUs {
 		if g.memoryMiB() == 0 {
 			if d.group.Claim == nil && !d.group.Unlimited {
-				klog.FromContext(ctx).Info("The memory of a GPU is not known: its clients have no limit", "gpu", g.UUID)
+				klog.FromContext(ctx).Info("The memory of a GPU is not known: the clients have no memory limit", "gpu", g.UUID)
 			}
 			continue
 		}
@@ -195,9 +196,9 @@ func (d *daemon) limit(ctx context.Context) error {
 	return nil
 }
 
-// set sets something and reads it back: a command that the daemon refuses succeeds all the same.
-// What read makes of an answer that it does not understand is empty; then all is well unless the
-// daemon had something to say.
+// set sets a value and reads it back, because the daemon also reports success for a command that it
+// refuses. read returns an empty string for an answer in an unknown format; then the value counts
+// as set unless the daemon printed a message.
 func (d *daemon) set(ctx context.Context, what, value string, read func(string) string) error {
 	said, err := d.ask(ctx, "set_"+what+" "+value, askTimeout)
 	if err != nil {
@@ -210,7 +211,7 @@ func (d *daemon) set(ctx context.Context, what, value string, read func(string) 
 	if now := read(answer); now == read(value) || now == "" && said == "" {
 		return nil
 	}
-	return fmt.Errorf("the MPS control daemon of %s does not take the limit set_%s %s: it says %q, and has %q",
+	return fmt.Errorf("the MPS control daemon of %s does not accept the limit set_%s %s: it answers %q, and has %q",
 		d.group.Resource, what, value, said, answer)
 }
 
@@ -226,8 +227,8 @@ func percentage(text string) string {
 // sizes are how memory is written.
 var sizes = regexp.MustCompile(`(\d+)\s*([MG])`)
 
-// memory reads "512M", "20480M" and "20G", in GiB: a daemon says no more than that of a size of a
-// GiB or more.
+// memory reads "512M", "20480M" and "20G". It rounds down to GiB, because a daemon prints sizes
+// from 1 GiB in GiB only.
 func memory(text string) string {
 	found := sizes.FindStringSubmatch(text)
 	if found == nil {
@@ -254,7 +255,7 @@ func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duratio
 		case <-ctx.Done():
 			return nil
 		case <-p.ended:
-			return fmt.Errorf("the MPS control daemon of %s ended: %w", d.group.Resource, p.exit)
+			return fmt.Errorf("the MPS control daemon of %s ended: %w", d.group.Resource, p.exitErr)
 		case <-pace.C:
 		}
 		if _, err := d.ask(ctx, probeCommand, askTimeout); err == nil {
@@ -265,18 +266,18 @@ func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duratio
 	}
 }
 
-// drain has the servers end the work of their clients: a client that is killed in the middle of it
-// may block the others, and the GPU. A daemon that does not know the commands answers something
-// that is no number.
+// drain stops the work of the clients through the servers: a client killed during its work may
+// block the other clients, and the GPU. Daemons that do not know the commands answer with a message
+// instead of numbers.
 func (d *daemon) drain(ctx context.Context) {
 	for _, server := range d.numbers(ctx, "get_server_list") {
 		for _, client := range d.numbers(ctx, "get_client_list "+server) {
-			_, _ = d.ask(ctx, "terminate_client "+server+" "+client, askTimeout) // it may have ended
+			_, _ = d.ask(ctx, "terminate_client "+server+" "+client, askTimeout) // the client may have exited
 		}
 	}
 }
 
-// numbers returns the process IDs that a command answers.
+// numbers returns the process IDs in the answer to a command.
 func (d *daemon) numbers(ctx context.Context, command string) []string {
 	answer, err := d.ask(ctx, command, askTimeout)
 	if err != nil {
@@ -289,8 +290,7 @@ func (d *daemon) numbers(ctx context.Context, command string) []string {
 	return all
 }
 
-// stop ends the daemon if it has not ended, and its servers: their clients are ended, it is asked
-// to quit, and they are killed if they do not.
+// stop stops the clients, then the daemon and its servers. It kills a daemon that does not quit.
 func (d *daemon) stop(ctx context.Context, p *startedDaemon) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
 	defer cancel()
@@ -298,7 +298,7 @@ func (d *daemon) stop(ctx context.Context, p *startedDaemon) {
 	case <-p.ended:
 	default:
 		d.drain(ctx)
-		if _, err := d.ask(ctx, quit(), quitTimeout); err != nil {
+		if _, err := d.ask(ctx, quitCommand(), quitTimeout); err != nil {
 			klog.FromContext(ctx).Info("The MPS control daemon does not quit and is killed",
 				"resource", d.group.Resource, "reason", err.Error())
 			break

@@ -21,16 +21,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// patience bounds every wait for something that must happen.
+// patience limits every wait for an expected event.
 const patience = 2 * time.Minute
 
-// newScript makes a script of the shell the driver's program. It finds its command in $command,
-// "-f" for a daemon, and the directory of the daemon, which is returned, in $dir. Each command is a
-// line of the file "asked" there.
+// newScript installs a shell script as the driver's program. The script finds its command in
+// $command, "-f" for a daemon, and the returned directory of the daemon in $dir. Each command is
+// logged as a line of the file "asked" there.
 func newScript(t *testing.T, text string) control {
 	t.Helper()
 	programs, c := t.TempDir(), control{dir: t.TempDir()}
-	text = "#!/bin/sh\nPATH=/usr/bin:/bin\ndir=" + c.dir + "\ncommand=$1\n[ -n \"$1\" ] || read command\necho $command >>$dir/asked\n" + text
+	text = "#!/bin/sh\nPATH=/usr/bin:/bin\ndir=" + c.dir +
+		"\ncommand=$1\n[ -n \"$1\" ] || read command\necho $command >>$dir/asked\n" + text
 	if err := os.WriteFile(filepath.Join(programs, controlProgram), []byte(text), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func newScript(t *testing.T, text string) control {
 	return c
 }
 
-// asked are the commands that the script of a test was given.
+// asked returns the commands that the script of a test received.
 func asked(t *testing.T, c control) []string {
 	t.Helper()
 	text, err := os.ReadFile(c.folder("asked"))
@@ -51,7 +52,7 @@ func asked(t *testing.T, c control) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// serving is what a script does that is a daemon until it is told to quit.
+// serving is the body of a script that is a daemon until the quit command.
 const serving = `
 case $command in
 -f) echo $$ >$dir/pid; exec sleep 1000;;
@@ -60,8 +61,8 @@ quit*) kill $(cat $dir/pid);;
 esac
 `
 
-// TestLivesThatDoNotBegin: each says why, tells nobody that it is ready, and leaves no daemon.
-func TestLivesThatDoNotBegin(t *testing.T) {
+// TestFailedStarts: each failure has a reason, reports no readiness, and leaves no daemon.
+func TestFailedStarts(t *testing.T) {
 	resource := Group{Resource: "nvidia.com/gpu", GPUs: []GPU{{UUID: "GPU-a", MemoryBytes: 80 << 30, Replicas: 2}}}
 	for _, tt := range []struct {
 		name, script string
@@ -77,9 +78,10 @@ func TestLivesThatDoNotBegin(t *testing.T) {
 			func(dir string) error { return os.MkdirAll(filepath.Join(dir, startedMark, "full"), 0o755) }, resource,
 			"remove the mark of an earlier MPS control daemon", false},
 		{"one that was left does not quit, and is nowhere seen", "[ \"$command\" = " + probeCommand + " ]", nil, resource,
-			"end its process", false},
+			"stop its process", false},
 		{"the folder of logs is a file", serving,
-			func(dir string) error { return os.WriteFile(filepath.Join(dir, logFolder), nil, 0o600) }, resource, "make a folder for MPS", false},
+			func(dir string) error { return os.WriteFile(filepath.Join(dir, logFolder), nil, 0o600) }, resource,
+			"create a folder for MPS", false},
 		{"it ends without a reason", "[ \"$command\" = -f ]", nil, Group{Claim: &ClaimDaemon{}},
 			"ended at once: exit status 0", true},
 		{"it cannot be executed", "", func(string) error {
@@ -107,8 +109,8 @@ func TestLivesThatDoNotBegin(t *testing.T) {
 	}
 }
 
-// TestLimitsAreReadBack: a daemon has a limit if it says so, or if it says nothing at all that is
-// understood.
+// TestLimitsAreReadBack: a limit counts if the daemon confirms it, or if the answer has an unknown
+// format.
 func TestLimitsAreReadBack(t *testing.T) {
 	for _, tt := range []struct {
 		name, set, get string
@@ -119,7 +121,7 @@ func TestLimitsAreReadBack(t *testing.T) {
 		{"it says nothing", "", "", ""},
 		{"it says what is not understood", "", "echo a third", ""},
 		{"it has another one", "", "echo 50.0", `has "50.0"`},
-		{"it refuses, and says nothing", "echo no", "", `says "no"`},
+		{"it refuses, and says nothing", "echo no", "", `answers "no"`},
 		{"it cannot be told", "exit 1", "echo 33.0", "exit status 1"},
 		{"it cannot be asked", "", "exit 1", "exit status 1"},
 	} {
@@ -133,9 +135,9 @@ func TestLimitsAreReadBack(t *testing.T) {
 	}
 }
 
-// TestAnAnswerBetween: only probes in a row that are not answered end a daemon. Each asks several
-// times.
-func TestAnAnswerBetween(t *testing.T) {
+// TestOnlyConsecutiveFailedProbesStopADaemon: only consecutive probes without an answer stop a
+// daemon. Each probe has several tries.
+func TestOnlyConsecutiveFailedProbesStopADaemon(t *testing.T) {
 	c := newScript(t, "[ $(wc -l <$dir/asked) = 11 ]") // the first question of the third probe alone
 	d := &daemon{control: c}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -149,8 +151,8 @@ func TestAnAnswerBetween(t *testing.T) {
 	}
 }
 
-// TestProcessesOfADaemon: they are those of its directory, and programs that ask it are none of
-// them.
+// TestProcessesOfADaemon: the processes of the directory count, but not programs that send
+// commands.
 func TestProcessesOfADaemon(t *testing.T) {
 	t.Parallel()
 	begin := func(c control, arguments ...string) *exec.Cmd {
@@ -166,12 +168,12 @@ func TestProcessesOfADaemon(t *testing.T) {
 		t.Cleanup(func() {
 			_ = stdin.Close()
 			_ = program.Process.Kill()
-			_ = program.Wait() // it was killed
+			_ = program.Wait() // killed
 		})
 		return program
 	}
 	newDaemon := func() (control, *exec.Cmd) {
-		dir, err := os.MkdirTemp("", "mps") // short: it holds sockets
+		dir, err := os.MkdirTemp("", "mps") // a short path, for sockets
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,19 +204,19 @@ func TestProcessesOfADaemon(t *testing.T) {
 	if err := d.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := awaitEnd(t.Context(), []int{d.Process.Pid}); err != nil { // its parent has not asked how it ended
+	if err := awaitEnd(t.Context(), []int{d.Process.Pid}); err != nil { // the parent has not read the exit status
 		t.Error(err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := awaitEnd(ended, []int{os.Getpid()}); err == nil ||
-		!strings.Contains(err.Error(), "do not end: ["+strconv.Itoa(os.Getpid())+"]") {
+		!strings.Contains(err.Error(), "do not exit: ["+strconv.Itoa(os.Getpid())+"]") {
 		t.Errorf("awaitEnd() of a process that does not end = %v", err)
 	}
 }
 
-// TestFoldersHaveALabelWhereSELinuxEnforces, and none where it does not: containers of any user may
-// use them.
+// TestFoldersHaveALabelWhereSELinuxEnforces, and no label elsewhere: containers of any user may use
+// the folders.
 func TestFoldersHaveALabelWhereSELinuxEnforces(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), pipeFolder)
@@ -233,7 +235,7 @@ func TestFoldersHaveALabelWhereSELinuxEnforces(t *testing.T) {
 func TestWhatACommandPrints(t *testing.T) {
 	t.Parallel()
 	full := 0
-	b := &bounded{full: func() { full++ }}
+	b := &boundedBuffer{full: func() { full++ }}
 	half := []byte(strings.Repeat("x", maxAnswer/2))
 	for range 2 {
 		if n, err := b.Write(half); n != len(half) || err != nil {
@@ -251,8 +253,8 @@ func TestWhatACommandPrints(t *testing.T) {
 	}
 }
 
-// TestWhatOneClientMayUse: a daemon has one figure for all its GPUs, and serves a group that has
-// the same.
+// TestWhatOneClientMayUse: a daemon has one figure for all GPUs, and serves groups with the same
+// figure.
 func TestWhatOneClientMayUse(t *testing.T) {
 	t.Parallel()
 	a, b := GPU{UUID: "GPU-a", Replicas: 1}, GPU{UUID: "GPU-b", Replicas: 4}
@@ -270,8 +272,8 @@ func TestWhatOneClientMayUse(t *testing.T) {
 	}
 }
 
-// TestQuestionsOfAProber: each daemon is asked once at a time, those that answer more rarely, and
-// only what it says of resources that are followed, and before the end, counts.
+// TestQuestionsOfAProber: each daemon gets one probe at a time, ready daemons get fewer, and only
+// answers of followed resources before the end count.
 func TestQuestionsOfAProber(t *testing.T) {
 	c := newScript(t, "[ ! -e $dir/silent ]")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))
@@ -287,7 +289,7 @@ func TestQuestionsOfAProber(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
 	p.ask(over, name)
-	if p.Asked(name) {
+	if p.HasResult(name) {
 		t.Error("a question that was given up counts as answered")
 	}
 	p.ask(t.Context(), "another")
@@ -295,8 +297,8 @@ func TestQuestionsOfAProber(t *testing.T) {
 		t.Error("a resource is followed because it was asked about")
 	}
 	p.ask(t.Context(), name)
-	if reason := p.Unready().Value()[name]; reason != "" || !p.Asked(name) {
-		t.Errorf("a daemon that answers: %q, asked %v", reason, p.Asked(name))
+	if reason := p.Unready().Value()[name]; reason != "" || !p.HasResult(name) {
+		t.Errorf("a daemon that answers: %q, asked %v", reason, p.HasResult(name))
 	}
 	for _, file := range []string{startedMark, "silent"} {
 		if err := os.WriteFile(c.folder(file), nil, 0o600); err != nil {
@@ -320,8 +322,8 @@ func TestQuestionsOfAProber(t *testing.T) {
 	}
 }
 
-// TestHowOftenAProberLooks: a daemon that answers is asked at every tenth look, and without
-// resources nothing wakes the process.
+// TestHowOftenAProberLooks: a ready daemon is probed at every tenth look, and without resources no
+// timer wakes the process.
 func TestHowOftenAProberLooks(t *testing.T) {
 	c := newScript(t, "true")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))
@@ -353,17 +355,16 @@ func TestHowOftenAProberLooks(t *testing.T) {
 		poll.Until(t, "the end of a look", func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return !p.targets[name].asking && clock.HasWaiters()
+			return !p.targets[name].pending && clock.HasWaiters()
 		})
 		clock.Step(lookEvery)
 	}
-	if looks < 9 || looks > 11 { // a look may have been planned before, and one after the question
+	if looks < 9 || looks > 11 { // a look may have been planned before, and another after the probe
 		t.Errorf("a daemon that answers was asked again after %d looks", looks)
 	}
 }
 
-// TestALifeThatEnds leaves no reason of a failure: nobody is to think that the daemon cannot be
-// started.
+// TestALifeThatEnds leaves no reason of a failure: the daemon could be started.
 func TestALifeThatEnds(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
@@ -375,8 +376,8 @@ func TestALifeThatEnds(t *testing.T) {
 		return errors.New("the end")
 	})
 	live := func(ctx context.Context) error {
-		return s.live(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)),
-			&task{wanted: feed.New(g), has: feed.New(g)})
+		return s.runDaemon(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)),
+			&task{wanted: feed.New(g), current: feed.New(g)})
 	}
 	failed := filepath.Join(root, ClaimDir("uid-1-0"), failedMark)
 	if err := live(ctx); err == nil {
@@ -393,7 +394,7 @@ func TestALifeThatEnds(t *testing.T) {
 	}
 }
 
-// A modesFunc is Modes that fail.
+// A modesFunc is a Modes that fails.
 type modesFunc func() error
 
 func (f modesFunc) SetComputeMode(context.Context, string, inventory.ComputeMode) (inventory.ComputeMode, error) {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
-// mount mounts a file system on the folder of a resource, and returns what ends it.
+// mount mounts a file system on the folder of a resource, and returns a function that unmounts it.
 func (n *node) mount(resource, kind, options string) (end func()) {
 	n.t.Helper()
 	dir := n.path(resource)
@@ -40,8 +40,8 @@ func (n *node) mount(resource, kind, options string) (end func()) {
 	return end
 }
 
-// hang has each access to the folder of a resource hang: the program of its file system answers
-// nothing. heal gives the folder back.
+// hang makes each access to the folder of a resource hang: the program of the file system answers
+// nothing. heal unmounts the file system.
 func (n *node) hang(resource string) (heal func()) {
 	n.t.Helper()
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
@@ -56,8 +56,8 @@ func (n *node) hang(resource string) (heal func()) {
 	}
 }
 
-// TestProberOfADiskThatIsFull: a daemon that cannot write its files cannot be used, although it
-// answers. Another one can.
+// TestProberOfADiskThatIsFull: a daemon on a full disk is unusable although it answers. Other
+// daemons are usable.
 func TestProberOfADiskThatIsFull(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string]string{"no byte is free": "size=64k",
@@ -85,7 +85,8 @@ func TestProberOfADiskThatIsFull(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			n.untilReason(p, one, "the MPS control daemon of nvidia.com/gpu cannot write its files: the disk is full; make room in "+
+			n.untilReason(p, one, "the MPS control daemon of nvidia.com/gpu cannot write its files: the disk is full; make "+
+				"room in "+
 				n.path(one+"/pipe")+" (--mps-root)")
 			if now := p.Unready().Value(); len(now) != 1 {
 				t.Errorf("not ready: %q", now)
@@ -98,8 +99,8 @@ func TestProberOfADiskThatIsFull(t *testing.T) {
 	}
 }
 
-// TestProberOfADiskThatHangs: a resource whose folder hangs cannot be used, before its first answer
-// and after it. Others go on, and a Prober ends.
+// TestProberOfADiskThatHangs: a resource with a hanging folder is unusable, before the first answer
+// and after it. Other resources stay usable, and the Prober stops.
 func TestProberOfADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -116,9 +117,9 @@ func TestProberOfADiskThatHangs(t *testing.T) {
 	p.Follow([]string{one, two})
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
-	const hangs = "the MPS control daemon of nvidia.com/gpu does not answer: the disk does not answer; see to the disk of "
+	const hangs = "the MPS control daemon of nvidia.com/gpu does not answer: the disk does not answer; check the disk of "
 	n.untilReason(p, one, hangs+n.root+" (--mps-root)")
-	if !p.Asked(one) {
+	if !p.HasResult(one) {
 		t.Error("a daemon whose disk hangs from the start counts as not asked")
 	}
 	n.untilReason(p, two, "")
@@ -175,7 +176,7 @@ func TestClaimsOnADiskThatHangs(t *testing.T) {
 	n := newNode(t)
 	c := mps.NewClaimDaemons(n.root)
 	heal := n.hang("")
-	const hangs = "the directory of MPS state: the disk does not answer; see to the disk of "
+	const hangs = "the directory of MPS state: the disk does not answer; check the disk of "
 	says := func(call, got string) {
 		t.Helper()
 		if !strings.HasPrefix(got, hangs) {

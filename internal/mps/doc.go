@@ -6,12 +6,12 @@
 //
 // The Supervisor and the Prober share the host's directory of MPS state, the root. It has
 //
-//	<resource>/pipe   where clients and commands find the daemon of a resource
-//	<resource>/log    what its servers log
-//	<resource>/.started   while the daemon has its limits and serves clients
-//	.exclusive        while GPUs are in a compute mode that was set for MPS; it has their UUIDs
-//	shm               memory that servers and clients share, their /dev/shm
-//	.ready            while all daemons serve clients; it says "mps"
-//	.lock             locked by the one Supervisor of the root
-//	claims            the same for claims, which are asked for there; see claims.go
+//	<resource>/pipe   the pipes to the daemon of a resource, for clients and commands
+//	<resource>/log    the logs of the servers
+//	<resource>/.started   exists while the daemon has its limits and serves clients
+//	.exclusive        UUIDs of GPUs in a compute mode set for MPS; exists while there are such GPUs
+//	shm               shared memory: the /dev/shm of servers and clients
+//	.ready            exists while all daemons serve clients; the text is "mps"
+//	.lock             locked by the Supervisor of the root
+//	claims            requests and state of the daemons of claims; see claims.go
 package mps

@@ -7,32 +7,33 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A Group is the GPUs of one control daemon: those of one resource that are shared by MPS, one in
-// units of its memory, or those of a claim.
+// A Group is the GPUs of one control daemon: the MPS-shared GPUs of a resource, one GPU in units of
+// memory, or the GPUs of a claim.
 type Group struct {
 	// Resource is the name of the resource, "gpu." and the UUID for a GPU in units, or ClaimDir for a
-	// claim. It is the directory of the daemon below the root.
+	// claim. It is also the directory of the daemon below the root.
 	Resource string
 	// GPUs are in the order in which the daemon counts them.
 	GPUs []GPU
-	// Claim is the daemon that a claim wants; nil for a resource.
+	// Claim is the request of a claim; nil for a resource.
 	Claim *ClaimDaemon
-	// Unlimited says that the daemon sets no limits: the GPU is in units, and each container has its
-	// limits in its environment.
+	// Unlimited is true if the daemon sets no limits: the GPU is in units, and the environment of each
+	// container has the limits.
 	Unlimited bool
 }
 
-// A GPU is one of a Group.
+// A GPU is a member of a Group.
 type GPU struct {
 	UUID string
-	// MemoryBytes is the memory of all replicas; 0 if the driver does not say, or if it has no limit.
+	// MemoryBytes is the memory of all replicas; 0 if the driver does not report the size, or for no
+	// limit.
 	MemoryBytes uint64
 	// Replicas is how many clients share the GPU.
 	Replicas int
 }
 
-// Groups returns the groups of a plan, in the order of its devices. GPUs that are lost are in none:
-// CUDA would not count those behind them.
+// Groups returns the groups of a plan, in the order of the devices. Lost GPUs are in no group,
+// because CUDA would not count the GPUs after a lost one.
 func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	groups := []Group{}
 	for _, r := range plan.Resources {
@@ -50,7 +51,7 @@ func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 				groups = append(groups, Group{Resource: name, Unlimited: d.Sharing == resource.InMPSUnits})
 			}
 			g := &groups[len(groups)-1]
-			if g.Unlimited { // each container has its limits in its environment
+			if g.Unlimited { // the environment of each container has the limits
 				g.GPUs = append(g.GPUs, GPU{UUID: d.UUID, Replicas: 1})
 				continue
 			}
@@ -60,15 +61,15 @@ func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	return groups
 }
 
-// serves reports whether the daemon of this group will do for another one: it has its GPUs, with
-// the same limits. A GPU that is lost is no reason to end the daemon, and with it the clients on
-// all the others.
+// serves reports whether the daemon of group g also serves another group: it has all GPUs of
+// wanted, with the same limits. A lost GPU is no reason to stop the daemon and with it the clients
+// on the other GPUs.
 func (g Group) serves(wanted Group) bool {
 	return g.threads() == wanted.threads() &&
 		!slices.ContainsFunc(wanted.GPUs, func(gpu GPU) bool { return !slices.Contains(g.GPUs, gpu) })
 }
 
-// uuids are those of the GPUs.
+// uuids returns the UUIDs of the GPUs.
 func (g Group) uuids() []string {
 	uuids := make([]string, len(g.GPUs))
 	for i, gpu := range g.GPUs {
@@ -77,7 +78,7 @@ func (g Group) uuids() []string {
 	return uuids
 }
 
-// exclusive are the UUIDs of GPUs on which no process but clients may compute.
+// exclusive returns the UUIDs of the GPUs on which only clients may compute.
 func (g Group) exclusive() []string {
 	if g.Claim != nil && !g.Claim.Exclusive {
 		return nil
@@ -85,8 +86,8 @@ func (g Group) exclusive() []string {
 	return g.uuids()
 }
 
-// threads is the part of a GPU's threads, in percent, that one client may use; 0 for no limit. A
-// daemon has one figure for all its GPUs: that of the one with most clients.
+// threads returns the share of a GPU's threads for each client, in percent; 0 for no limit. A
+// daemon has one figure for all GPUs, so the GPU with most clients decides.
 func (g Group) threads() int {
 	switch {
 	case g.Claim != nil:
@@ -101,5 +102,5 @@ func (g Group) threads() int {
 	return 100 / most
 }
 
-// memoryMiB is how much memory of the GPU one client may have; 0 if that is not known.
+// memoryMiB returns the memory limit of each client; 0 if not known.
 func (g GPU) memoryMiB() uint64 { return g.MemoryBytes / uint64(g.Replicas) >> 20 }

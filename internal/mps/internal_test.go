@@ -21,7 +21,8 @@ func TestGroupsOfAPlan(t *testing.T) {
 	t.Parallel()
 	gpu := func(uuid string, index int, state inventory.State, capability inventory.ComputeCapability) inventory.GPU {
 		return inventory.GPU{
-			UUID: uuid, Index: index, MemoryBytes: 80 << 30, ComputeCapability: capability, Health: inventory.Health{State: state},
+			UUID: uuid, Index: index, MemoryBytes: 80 << 30, ComputeCapability: capability,
+			Health: inventory.Health{State: state},
 		}
 	}
 	hopper, pascal := inventory.ComputeCapability{Major: 9}, inventory.ComputeCapability{Major: 6}
@@ -34,7 +35,7 @@ func TestGroupsOfAPlan(t *testing.T) {
 		return resource.New(snapshot, resource.Options{Sharing: resource.Sharing{Mode: mode, Rules: []resource.SharingRule{
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 17},
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2", "3"}, Rename: "nvidia.com/gpu.shared", Replicas: 2},
-			// more than it has clients
+			// more memory limits than clients
 			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/pascal", Replicas: 17},
 		}}})
 	}
@@ -70,7 +71,7 @@ func TestReadingAnswers(t *testing.T) {
 	}
 }
 
-// TestWhatDaemonsPrintIsBounded: a line that never ends, and lines without end.
+// TestWhatDaemonsPrintIsBounded: an endless line, and endless lines.
 func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -81,8 +82,8 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 			if n, err := fmt.Fprint(l, text); err != nil || n != len(text) {
 				t.Fatalf("Write: %d, %v", n, err)
 			}
-			if len(l.rest) > maxLine {
-				t.Fatalf("%d bytes are kept", len(l.rest))
+			if len(l.partial) > maxLine {
+				t.Fatalf("%d bytes are kept", len(l.partial))
 			}
 		}
 		for range 100 {
@@ -102,8 +103,8 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 		for _, line := range log.GetSink().(ktesting.Underlier).GetBuffer().Data() {
 			got = append(got, fmt.Sprint(append([]any{line.Message}, line.ParameterKVList...)...))
 		}
-		// Of a second, a hundred lines, of which one is empty; the long one has 101 parts, and there are
-		// 105 others.
+		// In a second, a hundred lines, of which one is empty; the long line has 101 parts, and there are
+		// 105 other lines.
 		want := []string{"MPS outputlineone", "MPS outputlinetwo", "MPS outputline" + longest,
 			"MPS outputlineleft " + longest[5:]}
 		for range maxLines - 5 {
@@ -116,14 +117,14 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 	})
 }
 
-// TestADaemonThatNoLongerAnswers: it is given up after three questions. One that has ended is not
-// asked.
+// TestADaemonThatNoLongerAnswers: the daemon is given up after three probes. A stopped daemon is
+// not probed.
 func TestADaemonThatNoLongerAnswers(t *testing.T) {
 	t.Parallel()
 	const every = 100 * time.Millisecond
-	// without its folder none answers
+	// without the folder no daemon answers
 	d := &daemon{control: control{dir: t.TempDir()}, group: Group{Resource: "nvidia.com/gpu"}}
-	p := &startedDaemon{ended: make(chan struct{}), exit: errors.New("exit status 7")}
+	p := &startedDaemon{ended: make(chan struct{}), exitErr: errors.New("exit status 7")}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	began := time.Now()
@@ -134,7 +135,7 @@ func TestADaemonThatNoLongerAnswers(t *testing.T) {
 		t.Errorf("given up after %v, want %d questions", took, maxUnanswered)
 	}
 	close(p.ended)
-	if err := d.watch(ctx, p, time.Hour); !errors.Is(err, p.exit) {
+	if err := d.watch(ctx, p, time.Hour); !errors.Is(err, p.exitErr) {
 		t.Errorf("watch: %v, want how the daemon ended", err)
 	}
 }

@@ -18,29 +18,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// endLeftover ends a daemon that an earlier process left behind, and its servers: its limits are
-// not known.
+// endLeftover stops the daemon and the servers that an earlier process left behind, because their
+// limits are not known.
 func (d *daemon) endLeftover(ctx context.Context) error {
 	if err := statefile.Remove(d.folder(startedMark)); err != nil {
 		return fmt.Errorf("remove the mark of an earlier MPS control daemon: %w", err)
 	}
-	left := d.processes()
+	leftover := d.processes()
 	if _, err := d.ask(ctx, probeCommand, askTimeout); err == nil {
-		klog.FromContext(ctx).Info("Ending an MPS control daemon that was left behind", "resource", d.group.Resource)
-		_, err := d.ask(ctx, quit(), quitTimeout)
-		if err != nil && len(left) == 0 {
-			return fmt.Errorf("end the MPS control daemon that was left behind in %s: %w; end its process", d.dir, err)
+		klog.FromContext(ctx).Info("Stopping an MPS control daemon that was left behind", "resource", d.group.Resource)
+		_, err := d.ask(ctx, quitCommand(), quitTimeout)
+		if err != nil && len(leftover) == 0 {
+			return fmt.Errorf("stop the MPS control daemon that was left behind in %s: %w; stop its process", d.dir, err)
 		}
-		if err == nil && awaitEnd(ctx, left) == nil {
+		if err == nil && awaitEnd(ctx, leftover) == nil {
 			return nil
 		}
 	}
-	// What does not answer, or does not quit, would keep the GPUs from the next daemon.
-	for _, pid := range left {
+	// A process that does not answer or quit would block the GPUs for the next daemon.
+	for _, pid := range leftover {
 		klog.FromContext(ctx).Info("Killing a process of MPS that was left behind", "resource", d.group.Resource, "pid", pid)
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		_ = syscall.Kill(pid, syscall.SIGKILL) // the process may have exited
 	}
-	return awaitEnd(ctx, left)
+	return awaitEnd(ctx, leftover)
 }
 
 // awaitEnd waits until processes have ended, for as long as a daemon may take to quit.
@@ -51,24 +51,24 @@ func awaitEnd(ctx context.Context, pids []int) error {
 	for slices.ContainsFunc(pids, running) {
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("processes of MPS that were left behind do not end: %v: %w", pids, ctx.Err())
+			return fmt.Errorf("processes of MPS that were left behind do not exit: %v: %w", pids, ctx.Err())
 		case <-pace.C:
 		}
 	}
 	return nil
 }
 
-// running reports whether a process has files and memory still. A parent may not have asked how it
-// ended.
+// running reports whether a process still has files and memory. A zombie, whose parent has not read
+// the exit status, does not.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(state, "Z")
 }
 
-// processes returns the control daemons of the directory and their servers, but not programs that
-// give a daemon commands. In a PID namespace of its own this process sees those alone that it has
-// started.
+// processes returns the control daemons of the directory and their servers, but not the clients
+// that send commands to a daemon. In a separate PID namespace, only processes started by this
+// process are visible.
 func (c control) processes() []int {
 	pipe, err := os.Stat(c.folder(pipeFolder))
 	if err != nil {
@@ -77,7 +77,7 @@ func (c control) processes() []int {
 	var found []int
 	all, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range all {
-		program, err := os.Readlink(filepath.Join(dir, "exe")) // not of a process that has ended
+		program, err := os.Readlink(filepath.Join(dir, "exe")) // unreadable for a process that has exited
 		if err != nil || !strings.HasPrefix(filepath.Base(program), "nvidia-cuda-mps-") {
 			continue
 		}
@@ -91,9 +91,9 @@ func (c control) processes() []int {
 			if !is {
 				continue
 			}
-			// The process may see the directory elsewhere, and another one here.
-			its, err := os.Stat(filepath.Join(dir, "root", path))
-			if pid, of := strconv.Atoi(filepath.Base(dir)); errors.Join(err, of) == nil && os.SameFile(pipe, its) {
+			// The path may be another directory in the mount namespace of the process.
+			info, err := os.Stat(filepath.Join(dir, "root", path))
+			if pid, of := strconv.Atoi(filepath.Base(dir)); errors.Join(err, of) == nil && os.SameFile(pipe, info) {
 				found = append(found, pid)
 			}
 		}

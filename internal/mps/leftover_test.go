@@ -46,8 +46,8 @@ func TestWhatAKilledProcessLeavesBehind(t *testing.T) {
 	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
 }
 
-// TestAGPUThatAKilledProcessLeft is set back by the next one, also where that one ends before it
-// could start the daemon.
+// TestAGPUThatAKilledProcessLeft: the next process restores the mode, even if that process stops
+// before it could start the daemon.
 func TestAGPUThatAKilledProcessLeft(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -69,8 +69,8 @@ func TestAGPUThatAKilledProcessLeft(t *testing.T) {
 	}
 }
 
-// TestGPUsThatAKilledProcessLeftAndNobodyWants are set back as soon as it is known what is wanted.
-// One that is lost keeps no other one from it, and stays in the mark.
+// TestGPUsThatAKilledProcessLeftAndNobodyWants: the modes are restored as soon as the wanted groups
+// are known. A lost GPU does not delay the other GPUs, and stays in the mark.
 func TestGPUsThatAKilledProcessLeftAndNobodyWants(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -135,5 +135,5 @@ func TestAServerThatIsLeftWithoutItsDaemon(t *testing.T) {
 		t.Error("the server that was left is there still")
 	}
 	_ = left.Process.Kill()
-	_ = left.Wait() // it was killed
+	_ = left.Wait() // killed
 }

@@ -16,47 +16,49 @@ import (
 
 // Modes sets the compute modes of GPUs.
 type Modes interface {
-	// SetComputeMode says which processes may compute on a GPU, and returns what held before.
+	// SetComputeMode sets which processes may compute on a GPU, and returns the mode before.
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 }
 
-// exclusiveMark, in the root, is there while GPUs are in a mode that is not their own, and has the
-// UUID of each in a line. A mark that is there at the start was left by a process that could not
-// set them back. Each GPU stays in it until it is set back, whatever ends before.
+// exclusiveMark, in the root, exists while GPUs are in a mode set for MPS, and lists the UUIDs of
+// the GPUs, a line each. A mark found at the start was left by a process that could not restore the
+// modes. A GPU stays in the mark until its mode is restored, even across processes.
 const exclusiveMark = ".exclusive"
 
 // maxMark is how many bytes of a mark are read.
 const maxMark = 1 << 20
 
-// modesTimeout bounds setting the mode of one GPU. A real driver may have to wake it first.
+// modesTimeout limits the time to set the mode of one GPU. A real driver may have to wake the GPU
+// first.
 const modesTimeout = 10 * time.Second
 
-// exclusive leaves GPUs to one process each, the MPS server, as long as a resource claims them.
-type exclusive struct {
+// exclusiveGPUs reserves each GPU for one process, the MPS server, while a resource claims the GPU.
+type exclusiveGPUs struct {
 	modes Modes
 	mark  string
 
-	mu     sync.Mutex      // guards all following fields
-	left   map[string]bool // GPUs of the mark that was there at the start, until they are claimed
-	any    bool            // that mark named no GPU, as those of earlier versions: it may be any
-	claims map[string][]string
-	before map[string]inventory.ComputeMode // what to set GPUs back to
+	mu          sync.Mutex      // guards all following fields
+	leftover    map[string]bool // GPUs of the mark found at the start, until claimed
+	anyLeftover bool            // the mark found at the start lists no GPU, so it may mean any
+	claims      map[string][]string
+	original    map[string]inventory.ComputeMode // the modes to restore
 }
 
-func newExclusive(modes Modes, mark string) *exclusive {
-	e := &exclusive{
-		modes: modes, mark: mark, left: map[string]bool{}, claims: map[string][]string{}, before: map[string]inventory.ComputeMode{},
+func newExclusive(modes Modes, mark string) *exclusiveGPUs {
+	e := &exclusiveGPUs{
+		modes: modes, mark: mark, leftover: map[string]bool{}, claims: map[string][]string{},
+		original: map[string]inventory.ComputeMode{},
 	}
 	text, err := statefile.Read(mark, maxMark)
 	for _, uuid := range strings.Fields(string(text)) {
-		e.left[uuid] = true
+		e.leftover[uuid] = true
 	}
-	e.any = len(e.left) == 0 && !statefile.IsAbsent(err)
+	e.anyLeftover = len(e.leftover) == 0 && !statefile.IsAbsent(err)
 	return e
 }
 
-// claim leaves these GPUs to MPS for a resource, in place of those that it claimed before.
-func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) error {
+// claim reserves the GPUs for a resource, instead of the GPUs that the resource claimed before.
+func (e *exclusiveGPUs) claim(ctx context.Context, resource string, uuids []string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.claims[resource] = uuids
@@ -71,62 +73,61 @@ func (e *exclusive) claim(ctx context.Context, resource string, uuids []string) 
 		if err != nil {
 			return err
 		}
-		if _, known := e.before[uuid]; known {
+		if _, known := e.original[uuid]; known {
 			continue
 		}
-		if (e.any || e.left[uuid]) && before == inventory.ComputeExclusiveProcess {
+		if (e.anyLeftover || e.leftover[uuid]) && before == inventory.ComputeExclusiveProcess {
 			before = inventory.ComputeDefault
 		}
-		e.before[uuid] = before
-		delete(e.left, uuid)
+		e.original[uuid] = before
+		delete(e.leftover, uuid)
 	}
 	return nil
 }
 
-// restore sets GPUs back that this process left to MPS for a resource, or an earlier one that could
-// not set them back.
-func (e *exclusive) restore(ctx context.Context, resource string, uuids []string) error {
+// restore restores the modes of GPUs that this process, or an earlier one, reserved for a resource.
+func (e *exclusiveGPUs) restore(ctx context.Context, resource string, uuids []string) error {
 	var err error
-	if e.mayBeLeft(uuids) {
+	if e.mayBeLeftover(uuids) {
 		err = e.claim(ctx, resource, uuids)
 	}
 	return errors.Join(err, e.release(ctx, resource))
 }
 
-func (e *exclusive) mayBeLeft(uuids []string) bool {
+func (e *exclusiveGPUs) mayBeLeftover(uuids []string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.any || slices.ContainsFunc(uuids, func(uuid string) bool { return e.left[uuid] })
+	return e.anyLeftover || slices.ContainsFunc(uuids, func(uuid string) bool { return e.leftover[uuid] })
 }
 
-// restoreUnwanted sets GPUs back that an earlier process could not set back and that nobody wants
-// any more.
-func (e *exclusive) restoreUnwanted(ctx context.Context, wanted []string) error {
+// restoreUnwanted restores the modes of GPUs that an earlier process could not restore and that no
+// daemon needs any more.
+func (e *exclusiveGPUs) restoreUnwanted(ctx context.Context, wanted []string) error {
 	e.mu.Lock()
-	left := slices.Collect(maps.Keys(e.left))
+	leftover := slices.Collect(maps.Keys(e.leftover))
 	e.mu.Unlock()
 	var all error
-	for _, uuid := range left {
+	for _, uuid := range leftover {
 		if !slices.Contains(wanted, uuid) {
-			all = errors.Join(all, e.restore(ctx, uuid, []string{uuid})) // each for itself: another one may be lost
+			all = errors.Join(all, e.restore(ctx, uuid, []string{uuid})) // one by one, because some GPUs may be lost
 		}
 	}
 	return all
 }
 
-// release sets the GPUs of a resource back to what they were.
-func (e *exclusive) release(ctx context.Context, resource string) error {
+// release restores the modes of the GPUs of a resource.
+func (e *exclusiveGPUs) release(ctx context.Context, resource string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.claims, resource)
 	return e.releaseLocked(ctx)
 }
 
-// releaseLocked sets the GPUs that no resource claims back.
-func (e *exclusive) releaseLocked(ctx context.Context) error {
+// releaseLocked restores the modes of the GPUs that no resource claims.
+func (e *exclusiveGPUs) releaseLocked(ctx context.Context) error {
 	claimed := slices.Concat(slices.Collect(maps.Values(e.claims))...)
 	var all error
-	for uuid, mode := range e.before {
+	for uuid, mode := range e.original {
 		if slices.Contains(claimed, uuid) {
 			continue
 		}
@@ -134,15 +135,15 @@ func (e *exclusive) releaseLocked(ctx context.Context) error {
 			all = errors.Join(all, err)
 			continue
 		}
-		delete(e.before, uuid)
+		delete(e.original, uuid)
 	}
 	return errors.Join(all, e.markLocked(nil))
 }
 
-// markLocked has the mark name all GPUs that are to be set back, and those that are about to be
-// exclusive. Without any it is removed.
-func (e *exclusive) markLocked(next []string) error {
-	uuids := slices.Concat(next, slices.Collect(maps.Keys(e.before)), slices.Collect(maps.Keys(e.left)))
+// markLocked writes the GPUs whose modes must be restored later, and the next ones, to the mark. It
+// removes an empty mark.
+func (e *exclusiveGPUs) markLocked(next []string) error {
+	uuids := slices.Concat(next, slices.Collect(maps.Keys(e.original)), slices.Collect(maps.Keys(e.leftover)))
 	slices.Sort(uuids)
 	var err error
 	if uuids = slices.Compact(uuids); len(uuids) > 0 {
@@ -156,7 +157,8 @@ func (e *exclusive) markLocked(next []string) error {
 	return nil
 }
 
-func (e *exclusive) set(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error) {
+func (e *exclusiveGPUs) set(ctx context.Context, uuid string,
+	mode inventory.ComputeMode) (inventory.ComputeMode, error) {
 	ctx, cancel := context.WithTimeout(ctx, modesTimeout)
 	defer cancel()
 	return e.modes.SetComputeMode(ctx, uuid, mode)

@@ -48,27 +48,27 @@ func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 	t.Parallel()
 	const one, two, claim = "nvidia.com/gpu", "nvidia.com/gpu.shared", "claims/uid-1-0"
 	gpus := map[string][]string{one: {"GPU-a"}, two: {"GPU-b", "GPU-c"}}
-	for name, next := range map[string]func(context.Context, *exclusive) error{
+	for name, next := range map[string]func(context.Context, *exclusiveGPUs) error{
 		"a claim that is not exclusive ends": func(ctx context.Context,
-			e *exclusive) error {
+			e *exclusiveGPUs) error {
 			return e.restore(ctx, claim, nil)
 		},
 		"an exclusive claim ends": func(ctx context.Context,
-			e *exclusive) error {
+			e *exclusiveGPUs) error {
 			return e.restore(ctx, claim, []string{"GPU-d"})
 		},
 		"a resource is claimed": func(ctx context.Context,
-			e *exclusive) error {
+			e *exclusiveGPUs) error {
 			return e.claim(ctx, one, gpus[one])
 		},
-		"a resource ends before its first claim": func(ctx context.Context, e *exclusive) error {
+		"a resource ends before its first claim": func(ctx context.Context, e *exclusiveGPUs) error {
 			return e.restore(ctx, one, gpus[one])
 		},
 		"a resource that was never claimed is released": func(ctx context.Context,
-			e *exclusive) error {
+			e *exclusiveGPUs) error {
 			return e.release(ctx, one)
 		},
-		"a GPU cannot be set back": func(ctx context.Context, e *exclusive) error {
+		"a GPU cannot be set back": func(ctx context.Context, e *exclusiveGPUs) error {
 			c := e.modes.(*computeModes)
 			c.fail = map[string]error{"GPU-b": errors.New("GPU is lost")}
 			defer func() { c.fail = nil }()
@@ -81,7 +81,7 @@ func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
-			start := func() *exclusive { return newExclusive(c, c.mark) } // each is the process after a kill
+			start := func() *exclusiveGPUs { return newExclusive(c, c.mark) } // each is the process after a kill
 			first := start()
 			for resource, uuids := range gpus {
 				if err := first.claim(t.Context(), resource, uuids); err != nil {
@@ -118,8 +118,8 @@ func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 	}
 }
 
-// TestAGPUThatWasExclusiveBefore stays so after MPS: only GPUs that the mark names were left by
-// MPS.
+// TestAGPUThatWasExclusiveBefore stays exclusive after MPS: only GPUs of the mark were made
+// exclusive by MPS.
 func TestAGPUThatWasExclusiveBefore(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
@@ -141,8 +141,8 @@ func TestAGPUThatWasExclusiveBefore(t *testing.T) {
 	}
 }
 
-// TestAClaimWhoseGPUsWereNotLeft ends without a mode being set, which could wake a GPU or take it
-// from a process.
+// TestAClaimWhoseGPUsWereNotLeft: no mode is set, because this could wake a GPU or disturb a
+// process.
 func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
@@ -154,7 +154,7 @@ func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
 	}
 }
 
-// TestAGPUThatCannotBeSetBack keeps no other one from it, stays in the mark, and is set back later.
+// TestAGPUThatCannotBeSetBack does not delay other GPUs, stays in the mark, and is restored later.
 func TestAGPUThatCannotBeSetBack(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
@@ -176,7 +176,8 @@ func TestAGPUThatCannotBeSetBack(t *testing.T) {
 	}
 	checkText("after the release", "GPU-b\nGPU-c\n")
 	want := map[string]inventory.ComputeMode{
-		"GPU-a": inventory.ComputeDefault, "GPU-b": inventory.ComputeExclusiveProcess, "GPU-c": inventory.ComputeExclusiveProcess,
+		"GPU-a": inventory.ComputeDefault, "GPU-b": inventory.ComputeExclusiveProcess,
+		"GPU-c": inventory.ComputeExclusiveProcess,
 	}
 	if diff := cmp.Diff(want, c.modes); diff != "" {
 		t.Errorf("modes after the release (-want +got):\n%s", diff)

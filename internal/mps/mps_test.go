@@ -59,7 +59,7 @@ type node struct {
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	root, err := os.MkdirTemp("", "mps") // short: it holds sockets
+	root, err := os.MkdirTemp("", "mps") // a short path, for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func newNode(t *testing.T) *node {
 	return &node{t: t, root: root, wanted: feed.New[[]mps.Group](nil), modes: map[string]inventory.ComputeMode{}}
 }
 
-// SetComputeMode makes a node the Modes of its Supervisor.
+// SetComputeMode makes a node the Modes of a Supervisor.
 func (n *node) SetComputeMode(
 	ctx context.Context, uuid string, mode inventory.ComputeMode,
 ) (inventory.ComputeMode, error) {
@@ -87,8 +87,8 @@ func (n *node) setFail(err error) {
 	n.fail = map[string]error{"": err}
 }
 
-// checkAccess checks that what the supervisor has made can be changed, and files read, by its own
-// user alone.
+// checkAccess checks that only the supervisor's user can change the supervisor's folders, and read
+// the files.
 func (n *node) checkAccess() {
 	n.t.Helper()
 	err := filepath.WalkDir(n.root, func(path string, e fs.DirEntry, err error) error {
@@ -110,7 +110,7 @@ func (n *node) checkAccess() {
 	}
 }
 
-// marked are the GPUs that the mark names.
+// marked returns the GPUs of the mark.
 func (n *node) marked() []string {
 	n.t.Helper()
 	text, err := os.ReadFile(n.path(".exclusive"))
@@ -120,7 +120,7 @@ func (n *node) marked() []string {
 	return strings.Fields(string(text))
 }
 
-// checkModes checks the GPUs that are in another mode than the default.
+// checkModes checks the GPUs in another mode than the default.
 func (n *node) checkModes(when string, want map[string]inventory.ComputeMode) {
 	n.t.Helper()
 	n.mu.Lock()
@@ -136,14 +136,14 @@ func (n *node) checkModes(when string, want map[string]inventory.ComputeMode) {
 	}
 }
 
-// supervise runs a Supervisor of some groups, and returns what ends it.
+// supervise runs a Supervisor of some groups, and returns a function that stops it.
 func (n *node) supervise(groups ...mps.Group) (end func()) {
 	n.t.Helper()
 	n.wanted.Publish(append([]mps.Group{}, groups...))
 	return n.run()
 }
 
-// run is supervise where it is not known which groups are wanted.
+// run is supervise with unknown groups.
 func (n *node) run() (end func()) {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(n.t.Context()))
@@ -183,7 +183,7 @@ func (n *node) untilReady() {
 	n.until("ready", func() bool { return n.has(".ready") })
 }
 
-// log returns the commands that the daemons of a resource were given, but for questions.
+// log returns the commands that the daemons of a resource received, without probes.
 func (n *node) log(resource string) []string {
 	n.t.Helper()
 	data, err := os.ReadFile(n.path(resource + "/log/control.log"))
@@ -200,7 +200,7 @@ func (n *node) log(resource string) []string {
 	return commands
 }
 
-// pid is that of the daemon of a resource: 0 while there is none.
+// pid returns the process ID of the daemon of a resource: 0 without a daemon.
 func (n *node) pid(resource string) int {
 	n.t.Helper()
 	text, err := os.ReadFile(n.path(resource + "/pipe/nvidia-cuda-mps-control.pid"))
@@ -299,7 +299,7 @@ func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.setFail(errors.New("not now")) // or the next daemon may be ready before anybody has seen that none is
+	n.setFail(errors.New("not now")) // otherwise the next daemon may be ready before the test sees a missing mark
 	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -339,12 +339,12 @@ func TestChangesOfWhatIsShared(t *testing.T) {
 		t.Error("a daemon was ended because one of its GPUs is lost")
 	}
 
-	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2), gpu("c", 80, 2))}) // c is given to one
+	n.wanted.Publish([]mps.Group{group(one, gpu("a", 80, 2), gpu("c", 80, 2))}) // c is shared by one client only
 	n.until("another daemon of "+one, func() bool { return n.pid(one) != first && n.has(".ready") })
 	n.checkModes("afterwards", map[string]inventory.ComputeMode{
 		"GPU-a": inventory.ComputeExclusiveProcess, "GPU-c": inventory.ComputeExclusiveProcess,
 	})
-	n.wanted.Publish([]mps.Group{}) // nothing is shared: all that is to be ready is
+	n.wanted.Publish([]mps.Group{}) // no daemon is wanted, so all daemons are ready
 	n.until("no daemon", func() bool { return n.has(".ready") && !n.has(one+"/.started") && !n.has(".exclusive") })
 	n.checkModes("without sharing", map[string]inventory.ComputeMode{})
 }
@@ -376,8 +376,7 @@ func TestGPUsWithoutComputeModes(t *testing.T) {
 	n.untilReady()
 }
 
-// notShort leaves out daemons that a test waits 10 s for before they are killed, where make test
-// runs.
+// notShort skips daemons that are killed only after 10 s, in short mode.
 func notShort(t *testing.T, mood string) {
 	t.Helper()
 	if testing.Short() && (mood == "mute" || mood == "stubborn") {
@@ -407,8 +406,8 @@ func TestDaemonsThatMisbehave(t *testing.T) {
 	}
 }
 
-// TestAnOldDriversDaemon: it does not know the option by which several users are served. That of a
-// resource and that of the shares of a GPU serve one user at a time then.
+// TestAnOldDriversDaemon: the daemon does not know the option for several users. The daemons of a
+// resource and of the units of a GPU then serve one user at a time.
 func TestAnOldDriversDaemon(t *testing.T) {
 	t.Setenv("MPS_STAND_IN", "old")
 	n := newNode(t)
@@ -429,12 +428,12 @@ func TestAnOldDriversDaemon(t *testing.T) {
 	n.end(shares)
 }
 
-// TestAnswersWithoutEnd: nobody reads them to their end, and whoever gives them is not ready.
+// TestAnswersWithoutEnd: an endless answer is cut off, and the daemon is not ready.
 func TestAnswersWithoutEnd(t *testing.T) {
 	n := newNode(t)
 	n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReady()
-	t.Setenv("MPS_STAND_IN", "endless") // for the program that commands the daemon
+	t.Setenv("MPS_STAND_IN", "endless") // for the client of the daemon
 	n.untilReason(n.probe(one), one, "the answer has more than 65536 bytes")
 	second := newNode(t)
 	end := second.supervise(group(one, gpu("a", 80, 2)))

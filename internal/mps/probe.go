@@ -20,65 +20,64 @@ import (
 )
 
 const (
-	// lookEvery is how often daemons are asked that are not ready; those that are, after askRarely,
-	// and when the mark of their start is gone: a daemon may end and be started again between two
-	// questions.
+	// lookEvery is the interval between two looks. A look probes a daemon that is not ready; a ready
+	// daemon is probed only after askRarely, or when its started mark is missing: the daemon may have
+	// been restarted between two probes.
 	lookEvery = time.Second
 	askRarely = 10 * time.Second
-	// probeTimeout bounds one probe. Its program then has another second to end, and whoever asked
-	// goes on without it after diskTimeout. A resource that is new is not listed before the end of its
-	// first probe.
+	// probeTimeout limits the time of a probe. The program of the probe then has another second to
+	// exit; after diskTimeout, the probe counts as failed. A new resource is not listed before the end
+	// of the first probe.
 	probeTimeout = 4 * time.Second
 	diskTimeout  = probeTimeout + time.Second
 )
 
-// limitCommands are what a Prober asks. Every control daemon answers them by a line each, the
-// second one by none without a limit.
+// limitCommands are the commands of a probe. Every control daemon answers each command with a line;
+// the second answer is empty without a limit.
 const limitCommands = probeCommand + "\nget_default_device_pinned_mem_limit 0"
 
-// A Prober asks the control daemons of resources whether they are there. Make it with NewProber.
+// A Prober checks that the control daemons of resources respond. Create one with NewProber.
 type Prober struct {
 	root    string
 	clock   clock.WithTicker
 	unready *feed.Feed[map[string]string]
-	wish    chan struct{} // holds one wish for a look at once
+	lookNow chan struct{} // holds at most one request for an immediate look
 
 	mu      sync.Mutex // guards all following fields
 	targets map[string]target
 }
 
-// A target is a resource that is followed.
+// A target is a resource with a daemon to probe.
 type target struct {
-	reason   string // why it cannot be used; empty when it can
-	answered bool   // the reason is of an answer
-	limits   string // what it answered
-	asking   bool   // an answer is waited for
-	asked    time.Time
+	reason   string // why pods cannot use the resource; empty if they can
+	answered bool   // the daemon has answered, or its time is over
+	limits   string // the answer to the limit commands
+	pending  bool   // a probe is running
+	askedAt  time.Time
 	disk     *statefile.Disk
 }
 
-// NewProber returns a Prober of the daemons below root, which asks them while it runs.
+// NewProber returns a Prober of the daemons below root. The daemons are probed while Run runs.
 func NewProber(root string, c clock.WithTicker) *Prober {
 	return &Prober{
-		root: root, clock: c, unready: feed.New[map[string]string](nil), wish: make(chan struct{},
-			1), targets: map[string]target{},
+		root: root, clock: c, unready: feed.New[map[string]string](nil), lookNow: make(chan struct{}, 1),
+		targets: map[string]target{},
 	}
 }
 
-// Unready returns the feed of the resources that are followed and cannot be used, by name, each
-// with the reason: a sentence without a full stop. A resource is there from when it is followed
-// until its daemon has answered.
+// Unready returns the feed of the unusable resources, by name, each with the reason: a sentence
+// without a full stop. A followed resource is in the feed until its daemon has answered.
 func (p *Prober) Unready() *feed.Feed[map[string]string] { return p.unready }
 
-// Asked reports whether the daemon of a resource has answered or has been given the time for that,
-// 5 s, since it is followed.
-func (p *Prober) Asked(resource string) bool {
+// HasResult reports whether the daemon of a followed resource has answered, or has had 5 s to
+// answer.
+func (p *Prober) HasResult(resource string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.targets[resource].answered
 }
 
-// Follow sets the resources whose daemons are asked from now on. It does not wait for them.
+// Follow sets the resources whose daemons are probed from now on. It does not wait for the probes.
 func (p *Prober) Follow(resources []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +89,7 @@ func (p *Prober) Follow(resources []string) {
 			t.disk = statefile.NewDisk()
 			t.reason = fmt.Sprintf("the MPS control daemon of %s has not answered yet", name)
 			select {
-			case p.wish <- struct{}{}:
+			case p.lookNow <- struct{}{}:
 			default:
 			}
 		}
@@ -99,7 +98,7 @@ func (p *Prober) Follow(resources []string) {
 	p.publishLocked()
 }
 
-// publishLocked publishes the resources that cannot be used, if they changed.
+// publishLocked publishes the unusable resources, if they changed.
 func (p *Prober) publishLocked() {
 	unready := map[string]string{}
 	for name, t := range p.targets {
@@ -128,22 +127,21 @@ func (p *Prober) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.wish:
+		case <-p.lookNow:
 		case <-tick:
 			tick = nil
 		}
 	}
 }
 
-// due returns the resources whose daemons are to be looked at now: those of which no answer is
-// waited for. One that does not answer does not delay the others. It also reports whether any
-// resource is followed.
+// due returns the resources without a running probe, and whether any resource is followed. A slow
+// daemon does not delay the probes of other daemons.
 func (p *Prober) due() (names []string, followed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, t := range p.targets {
-		if !t.asking {
-			t.asking = true
+		if !t.pending {
+			t.pending = true
 			p.targets[name] = t
 			names = append(names, name)
 		}
@@ -151,8 +149,8 @@ func (p *Prober) due() (names []string, followed bool) {
 	return names, len(p.targets) > 0
 }
 
-// OwnLimits returns the limits that a daemon has for all its clients, as it answered last: "33
-// percent of the threads", or "20G of memory" of its first GPU, or both; empty if it has none.
+// OwnLimits returns the limits of a daemon for all clients, from the last answer: "33 percent of
+// the threads", or "20G of memory" of the first GPU, or both; empty without limits.
 func (p *Prober) OwnLimits(resource string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,21 +170,21 @@ func ownLimits(answer string) string {
 	return strings.Join(all, " and ")
 }
 
-// errStarted says that a daemon that was ready still has the mark of its start.
+// errStarted is returned if a ready daemon still has its started mark.
 var errStarted = errors.New("it is started")
 
-// ask looks at the daemon of a resource, and asks it if that was not done for long, if it was not
-// ready, or if it has no mark. A disk that hangs delays nobody.
+// ask looks at the daemon of a resource, and probes a daemon that was not probed for long, is not
+// ready, or lost its mark. A hanging disk delays no other resource.
 func (p *Prober) ask(ctx context.Context, name string) {
 	p.mu.Lock()
 	t, now := p.targets[name], p.clock.Now()
 	p.mu.Unlock()
-	disk, always := t.disk, t.reason != "" || now.Sub(t.asked) >= askRarely
+	disk, always := t.disk, t.reason != "" || now.Sub(t.askedAt) >= askRarely
 	if disk == nil {
-		return // it is not followed any more
+		return // no longer followed
 	}
 	daemon := control{dir: filepath.Join(p.root, name)}
-	// ctx ends what does not hang
+	// ctx stops the probe unless the disk hangs
 	answer, err := statefile.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) {
 		if !always {
 			if _, err := os.Stat(daemon.folder(startedMark)); err == nil {
@@ -199,12 +197,12 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return answer, cmp.Or(full(p.root, daemon.folder(pipeFolder), daemon.folder(logFolder)), err)
 	})
 	if ctx.Err() != nil {
-		return // what it said last is as good
+		return // the last result is still good
 	}
 	reason := ""
 	switch {
 	case errors.Is(err, statefile.ErrHangs):
-		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; see to the disk of %s (--mps-root)", name,
+		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; check the disk of %s (--mps-root)", name,
 			err, p.root)
 	case errors.Is(err, errFull):
 		reason = fmt.Sprintf("the MPS control daemon of %s cannot write its files: %v (--mps-root)", name, err)
@@ -215,15 +213,15 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	defer p.mu.Unlock()
 	t = p.targets[name]
 	if t.disk != disk {
-		return // it is not followed any more, or anew
+		return // no longer followed, or followed again
 	}
 	if errors.Is(err, errStarted) {
-		t.asking = false
+		t.pending = false
 		p.targets[name] = t
 		return
 	}
 	before := t.reason
-	t.reason, t.answered, t.limits, t.asking, t.asked = reason, true, ownLimits(answer), false, now
+	t.reason, t.answered, t.limits, t.pending, t.askedAt = reason, true, ownLimits(answer), false, now
 	p.targets[name] = t
 	if reason == "" && before != "" {
 		klog.FromContext(ctx).Info("MPS control daemon can be used", "resource", name)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
-// A probe is a Prober that runs, and whose time is that of the test.
+// A probe is a running Prober, with the clock of the test.
 type probe struct {
 	*mps.Prober
 	clock *clocktest.FakeClock
@@ -37,7 +37,7 @@ func (n *node) probe(resources ...string) *probe {
 	return p
 }
 
-// untilReason waits until a resource is not ready for a reason, or is if that is empty.
+// untilReason waits until a resource is not ready for a reason; empty means ready.
 func (n *node) untilReason(p *probe, resource, part string) {
 	n.t.Helper()
 	n.until(resource+": "+part, func() bool {
@@ -56,14 +56,15 @@ func TestProberFollowsDaemons(t *testing.T) {
 		t.Errorf("before it was asked: %q", reason)
 	}
 
-	if p.Asked(one) {
+	if p.HasResult(one) {
 		t.Error("it counts as asked before it was")
 	}
 
 	asked := n.probe(one, two)
 	n.untilReason(asked, one, "the MPS control daemon of nvidia.com/gpu does not answer: stat "+n.path(one+"/pipe"))
-	if !asked.Asked(one) || asked.Asked("another") {
-		t.Errorf("after the answer: asked %t; a resource that is not followed: %t", asked.Asked(one), asked.Asked("another"))
+	if !asked.HasResult(one) || asked.HasResult("another") {
+		t.Errorf("after the answer: asked %t; a resource that is not followed: %t", asked.HasResult(one),
+			asked.HasResult("another"))
 	}
 	end := n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReason(asked, one, "")
@@ -87,7 +88,7 @@ func TestProberFollowsDaemons(t *testing.T) {
 	n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReason(asked, one, "")
 	asked.Follow([]string{one, two})
-	if !asked.Asked(one) || asked.Asked(two) && asked.Unready().Value()[two] == "" {
+	if !asked.HasResult(one) || asked.HasResult(two) && asked.Unready().Value()[two] == "" {
 		t.Error("what is followed on is forgotten")
 	}
 	asked.Follow(nil)
@@ -111,19 +112,19 @@ func TestProberOfADaemonThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.untilReason(p, one, "no answer within 4s")
-	later := n.probe(one) // of a process that starts now: its first list does not wait for longer
+	later := n.probe(one) // at the start of a process: the first list does not wait longer
 	n.untilReason(later, one, "no answer within 4s")
-	if !later.Asked(one) {
+	if !later.HasResult(one) {
 		t.Error("a daemon that hangs from the start counts as not asked")
 	}
-	n.untilReason(p, two, "") // still, or again if the machine was too busy for it to answer in time
+	n.untilReason(p, two, "") // still ready, or ready again if the machine was too busy for an answer in time
 	if err := syscall.Kill(n.pid(one), syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	n.untilReason(p, one, "")
 }
 
-// TestOwnLimits: what a daemon has for all its clients is known from its answers.
+// TestOwnLimits: the answers tell the limits of a daemon for all clients.
 func TestOwnLimits(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -138,7 +139,7 @@ func TestOwnLimits(t *testing.T) {
 	}
 }
 
-// A countingClock counts the timers that are begun.
+// A countingClock counts the started timers.
 type countingClock struct {
 	*clocktest.FakeClock
 	timers atomic.Int32
@@ -149,8 +150,7 @@ func (c *countingClock) After(d time.Duration) <-chan time.Time {
 	return c.FakeClock.After(d)
 }
 
-// TestNewResourcesPutOffNoLook: the next look at the other daemons comes when it would without
-// them.
+// TestNewResourcesPutOffNoLook: a new resource does not delay the next look at other daemons.
 func TestNewResourcesPutOffNoLook(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -163,7 +163,7 @@ func TestNewResourcesPutOffNoLook(t *testing.T) {
 	for _, name := range []string{one, two, "nvidia.com/third", "nvidia.com/fourth"} {
 		followed = append(followed, name)
 		p.Follow(followed)
-		n.until(name+" is asked", func() bool { return p.Asked(name) })
+		n.until(name+" is asked", func() bool { return p.HasResult(name) })
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -174,7 +174,7 @@ func TestNewResourcesPutOffNoLook(t *testing.T) {
 	}
 }
 
-// TestBusyDaemon: a control daemon that takes no command for a moment, as when a client comes or
+// TestBusyDaemon: a control daemon that rejects commands for a moment, as when a client comes or
 // goes, gets its limits and counts as ready.
 func TestBusyDaemon(t *testing.T) {
 	n := newNode(t)
@@ -203,8 +203,8 @@ func TestBusyDaemon(t *testing.T) {
 	}
 }
 
-// TestDaemonThatEndedBetweenTwoQuestions: one that was ready is asked at the next look when the
-// mark of its start is gone.
+// TestDaemonThatEndedBetweenTwoQuestions: a ready daemon is probed at the next look after its mark
+// disappears.
 func TestDaemonThatEndedBetweenTwoQuestions(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -223,7 +223,7 @@ func TestDaemonThatEndedBetweenTwoQuestions(t *testing.T) {
 		n.until("the next look is waited for", p.clock.HasWaiters)
 		p.clock.Step(time.Second)
 	}
-	// The next question to one that is ready is ten looks away.
+	// The next probe of a ready daemon is ten looks away.
 	before := asked()
 	n.until("a question", func() bool { look(); return asked() > before })
 	end()

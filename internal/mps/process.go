@@ -14,17 +14,18 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A startedDaemon is a control daemon that was started, with the servers that it starts.
+// A startedDaemon is a running control daemon, with the servers that it starts.
 type startedDaemon struct {
 	*exec.Cmd
-	ended chan struct{} // closed when the daemon has ended
-	exit  error         // why; not to be read before
+	ended   chan struct{} // closed when the daemon has ended
+	exitErr error         // why; not to be read before
 }
 
-// start starts the control daemon of a group. It stays in the foreground, in a process group of its
-// own: a signal that a terminal sends us is not for it, and its servers can be ended with it.
+// start starts the control daemon of a group in the foreground, in a process group of its own: a
+// terminal's signal to this process does not reach the daemon, and one signal reaches the daemon
+// and its servers.
 func start(ctx context.Context, c control, g Group, options ...string) (*startedDaemon, error) {
-	program := exec.Command(controlProgram, append([]string{"-f"}, options...)...) //nolint:noctx // it is asked to quit before it is killed
+	program := exec.Command(controlProgram, append([]string{"-f"}, options...)...) //nolint:noctx // the daemon is told to quit before it is killed
 	program.Env = append(c.environment(), "CUDA_VISIBLE_DEVICES="+strings.Join(g.uuids(), ","))
 	program.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	output := &logger{log: klog.FromContext(ctx).WithValues("resource", g.Resource)}
@@ -37,61 +38,62 @@ func start(ctx context.Context, c control, g Group, options ...string) (*started
 	}
 	p := &startedDaemon{Cmd: program, ended: make(chan struct{})}
 	go func() {
-		p.exit = program.Wait()
-		if p.exit == nil {
-			p.exit = errors.New("exit status 0")
+		p.exitErr = program.Wait()
+		if p.exitErr == nil {
+			p.exitErr = errors.New("exit status 0")
 		}
 		close(p.ended)
 	}()
 	return p, nil
 }
 
-// kill ends the daemon and its servers, if there are any still. A server that outlives its daemon
-// would keep the GPUs from the servers of the next one.
+// kill kills the daemon and the servers that still run. A server that outlives the daemon would
+// block the GPUs for the servers of the next daemon.
 func (p *startedDaemon) kill() {
 	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // they may all have ended
 	<-p.ended
 }
 
 const (
-	// maxLine bounds what is logged as one line, in bytes.
+	// maxLine limits the length of a logged line, in bytes.
 	maxLine = 4 << 10
 	// maxLines is how many lines are logged a second; the others are counted.
 	maxLines = 100
 )
 
-// A logger logs what a control daemon and its servers print, line by line.
+// A logger logs the output of a control daemon and of the servers, line by line.
 type logger struct {
 	log     klog.Logger
-	rest    []byte    // a line that has only begun
+	partial []byte    // an incomplete line
 	second  time.Time // when the count of lines began
 	lines   int
 	dropped int
 }
 
-// routine matches what a control daemon and its servers print, after the time and the process ID,
-// for what comes every few seconds.
+// routine matches the lines that a control daemon and its servers print every few seconds, after
+// the time and the process ID.
 var routine = regexp.MustCompile(`(^|\] )(` + strings.Join([]string{
-	// A connection, a command, and its answer if that is a number, an amount of memory, or that there
-	// is none.
-	`Accepting connection\.\.\.`, `NEW UI`, `UI closed`, `Cmd:.*`, `[0-9.]+[KMG]?`, `No default pinned memory limit set for the device!`,
-	// A client that comes or goes, with the words of NVIDIA's servers.
-	`User did not send valid credentials`, `NEW CLIENT .*`, `Received new client request .*`, `Creating worker thread for client .*`,
+	// Connections, commands, and answers that are a number, an amount of memory, or empty.
+	`Accepting connection\.\.\.`, `NEW UI`, `UI closed`, `Cmd:.*`, `[0-9.]+[KMG]?`,
+	`No default pinned memory limit set for the device!`,
+	// Clients that come or go, in the words of NVIDIA's servers.
+	`User did not send valid credentials`, `NEW CLIENT .*`, `Received new client request .*`,
+	`Creating worker thread for client .*`,
 	`Client \{.*\} (connected|exiting\..*)`, `Device .* is associated`, `Status of client .* is ACTIVE`,
 	`Server failed to recevie command with status 806, .*`, `Client process \d+ disconnected`,
 }, "|") + `)$`)
 
 func (l *logger) Write(text []byte) (int, error) {
-	l.rest = append(l.rest, text...)
+	l.partial = append(l.partial, text...)
 	for {
-		line, rest, whole := bytes.Cut(l.rest, []byte("\n"))
+		line, partial, whole := bytes.Cut(l.partial, []byte("\n"))
 		switch {
 		case len(line) > maxLine:
-			line, rest = l.rest[:maxLine], l.rest[maxLine:]
+			line, partial = l.partial[:maxLine], l.partial[maxLine:]
 		case !whole:
 			return len(text), nil
 		}
-		l.rest = rest
+		l.partial = partial
 		l.print(strings.TrimSpace(string(line)))
 	}
 }

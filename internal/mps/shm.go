@@ -13,15 +13,16 @@ import (
 // shmFolder, in the root, is the /dev/shm of servers and clients.
 const shmFolder = "shm"
 
-// ErrNotMounted says that the shared memory was left as it is.
+// ErrNotMounted means that the shared memory was not changed.
 var ErrNotMounted = errors.New("nothing was mounted")
 
-// MountSHM mounts the memory that servers and clients share below root: a tmpfs of half the
-// machine's memory. The error wraps ErrNotMounted where that is done already, or not for us to do.
+// MountSHM mounts the shared memory of servers and clients below root: a tmpfs of half the
+// machine's memory. The error wraps ErrNotMounted if the memory is already mounted, or if the
+// process may not mount.
 func MountSHM(root string) error {
 	dir := filepath.Join(root, shmFolder)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("make the folder of shared memory: %w", err)
+		return fmt.Errorf("create the folder of shared memory: %w", err)
 	}
 	mounted, err := isMounted(dir)
 	switch {
@@ -39,7 +40,7 @@ func MountSHM(root string) error {
 	err = unix.Mount("shm", dir, "tmpfs", flags, half)
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("%w: %s takes CAP_SYS_ADMIN, and a root that is mounted with Bidirectional propagation: "+
+		return fmt.Errorf("%w: %s needs CAP_SYS_ADMIN, and a root mounted with Bidirectional propagation: "+
 			"run this container privileged", ErrNotMounted, dir)
 	case err != nil:
 		return fmt.Errorf("mount shared memory on %s: %w", dir, err)
@@ -47,7 +48,7 @@ func MountSHM(root string) error {
 	return nil
 }
 
-// UnmountSHM unmounts what MountSHM has mounted below root, if it is mounted.
+// UnmountSHM unmounts the shared memory below root, if it is mounted.
 func UnmountSHM(root string) error {
 	dir := filepath.Join(root, shmFolder)
 	switch mounted, err := isMounted(dir); {
@@ -59,14 +60,14 @@ func UnmountSHM(root string) error {
 		return nil
 	}
 	if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
-		return fmt.Errorf("unmount the shared memory at %s: %w; it takes CAP_SYS_ADMIN, and a root that is mounted with Bidirectional "+
-			"propagation, and no process may use it", dir, err)
+		return fmt.Errorf("unmount the shared memory at %s: %w; this needs CAP_SYS_ADMIN and a root "+
+			"mounted with Bidirectional propagation, and no process may use the memory", dir, err)
 	}
 	return nil
 }
 
-// isMounted reports whether something is mounted on a folder: then it is of another device than the
-// folder it is in.
+// isMounted reports whether a folder is a mount point: the folder and its parent are on different
+// devices.
 func isMounted(dir string) (bool, error) {
 	var own, parent syscall.Stat_t
 	if err := syscall.Stat(dir, &own); err != nil {

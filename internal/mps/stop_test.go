@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestClientsEndBeforeTheirServer: one that is killed with its server may block others and the GPU.
+// TestClientsEndBeforeTheirServer: a client killed together with its server may block other clients
+// and the GPU.
 func TestClientsEndBeforeTheirServer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -23,8 +24,8 @@ func TestClientsEndBeforeTheirServer(t *testing.T) {
 	}
 }
 
-// TestClientsReachThePipe: a server may be its client's user, who reaches the pipe folder through
-// each folder above it.
+// TestClientsReachThePipe: a server may run as the user of a client. The user reaches the pipe
+// folder through each folder above.
 func TestClientsReachThePipe(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -19,35 +19,35 @@ import (
 )
 
 const (
-	// readyMark, in the root, is there while all daemons serve clients; it says how GPUs are shared.
+	// readyMark, in the root, exists while all daemons serve clients. Its text is the way of sharing.
 	readyMark = ".ready"
-	// lockFile, in the root, is locked by the process that works there.
+	// lockFile, in the root, is locked by the Supervisor of the root.
 	lockFile = ".lock"
 )
 
-// A Supervisor runs the control daemons of the groups that are wanted. Make it with NewSupervisor.
+// A Supervisor runs the control daemons of the wanted groups. Create one with NewSupervisor.
 type Supervisor struct {
 	root   string
 	wanted *feed.Feed[[]Group]
 	modes  Modes
 
-	mu      sync.Mutex // guards all following fields
-	serving map[string]bool
-	all     int  // groups that are wanted; -1 while that is not known
-	failed  bool // the mark could not be written or removed
+	mu         sync.Mutex // guards all following fields
+	serving    map[string]bool
+	groups     int  // number of wanted groups; -1 if not known
+	markFailed bool // the mark could not be written or removed
 }
 
-// NewSupervisor returns a Supervisor of daemons below root, a directory. It follows wanted while it
-// runs; until something is published there, nil, nothing is known to be wanted.
+// NewSupervisor returns a Supervisor of the daemons below root, a directory. Run follows wanted;
+// while the value is nil, the wanted groups are not known.
 func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Supervisor {
-	return &Supervisor{root: root, wanted: wanted, modes: modes, serving: map[string]bool{}, all: -1}
+	return &Supervisor{root: root, wanted: wanted, modes: modes, serving: map[string]bool{}, groups: -1}
 }
 
-// backoff is that between the lives of a daemon.
+// backoff is the pause between two runs of a daemon.
 var backoff = supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}
 
-// Run runs daemons until ctx ends; then it ends them, sets the GPUs back, and returns nil. While
-// another process works in the root it waits.
+// Run runs daemons until ctx ends. Then it stops the daemons, restores the modes of the GPUs, and
+// returns nil. It waits while another process holds the lock of the root.
 func (s *Supervisor) Run(ctx context.Context) error { return supervise.Run(ctx, backoff, s.work) }
 
 func (s *Supervisor) work(ctx context.Context) error {
@@ -71,7 +71,7 @@ func (s *Supervisor) work(ctx context.Context) error {
 		for _, t := range claims {
 			<-t.done
 		}
-		s.count(ctx, -1)
+		s.setGroups(ctx, -1)
 	}()
 	if err := forgetStarted(s.root); err != nil {
 		return err
@@ -101,11 +101,12 @@ func (s *Supervisor) work(ctx context.Context) error {
 	}
 }
 
-// adjust ends the tasks of resources that are no longer shared, tells the others what they are to
-// serve, and begins those that are missing. A task whose daemon has a GPU that is another one's now
-// is ended and begun anew. It returns how many have not ended yet. Only what is to serve a GPU of
-// one of these waits for it.
-func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[string]*task, groups []Group) (ending int) {
+// adjust stops the tasks of resources that are no longer shared, tells the other tasks the wanted
+// groups, and starts missing tasks. It restarts a task whose daemon has a GPU that now belongs to
+// another resource. It returns the number of tasks that are still stopping. Only a daemon that
+// needs a GPU of a stopping task waits.
+func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[string]*task,
+	groups []Group) (ending int) {
 	wanted, of := map[string]Group{}, map[string]string{}
 	for _, g := range groups {
 		wanted[g.Resource] = g
@@ -113,14 +114,14 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[stri
 			of[uuid] = g.Resource
 		}
 	}
-	busy := map[string]bool{} // GPUs of those that end
+	busy := map[string]bool{} // GPUs of the stopping tasks
 	for name, t := range tasks {
-		has := slices.Concat(t.wanted.Value().uuids(), t.has.Value().uuids())
+		has := slices.Concat(t.wanted.Value().uuids(), t.current.Value().uuids())
 		lost := func(uuid string) bool { now, still := of[uuid]; return still && now != name }
-		if _, still := wanted[name]; still && !t.ends && !slices.ContainsFunc(has, lost) {
+		if _, still := wanted[name]; still && !t.ending && !slices.ContainsFunc(has, lost) {
 			continue
 		}
-		t.ends = true
+		t.ending = true
 		t.cancel()
 		select {
 		case <-t.done:
@@ -137,17 +138,17 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive, tasks map[stri
 		case slices.ContainsFunc(g.uuids(), func(uuid string) bool { return busy[uuid] }):
 		case t == nil:
 			tasks[name] = s.begin(ctx, gpus, g)
-		case !t.ends && !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
+		case !t.ending && !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
 			t.wanted.Publish(g)
 		}
 	}
-	s.count(ctx, len(wanted)+ending)
+	s.setGroups(ctx, len(wanted)+ending)
 	return ending
 }
 
-// restoreUnwanted sets GPUs back that an earlier process left in exclusive mode and that no daemon
-// needs.
-func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusive, groups []Group) {
+// restoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and
+// that no daemon needs.
+func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusiveGPUs, groups []Group) {
 	all, err := devices(s.root)
 	if err == nil {
 		for _, g := range groups {
@@ -156,30 +157,30 @@ func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusive, group
 		err = gpus.restoreUnwanted(ctx, slices.Concat(slices.Collect(maps.Values(all))...))
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "GPUs that nobody wants stay in exclusive mode")
+		klog.FromContext(ctx).Error(err, "GPUs without an MPS control daemon stay in exclusive mode")
 	}
 }
 
-// A task runs the daemons of one resource, one after the other.
+// A task runs the daemons of a resource, one after the other.
 type task struct {
-	wanted *feed.Feed[Group]
-	has    *feed.Feed[Group] // what its daemon was started for
-	cancel context.CancelFunc
-	done   chan struct{}
-	ends   bool // it is to end, or removes what is left of a claim
+	wanted  *feed.Feed[Group]
+	current *feed.Feed[Group] // the group of the running daemon
+	cancel  context.CancelFunc
+	done    chan struct{}
+	ending  bool // the task stops, or only removes the files of a claim
 }
 
-func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task {
+func (s *Supervisor) begin(ctx context.Context, gpus *exclusiveGPUs, g Group) *task {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &task{wanted: feed.New(g), has: feed.New(g), cancel: cancel, done: make(chan struct{})}
+	t := &task{wanted: feed.New(g), current: feed.New(g), cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
 		pauses := backoff
 		pauses.Nudge = func() <-chan struct{} { _, changed := t.wanted.Latest(); return changed }
-		// The error is of a life that gives up, which none does.
-		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.live(ctx, gpus, t) })
+		// Run returns an error only for a run that gives up; none does.
+		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.runDaemon(ctx, gpus, t) })
 		err := gpus.restore(context.WithoutCancel(ctx), g.Resource, t.wanted.Value().exclusive())
-		if err == nil && g.Claim != nil { // nothing is left of it but the wish
+		if err == nil && g.Claim != nil { // only the request is left
 			err = os.RemoveAll(filepath.Join(s.root, g.Resource))
 		}
 		if err != nil {
@@ -189,13 +190,14 @@ func (s *Supervisor) begin(ctx context.Context, gpus *exclusive, g Group) *task 
 	return t
 }
 
-// errReplaced ends the life of a daemon that does not serve what is wanted now.
+// errReplaced stops a daemon that does not serve the wanted group.
 var errReplaced = errors.New("another group is wanted")
 
-// live runs a daemon until it dies, or does not serve what is wanted; then it returns nil.
-func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
+// runDaemon runs a daemon until it exits. It returns nil if the daemon does not serve the wanted
+// group any more.
+func (s *Supervisor) runDaemon(ctx context.Context, gpus *exclusiveGPUs, t *task) error {
 	group := t.wanted.Value()
-	t.has.Publish(group)
+	t.current.Publish(group)
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	go func() {
@@ -212,7 +214,7 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 	d := &daemon{control: control{dir: filepath.Join(s.root, group.Resource)}, root: s.root, group: group, gpus: gpus}
 	err := d.run(ctx, func(serves bool) {
 		if group.Claim == nil {
-			s.note(ctx, group.Resource, serves)
+			s.setServing(ctx, group.Resource, serves)
 		} else if err := statefile.Remove(d.folder(failedMark)); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot remove the reason of an earlier failure of MPS", "resource", group.Resource)
 		}
@@ -220,14 +222,14 @@ func (s *Supervisor) live(ctx context.Context, gpus *exclusive, t *task) error {
 	if errors.Is(context.Cause(ctx), errReplaced) {
 		return nil
 	}
-	if err != nil && ctx.Err() == nil && group.Claim != nil { // for the call that waits for it
+	if err != nil && ctx.Err() == nil && group.Claim != nil { // for the call that waits for the daemon
 		err = errors.Join(err, statefile.Replace(d.folder(failedMark), []byte(err.Error()), 0o600))
 	}
 	return err
 }
 
-// note keeps whether a resource's daemon serves clients, and the mark with it.
-func (s *Supervisor) note(ctx context.Context, name string, serves bool) {
+// setServing records whether the daemon of a resource serves clients, and updates the mark.
+func (s *Supervisor) setServing(ctx context.Context, name string, serves bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if serves {
@@ -238,36 +240,37 @@ func (s *Supervisor) note(ctx context.Context, name string, serves bool) {
 	s.markLocked(ctx)
 }
 
-// count keeps how many daemons there are to be, and the mark with it.
-func (s *Supervisor) count(ctx context.Context, all int) {
+// setGroups records the number of wanted groups, and updates the mark.
+func (s *Supervisor) setGroups(ctx context.Context, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all != all || all < 0 {
-		s.all = all
+	if s.groups != n || n < 0 {
+		s.groups = n
 		s.markLocked(ctx)
 	}
 }
 
-// retryMark sets the mark or takes it back if that failed: the disk was full, for instance.
+// retryMark writes or removes the mark again after a failure, such as a full disk.
 func (s *Supervisor) retryMark(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.failed {
+	if s.markFailed {
 		s.markLocked(ctx)
 	}
 }
 
-// markLocked sets the mark if all daemons serve clients, and takes it back if not.
+// markLocked writes the mark if all daemons serve clients, and otherwise removes it.
 func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
 	var err error
-	if len(s.serving) == s.all {
-		err = statefile.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil) // the plugin reads it at any moment
+	if len(s.serving) == s.groups {
+		// written atomically: the plugin may read it at any time
+		err = statefile.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil)
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	if err != nil && !s.failed {
+	if err != nil && !s.markFailed {
 		klog.FromContext(ctx).Error(err, "Cannot write or remove the mark that MPS is ready", "mark", mark)
 	}
-	s.failed = err != nil
+	s.markFailed = err != nil
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
-// TestADaemonThatDoesNotEnd: while it is waited for, daemons of other GPUs are started. One of its
-// own GPU is not.
+// TestADaemonThatDoesNotEnd: meanwhile, daemons of other GPUs are started, but no other daemon of
+// the same GPU.
 func TestADaemonThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -38,8 +38,8 @@ func TestADaemonThatDoesNotEnd(t *testing.T) {
 	n.untilReady()
 }
 
-// TestAGPUThatChangesItsResource: its old daemon ends before the new one begins, although the old
-// one's resource is shared still.
+// TestAGPUThatChangesItsResource: the old daemon stops before the new daemon starts, although the
+// old resource is still shared.
 func TestAGPUThatChangesItsResource(t *testing.T) {
 	locks := t.TempDir()
 	t.Setenv("MPS_STAND_IN_GPUS", locks)

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Each GPU in units has a control daemon of its own, which sets no limits. A lost one has none.
+// Each GPU in units has a control daemon of its own, without limits. A lost GPU has no daemon.
 func TestGroupsOfUnits(t *testing.T) {
 	t.Parallel()
 	var s inventory.Snapshot

@@ -90,7 +90,7 @@ func TestUnitsWithADiskThatFails(t *testing.T) {
 	heal = m.hang(folders[0])
 	m.has(quantity(78))
 	m.says("the MPS control daemon of " + filepath.Base(folders[0]) +
-		" does not answer: the disk does not answer; see to the disk of ")
+		" does not answer: the disk does not answer; check the disk of ")
 	for _, resource := range []string{mem, whole} {
 		if _, err := m.Admit(t.Context(), standin.Container{Pod: resource, Name: "c", Resource: resource,
 			Count: 1}); err != nil {

@@ -129,7 +129,7 @@ func TestMountWithoutAFile(t *testing.T) {
 	t.Setenv("CONFIG_FILE", "/nowhere/config.yaml")
 	file := machineFile(t)
 	_, err := runAs(t, cli.DevicePlugin(), "mps-control-daemon", "mount-shm", "--mps-root-ctr-path="+file, "argument")
-	if err == nil || !strings.Contains(err.Error(), "make the folder of shared memory") {
+	if err == nil || !strings.Contains(err.Error(), "create the folder of shared memory") {
 		t.Errorf("%v, want that it cannot make a folder in a file", err)
 	}
 }

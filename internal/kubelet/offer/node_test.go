@@ -112,7 +112,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 type noMPS struct{}
 
 func (noMPS) Follow([]string)                        {}
-func (noMPS) Asked(string) bool                      { return true }
+func (noMPS) HasResult(string) bool                  { return true }
 func (noMPS) Unready() *feed.Feed[map[string]string] { return new(feed.Feed[map[string]string]) }
 
 func gpus() inventory.Snapshot {

@@ -60,9 +60,9 @@ type MPS interface {
 	Follow(resources []string)
 	// Unready is the feed of the resources whose daemons do not answer, each with the reason.
 	Unready() *feed.Feed[map[string]string]
-	// Asked reports whether the daemon of a followed resource has answered or has used up its time to
+	// HasResult reports whether the daemon of a followed resource has answered or has used up its time to
 	// answer.
-	Asked(resource string) bool
+	HasResult(resource string) bool
 }
 
 // Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends. Then it
@@ -164,7 +164,7 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	byMPS := plan.MPSDaemons()
 	l.MPS.Follow(byMPS)
 	// Read first, so that an answer arriving now does not make an earlier reason count.
-	unasked := slices.DeleteFunc(byMPS, l.MPS.Asked)
+	unasked := slices.DeleteFunc(byMPS, l.MPS.HasResult)
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
 		plan = plan.Under(holdsOnAll(plan, why))

@@ -157,7 +157,7 @@ type daemons struct {
 }
 
 func (d *daemons) Follow(resources []string)              { d.followed.Publish(resources) }
-func (d *daemons) Asked(string) bool                      { return d.asked.Load() }
+func (d *daemons) HasResult(string) bool                  { return d.asked.Load() }
 func (d *daemons) Unready() *feed.Feed[map[string]string] { return d.unready }
 
 // A device shared by MPS is hidden until its control daemon was asked, and Healthy while that

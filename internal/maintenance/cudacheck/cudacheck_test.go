@@ -31,7 +31,7 @@ var (
 	untried = &cuda.Failure{Kind: cuda.NoLibrary, Text: "no such file"}
 )
 
-// A rig is an Owner with what it is told, and what it does.
+// A rig is an Owner with inputs and outputs of the test.
 type rig struct {
 	*cudacheck.Proofs
 	dir       string
@@ -39,19 +39,19 @@ type rig struct {
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
 
-	mu       sync.Mutex
-	fails    map[string]*cuda.Failure // by UUID
-	takes    map[string]time.Duration
-	busy     map[string]error
-	notLead  error
-	outlives time.Duration // how long processes outlive their proof
-	proofs   []string      // UUIDs, in the order in which they began
-	running  int
-	most     int
-	reserved map[string]bool
-	asked    []time.Time       // when it was asked whether a device is free
-	told     map[string]string // why CUDA does not work, as health was told
-	stop     func()
+	mu        sync.Mutex
+	fails     map[string]*cuda.Failure // by UUID
+	takes     map[string]time.Duration
+	busy      map[string]error
+	notLead   error
+	outlives  time.Duration // how long processes outlive their proof
+	proofs    []string      // UUIDs, in the order of the starts
+	running   int
+	most      int
+	reserved  map[string]bool
+	checkedAt []time.Time       // when a device was reserved or refused
+	told      map[string]string // why CUDA does not work, as health was told
+	stop      func()
 }
 
 // snapshot returns a node with GPUs "GPU-0" and so on.
@@ -69,8 +69,9 @@ func newRig(t *testing.T, dir string, gpus int) *rig {
 	t.Helper()
 	return &rig{
 		dir: dir, configs: feed.New(config.Config{Validate: true}), snapshots: feed.New(snapshot(gpus)),
-		fails: map[string]*cuda.Failure{}, takes: map[string]time.Duration{}, busy: map[string]error{}, reserved: map[string]bool{},
-		told: map[string]string{},
+		fails: map[string]*cuda.Failure{}, takes: map[string]time.Duration{}, busy: map[string]error{},
+		reserved: map[string]bool{},
+		told:     map[string]string{},
 	}
 }
 
@@ -78,7 +79,8 @@ func newRig(t *testing.T, dir string, gpus int) *rig {
 func (r *rig) start(t *testing.T, boot string) {
 	t.Helper()
 	r.Proofs = cudacheck.New(t.Context(), cudacheck.Options{
-		Configs: r.configs, Snapshots: r.snapshots, StateDir: r.dir, BootID: boot, Prove: r.prove, Reserve: r.reserve, Disk: r.disk,
+		Configs: r.configs, Snapshots: r.snapshots, StateDir: r.dir, BootID: boot, Prove: r.prove, Reserve: r.reserve,
+		Disk: r.disk,
 		Tell: func(_ context.Context, uuid string, f *cuda.Failure) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -134,7 +136,7 @@ func (r *rig) prove(ctx context.Context, uuid string) cuda.Proof {
 func (r *rig) reserve(_ context.Context, d cudacheck.Device) (func(), error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked = append(r.asked, time.Now())
+	r.checkedAt = append(r.checkedAt, time.Now())
 	if err := r.busy[d.UUID]; err != nil {
 		return nil, err
 	}
@@ -146,7 +148,7 @@ func (r *rig) reserve(_ context.Context, d cudacheck.Device) (func(), error) {
 	}, nil
 }
 
-// set changes something that the rig's functions use.
+// set changes a value used by the rig's functions.
 func (r *rig) set(change func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,8 +191,8 @@ func equal(t *testing.T, what string, want, got any) {
 	}
 }
 
-// TestOnce: each device is proven once per boot, version of the driver and reset, two at a time,
-// and a process that follows knows it.
+// TestOnce: each device is proven once per boot, driver version and reset, two at a time, and a
+// following process knows the verdicts.
 func TestOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -233,7 +235,7 @@ func TestOnce(t *testing.T) {
 	})
 }
 
-// TestAResetOutlivesTheProcess that saw it, and not the proof.
+// TestAResetOutlivesTheProcess: the next process knows the reset, and the proof is void.
 func TestAResetOutlivesTheProcess(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -245,7 +247,7 @@ func TestAResetOutlivesTheProcess(t *testing.T) {
 		r.change(func(s *inventory.Snapshot) { s.GPUs[0].Reset = time.Now() })
 		synctest.Wait()
 		r.stop()
-		r.change(func(s *inventory.Snapshot) { s.GPUs[0].Reset = time.Time{} }) // the next process has not seen it
+		r.change(func(s *inventory.Snapshot) { s.GPUs[0].Reset = time.Time{} }) // unknown to the next process
 		r.start(t, "boot")
 		synctest.Wait()
 		equal(t, "held", 1, len(r.unproven()))
@@ -256,8 +258,8 @@ func TestAResetOutlivesTheProcess(t *testing.T) {
 	})
 }
 
-// TestFailures: a device that fails stays so until a reset or an operator's word, and what may pass
-// is tried again.
+// TestFailures: a failed device stays failed until a reset or an operator's command, and a failure
+// that may pass is tried again.
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -271,8 +273,9 @@ func TestFailures(t *testing.T) {
 			"GPU-1": wrong.Error(), "GPU-2": passing.Error(), "GPU-3": "CUDA is not proven on it yet",
 		}, r.unproven())
 		equal(t, "waits", map[string]string{"GPU-3": untried.Error()}, r.Status().Value().Waiting)
-		r.change(func(s *inventory.Snapshot) { // as its health is then
-			s.GPUs[1].Health, s.GPUs[2].Health = inventory.Health{State: inventory.Unhealthy}, inventory.Health{State: inventory.Unhealthy}
+		r.change(func(s *inventory.Snapshot) { // as the health then says
+			s.GPUs[1].Health, s.GPUs[2].Health = inventory.Health{State: inventory.Unhealthy},
+				inventory.Health{State: inventory.Unhealthy}
 		})
 		r.set(func() { clear(r.fails); r.fails["GPU-1"] = wrong })
 		time.Sleep(time.Minute)
@@ -294,7 +297,7 @@ func TestFailures(t *testing.T) {
 	})
 }
 
-// TestPauses: what fails again and again is tried less and less often.
+// TestPauses: a device that fails repeatedly is tried at growing intervals.
 func TestPauses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -309,8 +312,8 @@ func TestPauses(t *testing.T) {
 	})
 }
 
-// TestAHangingDevice keeps none of the others, and is not tried again while its process is there,
-// also if it was away meanwhile.
+// TestAHangingDevice does not delay other devices, and is not tried again while the process of the
+// try exists, even if the device was absent meanwhile.
 func TestAHangingDevice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -340,7 +343,7 @@ func TestAHangingDevice(t *testing.T) {
 	})
 }
 
-// TestOnlyTheLeadDecides: a process that lost the lead while it proved writes nothing.
+// TestOnlyTheLeadDecides: a process that lost the lead during a proof writes nothing.
 func TestOnlyTheLeadDecides(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -362,9 +365,8 @@ func TestOnlyTheLeadDecides(t *testing.T) {
 	})
 }
 
-// TestNothingIsForgottenWhereNothingIsProven: an operator who clears a device has no file written
-// while the configuration wants no proofs. A process that does not lead does not remember that it
-// was asked.
+// TestNothingIsForgottenWhereNothingIsProven: clearing a device writes no file while the
+// configuration wants no proofs. A process that does not lead forgets the request.
 func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -393,7 +395,7 @@ func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
 	})
 }
 
-// TestAFullDisk: where a verdict cannot be written, the one before does not count for the next
+// TestAFullDisk: if a verdict cannot be written, the earlier verdict does not count for the next
 // process.
 func TestAFullDisk(t *testing.T) {
 	t.Parallel()
@@ -420,7 +422,8 @@ func TestAFullDisk(t *testing.T) {
 	})
 }
 
-// TestDevicesThatAreNotTried: one that is not healthy, and all while the driver does not answer.
+// TestDevicesThatAreNotTried: an unhealthy device, and all devices while the driver does not
+// answer.
 func TestDevicesThatAreNotTried(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -438,7 +441,7 @@ func TestDevicesThatAreNotTried(t *testing.T) {
 	})
 }
 
-// TestMIGDevices are proven, and not their GPU.
+// TestMIGDevices are proven, but not their GPU.
 func TestMIGDevices(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -474,7 +477,7 @@ func TestADamagedFile(t *testing.T) {
 	})
 }
 
-// TestSelect: devices by index and UUID, and those of a GPU by the GPU's.
+// TestSelect: devices by index and UUID, and all devices of a GPU by the GPU's index or UUID.
 func TestSelect(t *testing.T) {
 	t.Parallel()
 	all := []cudacheck.Device{{Index: "0", UUID: "GPU-0", GPU: "GPU-0"}, {Index: "1:0", UUID: "MIG-0", GPU: "GPU-1"},

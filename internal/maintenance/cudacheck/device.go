@@ -8,8 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Device is one on which CUDA can be proven to work: a GPU without multi-instance mode, or a MIG
-// device.
+// A Device is a unit for CUDA: a GPU without multi-instance mode, or a MIG device.
 type Device struct {
 	// Index is the GPU's index "i" or the MIG device's "i:j".
 	Index string
@@ -21,7 +20,7 @@ type Device struct {
 	Model string
 }
 
-// Devices returns those of a Snapshot, by ascending Index.
+// Devices returns the devices of a Snapshot, by ascending Index.
 func Devices(s inventory.Snapshot) []Device {
 	var all []Device
 	for _, g := range s.GPUs {
@@ -55,8 +54,8 @@ func Select(all []Device, names []string) ([]Device, error) {
 	}), nil
 }
 
-// Computes returns the processes that compute on the device, of those on its GPU. One of which the
-// driver does not say where it is may be on each device.
+// Computes returns the processes that compute on the device, among the processes on its GPU. A
+// process whose device the driver does not report may be on any device of the GPU.
 func (d Device) Computes(processes []inventory.Process) []inventory.Process {
 	return slices.DeleteFunc(slices.Clone(processes), func(p inventory.Process) bool {
 		return d.UUID != d.GPU && p.GI.Known && p.GI.Value != d.GI

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 )
 
-// hang has the rig's disk hang, until the function is called that it returns.
+// hang makes the rig's disk hang, until the returned function is called.
 func (r *rig) hang() (answer func()) {
 	if r.disk == nil {
 		r.disk = statefile.NewDisk()
@@ -26,8 +26,8 @@ func (r *rig) hang() (answer func()) {
 	return func() { close(hangs) }
 }
 
-// TestNothingIsReadWhereNothingIsProven: a disk that hangs delays no start, and the file is left
-// alone. It is read when proofs are wanted.
+// TestNothingIsReadWhereNothingIsProven: a hanging disk delays no start, and the file is not
+// accessed until proofs are wanted.
 func TestNothingIsReadWhereNothingIsProven(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -51,9 +51,8 @@ func TestNothingIsReadWhereNothingIsProven(t *testing.T) {
 	})
 }
 
-// TestADiskThatHangs: a verdict that could not be saved is saved when the disk answers. A device of
-// which the file says that CUDA is proven on it is tried only when the file does not say that any
-// more.
+// TestADiskThatHangs: an unsaved verdict is saved when the disk answers. While the file wrongly
+// says that CUDA is proven on a device, the device is not tried.
 func TestADiskThatHangs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -74,7 +73,8 @@ func TestADiskThatHangs(t *testing.T) {
 		equal(t, "proofs while it hangs", map[string]int{"GPU-0": 1, "GPU-1": 1}, r.times())
 		now := r.Status().Value()
 		equal(t, "unsaved", statefile.ErrHangs.Error(), now.Unsaved)
-		equal(t, "waits", map[string]string{"GPU-0": "an earlier verdict on it is not off the disk: the disk does not answer"}, now.Waiting)
+		equal(t, "waits", map[string]string{"GPU-0": "an earlier verdict is still on the disk:the disk does not answer"},
+			now.Waiting)
 		same, err := os.ReadFile(filepath.Join(dir, cudacheck.File))
 		equal(t, "the file while it hangs", string(saved), string(same))
 		if err != nil {

@@ -8,17 +8,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A Record is what a proof showed of a device.
+// A Record is the result of a proof.
 type Record struct {
 	// Boot is the boot ID of the node then, and Driver the version of the driver: with others the
 	// verdict says nothing.
 	Boot   string `json:"boot"`
 	Driver string `json:"driver"`
-	// At is when the proof began. The verdict says nothing of a GPU that was reset since.
+	// At is when the proof began. A later reset of the GPU makes the verdict void.
 	At time.Time `json:"at"`
-	// Failure is why CUDA does not work; nil if it does.
+	// Failure is why CUDA does not work; nil if CUDA works.
 	Failure *cuda.Failure `json:"failure,omitempty"`
-	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had.
+	// Milliseconds is the duration of the proof, and MemoryBytes the memory of the proof's process.
 	Milliseconds int64 `json:"milliseconds"`
 	MemoryBytes  int64 `json:"memoryBytes"`
 }
@@ -26,18 +26,18 @@ type Record struct {
 // Records are by the UUID of the device. They are not changed once they are published.
 type Records map[string]Record
 
-// valid returns the verdict on a device, and whether there is one that counts.
+// valid returns the verdict on a device, and whether the verdict still counts.
 func (b Records) valid(s inventory.Snapshot, boot string, d Device) (Record, bool) {
 	v, found := b[d.UUID]
 	g, _ := s.GPU(d.GPU)
 	return v, found && v.Boot == boot && v.Driver == s.Driver.Version && !g.Reset.After(v.At)
 }
 
-// unproven is why a device is held of which nothing is known.
+// unproven is the reason of a hold on a device without a verdict.
 const unproven = "CUDA is not proven on it yet"
 
-// Unproven returns why devices may not be given to pods, by UUID; nothing of those on which CUDA is
-// proven.
+// Unproven returns why devices may not be given to pods, by UUID. Devices with proven CUDA are
+// absent.
 func (b Records) Unproven(s inventory.Snapshot, boot string) map[string]string {
 	held := map[string]string{}
 	for _, d := range Devices(s) {
@@ -51,7 +51,8 @@ func (b Records) Unproven(s inventory.Snapshot, boot string) map[string]string {
 	return held
 }
 
-// with returns the Records with another one of a device; without one if v is nil.
+// with returns the Records with another record of a device; without the device's record if v is
+// nil.
 func (b Records) with(uuid string, v *Record) Records {
 	next := maps.Clone(b)
 	if next == nil {

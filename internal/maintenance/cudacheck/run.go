@@ -18,30 +18,28 @@ import (
 const (
 	// AtOnce is how many devices are tried at a time: a process takes some hundred megabytes.
 	AtOnce = 2
-	// It is asked at this pace whether devices that are in use are free: at the first one after a
-	// change, and then less and less often.
+	// The interval between checks of the devices in use grows from soon, after a change, to seldom.
 	soon, seldom = time.Second, 10 * time.Second
-	// saveAgain is when it is tried again to save verdicts.
+	// saveAgain is the interval between tries to save verdicts.
 	saveAgain = 10 * time.Second
-	// What may pass by itself is tried again after firstRetry, and each time after twice as long, up
-	// to lastRetry.
+	// A failure that may pass is tried again after firstRetry; the interval doubles up to lastRetry.
 	firstRetry, lastRetry = 10 * time.Second, 5 * time.Minute
 )
 
-// A try is what is going on with a device. It belongs to the loop.
+// A try is the state of a device. Only the loop accesses it.
 type try struct {
 	running bool
-	inUse   bool      // it is asked together with others whether it is free
+	inUse   bool      // checked together with the other devices in use
 	began   time.Time // when the last try began
-	// waits says why the device is not proven yet, and next when it is tried again.
+	// waits says why the device is not proven yet; next is the time of the next try.
 	waits string
 	next  time.Time
-	pause time.Duration // before the next try of what failed
-	// hangs is closed when the process of the last try has ended; nil if that is not waited for.
+	pause time.Duration // before the next try after a failure
+	// hangs is closed when the process of the last try has exited; nil if no process hangs.
 	hangs <-chan struct{}
 }
 
-// An outcome is what came of a try.
+// An outcome is the result of a try.
 type outcome struct {
 	uuid    string
 	busy    error // the device is not free
@@ -49,25 +47,25 @@ type outcome struct {
 	proof   cuda.Proof
 }
 
-// A loop is one run of Proofs.
+// A loop is the state of a run of Proofs.
 type loop struct {
 	*Proofs
 	known    map[string]*try
 	running  int
 	outcomes chan outcome
-	// Devices in use are asked about together: asking says that they are, next when they are again,
-	// and pace how long after that.
-	asking  bool
-	next    time.Time
-	pace    time.Duration
-	answers chan map[string]error
-	// unsaved is why verdicts are not saved, and save when that is tried again.
+	// Devices in use are checked together: checking is true during a check, next is the time of the
+	// next check, and pace the interval after that.
+	checking bool
+	next     time.Time
+	pace     time.Duration
+	answers  chan map[string]error
+	// unsaved is why verdicts are not saved; save is the time of the next try to save.
 	unsaved error
 	save    time.Time
 }
 
-// Run proves that CUDA works on the devices, while the configuration wants that, until ctx ends.
-// Processes that run then are given up.
+// Run proves that CUDA works on the devices, while the configuration wants proofs, until ctx ends.
+// Then running proofs are cancelled.
 func (p *Proofs) Run(ctx context.Context) error {
 	l := &loop{Proofs: p, known: map[string]*try{}, outcomes: make(chan outcome), answers: make(chan map[string]error)}
 	giveUp, cancel := context.WithCancel(ctx)
@@ -82,7 +80,7 @@ func (p *Proofs) Run(ctx context.Context) error {
 			l.forget(ctx, s)
 			timer.Stop()
 			late := l.saveLate(ctx)
-			if next := earliest(late, l.begin(giveUp, s), l.ask(giveUp, s)); !next.IsZero() {
+			if next := earliest(late, l.begin(giveUp, s), l.checkInUse(giveUp, s)); !next.IsZero() {
 				timer.Reset(max(0, time.Until(next)))
 			}
 			l.show(ctx, s)
@@ -93,36 +91,36 @@ func (p *Proofs) Run(ctx context.Context) error {
 		case <-looked:
 		case <-configured:
 		case <-timer.C:
-		case uuid := <-p.asked:
+		case uuid := <-p.toProve:
 			l.decide(ctx, p.records.Value().with(uuid, nil))
 			l.again(uuid)
 		case o := <-l.outcomes:
 			l.running--
-			l.take(ctx, o)
+			l.record(ctx, o)
 		case used := <-l.answers:
-			l.hear(used)
+			l.takeAnswers(used)
 		}
 	}
 }
 
-// end gives up what is under way, and waits for its end. What is not saved is saved, if the disk
+// end cancels the running tries and waits for their end. It saves unsaved verdicts if the disk
 // answers now.
 func (l *loop) end(ctx context.Context, giveUp func()) {
 	giveUp()
 	if l.unsaved != nil {
 		l.write(ctx)
 	}
-	for l.running > 0 || l.asking {
+	for l.running > 0 || l.checking {
 		select {
 		case <-l.outcomes:
 			l.running--
 		case <-l.answers:
-			l.asking = false
+			l.checking = false
 		}
 	}
 }
 
-// earliest returns the earliest of times that are not zero; zero if all are.
+// earliest returns the earliest of the nonzero times; zero if all are zero.
 func earliest(times ...time.Time) (first time.Time) {
 	for _, t := range times {
 		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
@@ -132,7 +130,7 @@ func earliest(times ...time.Time) (first time.Time) {
 	return first
 }
 
-// forget removes verdicts that say nothing any more: a later process could not know of a reset.
+// forget removes void verdicts, because a later process could not know of the reset.
 func (l *loop) forget(ctx context.Context, s inventory.Snapshot) {
 	records := l.records.Value()
 	for _, d := range Devices(s) {
@@ -144,7 +142,7 @@ func (l *loop) forget(ctx context.Context, s inventory.Snapshot) {
 		}
 	}
 	for uuid, v := range records {
-		if v.Boot != l.options.BootID { // its device may be gone
+		if v.Boot != l.options.BootID { // the device may be gone
 			records = records.with(uuid, nil)
 		}
 	}
@@ -153,14 +151,14 @@ func (l *loop) forget(ctx context.Context, s inventory.Snapshot) {
 	}
 }
 
-// again has a device be tried at once. One that is being tried is not tried beside that.
+// again makes a device due at once. A running try of the device is not repeated in parallel.
 func (l *loop) again(uuid string) {
 	if t := l.known[uuid]; t != nil {
 		t.next, t.pause, t.inUse = time.Time{}, 0, false
 	}
 }
 
-// begin begins tries of devices that are due. It returns when the next one is due; zero if none is.
+// begin starts the due tries. It returns the time of the next due try; zero without any.
 func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time) {
 	now, records := time.Now(), l.records.Value()
 	for _, d := range Devices(s) {
@@ -170,7 +168,7 @@ func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time)
 		}
 		t := l.known[d.UUID]
 		if t == nil {
-			t = &try{waits: "it is its turn soon"}
+			t = &try{waits: "the proof starts soon"}
 			l.known[d.UUID] = t
 		}
 		if t.running || l.hangs(t) {
@@ -178,7 +176,7 @@ func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time)
 		}
 		why := unfit(s, d, valid)
 		if why == "" && l.claimed(d) {
-			why = "an earlier verdict on it is not off the disk: " + l.unsaved.Error()
+			why = "an earlier verdict is still on the disk:" + l.unsaved.Error()
 		}
 		if why != "" {
 			t.waits = why
@@ -193,7 +191,7 @@ func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time)
 			}
 			continue
 		}
-		t.running, t.began, t.waits = true, now, "it is being tried"
+		t.running, t.began, t.waits = true, now, "the proof is running"
 		l.running++
 		go func() { l.outcomes <- l.try(ctx, d) }()
 	}
@@ -214,8 +212,8 @@ func (l *loop) hangs(t *try) bool {
 	}
 }
 
-// unfit says why a device is not tried as it is now; empty if it may be. A failed one is Unhealthy
-// by that.
+// unfit returns why a device is not tried in its current state; empty if it may be tried. A device
+// is also Unhealthy because of a failed try.
 func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	if s.Stale != "" {
 		return "the last look at the node failed: " + s.Stale
@@ -233,17 +231,18 @@ func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	return ""
 }
 
-// claimed reports whether the file says that CUDA is proven on a device, which is not known any
-// more, and the disk hangs: a process that follows would believe that, whatever a proof shows now.
+// claimed reports whether the file still says that CUDA is proven on a device, although the verdict
+// is void and the disk hangs: a following process would believe the file, whatever a new proof
+// shows.
 func (l *loop) claimed(d Device) bool {
-	v, found := l.saved[d.UUID]
+	v, found := l.onDisk[d.UUID]
 	return errors.Is(l.unsaved, statefile.ErrHangs) && found && v.Failure == nil && v.Boot == l.options.BootID
 }
 
-// try tries a device, in a goroutine of its own.
+// try tries a device, in a separate goroutine.
 func (l *loop) try(ctx context.Context, d Device) (o outcome) {
 	o.uuid = d.UUID
-	trying, end := l.tries.begin(ctx, d.UUID) // before it is asked whether the driver is released
+	trying, end := l.tries.begin(ctx, d.UUID) // registered before the check that the driver is not released
 	defer func() {
 		o.givenUp = trying.Err() != nil
 		end(o.proof.Ended)
@@ -258,22 +257,23 @@ func (l *loop) try(ctx context.Context, d Device) (o outcome) {
 	return o
 }
 
-// ask asks whether the devices in use are free, if it is time: about all at once, because kubelet
-// refuses many questions. It returns when it is time; zero if there is nothing to ask.
-func (l *loop) ask(ctx context.Context, s inventory.Snapshot) (next time.Time) {
+// checkInUse checks whether the devices in use are free now, when due. It checks all at once
+// because the kubelet refuses frequent queries. It returns the time of the next check; zero without
+// devices in use.
+func (l *loop) checkInUse(ctx context.Context, s inventory.Snapshot) (next time.Time) {
 	var used []Device
 	for _, d := range Devices(s) {
 		if t := l.known[d.UUID]; t != nil && t.inUse && unfit(s, d, false) == "" {
 			used = append(used, d)
 		}
 	}
-	if len(used) == 0 || l.asking {
+	if len(used) == 0 || l.checking {
 		return time.Time{}
 	}
 	if l.next.After(time.Now()) {
 		return l.next
 	}
-	l.asking = true
+	l.checking = true
 	go func() {
 		var mu sync.Mutex
 		var questions sync.WaitGroup
@@ -295,9 +295,9 @@ func (l *loop) ask(ctx context.Context, s inventory.Snapshot) (next time.Time) {
 	return time.Time{}
 }
 
-// hear takes the answer of ask.
-func (l *loop) hear(answer map[string]error) {
-	l.asking = false
+// takeAnswers takes the answers of checkInUse.
+func (l *loop) takeAnswers(answer map[string]error) {
+	l.checking = false
 	l.pace = min(2*l.pace, seldom)
 	for uuid, why := range answer {
 		switch t := l.known[uuid]; {
@@ -311,8 +311,8 @@ func (l *loop) hear(answer map[string]error) {
 	l.next = time.Now().Add(l.pace)
 }
 
-// take takes the outcome of a try.
-func (l *loop) take(ctx context.Context, o outcome) {
+// record records the outcome of a try.
+func (l *loop) record(ctx context.Context, o outcome) {
 	t := l.known[o.uuid]
 	t.running = false
 	now := time.Now()
@@ -334,7 +334,7 @@ func (l *loop) take(ctx context.Context, o outcome) {
 	}
 	switch {
 	case ctx.Err() != nil:
-		return // it was given up
+		return // cancelled
 	case f == nil:
 		t.next, t.pause = time.Time{}, 0
 		log.Info("CUDA is proven", "device", o.uuid, "took", o.proof.Took, "memory", o.proof.Memory)
@@ -351,7 +351,7 @@ func (l *loop) take(ctx context.Context, o outcome) {
 	}))
 }
 
-// decide publishes verdicts and writes them down. What cannot be written is proven anew by the next
+// decide publishes verdicts and writes them to disk. Unsaved verdicts are proven again by the next
 // process.
 func (l *loop) decide(ctx context.Context, b Records) {
 	if l.options.Lead() != nil {
@@ -361,25 +361,24 @@ func (l *loop) decide(ctx context.Context, b Records) {
 	if l.options.StateDir == "" {
 		return
 	}
-	said := l.unsaved
+	before := l.unsaved
 	l.write(ctx)
-	if l.unsaved != nil && (said == nil || said.Error() != l.unsaved.Error()) {
-		klog.FromContext(ctx).Info("Cannot save what is proven of CUDA; it is tried again, and a restart before that may prove it anew",
+	if l.unsaved != nil && (before == nil || before.Error() != l.unsaved.Error()) {
+		klog.FromContext(ctx).Info("Cannot save the verdicts on CUDA; the daemon retries, and a restart before then repeats the proofs",
 			"dir", l.options.StateDir, "reason", l.unsaved.Error())
 	}
 }
 
-// write writes the verdicts down. Where the disk hangs, what is written at last is what is known
-// then.
+// write writes the verdicts to disk. After a hang, the disk writes the newest verdicts.
 func (l *loop) write(ctx context.Context) {
 	written := make(chan Records, 1)
 	l.unsaved = l.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
 		if l.options.Lead() != nil {
-			return nil // its memory is the truth now
+			return nil // only the memory is right now
 		}
 		b := l.records.Value()
 		err := statefile.WriteState(l.path(), form{fileVersion, b})
-		if err != nil { // what the file said before is not true any more
+		if err != nil { // the file is out of date
 			removed := statefile.Remove(l.path())
 			if removed == nil {
 				written <- nil
@@ -390,7 +389,7 @@ func (l *loop) write(ctx context.Context) {
 		return nil
 	})
 	select {
-	case l.saved = <-written:
+	case l.onDisk = <-written:
 	default:
 	}
 	l.save = time.Time{}
@@ -399,8 +398,8 @@ func (l *loop) write(ctx context.Context) {
 	}
 }
 
-// saveLate writes the verdicts down that could not be written before, if it is time. It returns
-// when it is time; zero if all are on disk.
+// saveLate writes unsaved verdicts to disk when due. It returns the time of the next try; zero if
+// all verdicts are on disk.
 func (l *loop) saveLate(ctx context.Context) time.Time {
 	if l.unsaved != nil && !l.save.After(time.Now()) && l.options.Lead() == nil {
 		l.write(ctx)
@@ -432,7 +431,7 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 	}
 	if len(all) > 0 && len(next.Waiting) == 0 && next.Done == 0 {
 		next.Done = time.Since(l.began)
-		klog.FromContext(ctx).Info("There is a verdict on CUDA for each device", "devices", len(all),
+		klog.FromContext(ctx).Info("CUDA was tried on every device", "devices", len(all),
 			"sinceStart", next.Done.Round(time.Millisecond))
 	}
 	was := l.status.Value()

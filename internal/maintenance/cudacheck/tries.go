@@ -6,24 +6,24 @@ import (
 	"sync"
 )
 
-// Tries are those that are under way, by UUID of the device, so that they can be ended from outside
-// of the loop.
+// Tries are the running tries, by UUID of the device, so that code outside the loop can cancel
+// them.
 type tries struct {
 	mu  sync.Mutex
 	all map[string]*underWay
 }
 
-// An underWay is a try that has begun.
+// An underWay is a running try.
 type underWay struct {
 	cancel context.CancelFunc
 	done   chan struct{}   // closed when the try has ended
-	ended  <-chan struct{} // closed when its process has ended; nil if it had none. It is there when done is closed
+	ended  <-chan struct{} // closed when the process has exited; nil without a process; set before done is closed
 }
 
 func newTries() *tries { return &tries{all: map[string]*underWay{}} }
 
-// begin has a try of a device be known. The context that it returns ends when the try is to be
-// given up. The try calls end with what tells of the end of its process.
+// begin registers a try of a device. The returned context ends when the try is cancelled. The try
+// calls end with a channel that is closed when its process has exited.
 func (t *tries) begin(ctx context.Context, uuid string) (context.Context, func(ended <-chan struct{})) {
 	ctx, cancel := context.WithCancel(ctx)
 	u := &underWay{cancel: cancel, done: make(chan struct{})}
@@ -37,9 +37,9 @@ func (t *tries) begin(ctx context.Context, uuid string) (context.Context, func(e
 	}
 }
 
-// Release gives up the proofs that are under way, and waits until their processes have ended. None
-// begins while the driver is released. The error names a device whose process had not ended when
-// ctx ended.
+// Release cancels the running proofs, and waits until their processes have exited. No proof starts
+// while the driver is released. The error names a device whose process was still running when ctx
+// ended.
 func (p *Proofs) Release(ctx context.Context) error {
 	p.tries.mu.Lock()
 	all := map[string]*underWay{}
@@ -50,14 +50,15 @@ func (p *Proofs) Release(ctx context.Context) error {
 	p.tries.mu.Unlock()
 	for uuid, u := range all {
 		if !within(ctx, u.done) || u.ended != nil && !within(ctx, u.ended) {
-			return fmt.Errorf("a process of this program that tries CUDA on %s has not ended: a call into the driver may hang",
+			return fmt.Errorf("a process of this program that tries CUDA on %s is still running: a call into the driver "+
+				"may hang",
 				uuid)
 		}
 	}
 	return nil
 }
 
-// within waits for the end of something, and reports whether it came before the end of ctx.
+// within waits until a channel is closed, and returns false if ctx ended first.
 func within(ctx context.Context, end <-chan struct{}) bool {
 	select {
 	case <-end:

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestDevicesInUseAreAskedAboutTogether, at a pace that falls while nothing changes.
-func TestDevicesInUseAreAskedAboutTogether(t *testing.T) {
+// TestDevicesInUseAreCheckedTogether, at a growing interval while nothing changes.
+func TestDevicesInUseAreCheckedTogether(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, "", 8)
@@ -24,7 +24,7 @@ func TestDevicesInUseAreAskedAboutTogether(t *testing.T) {
 		r.start(t, "boot")
 		time.Sleep(time.Hour)
 		r.mu.Lock()
-		asked := slices.Compact(r.asked)
+		asked := slices.Compact(r.checkedAt)
 		r.mu.Unlock()
 		if n := len(asked); n < 300 || n > 370 {
 			t.Errorf("asked at %d times within an hour", n)
@@ -70,7 +70,7 @@ func TestReleaseEndsProofs(t *testing.T) {
 		released()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		if err := r.Release(ctx); err == nil || !strings.Contains(err.Error(), "CUDA on GPU-0 has not ended") {
+		if err := r.Release(ctx); err == nil || !strings.Contains(err.Error(), "CUDA on GPU-0 is still running") {
 			t.Errorf("release while a process hangs: %v", err)
 		}
 		time.Sleep(2 * time.Hour)

@@ -17,9 +17,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
 )
 
-// TestWrittenMeanwhile: what somebody else writes while this program removes its own file, as apt
-// does, is never lost. The moment that counts is a few microseconds long, between the judgement and
-// the removal, so that it takes many tries to meet it.
+// TestWrittenMeanwhile: a file written by another program, such as apt, while this program removes
+// its own file, is never lost. The critical moment between check and removal lasts a few
+// microseconds, so the test needs many tries.
 func TestWrittenMeanwhile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "reboot-required")
 	var steps atomic.Int64
@@ -42,11 +42,11 @@ func TestWrittenMeanwhile(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	const tries = 150 // one in ten to thirty meets the moment
+	const tries = 150 // every tenth to thirtieth try hits the moment
 	lost := 0
 	for range tries {
 		write(t, path+".apt", apt)
-		pass(1) // the program writes and removes its own file now, in turn
+		pass(1) // now the program writes and removes its own file in turn
 		for wait := time.Now().Add(rand.N(200 * time.Microsecond)); time.Now().Before(wait); {
 			runtime.Gosched()
 		}

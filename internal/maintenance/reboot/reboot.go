@@ -1,12 +1,11 @@
-// Package reboot asks for a restart of the node by a file, as kured and other programs look for it.
-// Nothing here restarts a node.
+// Package reboot requests a restart of the node through the file that kured and other programs
+// watch. The package restarts no node.
 //
-// Others write the same file, such as Debian's packages. Only a file whose text is this program's
-// is removed.
+// Other programs, such as Debian's packages, write the same file. Only a file with the text of this
+// program is removed.
 //
-// The text ends with the boot ID. Where the file outlives a restart of the node, it asks for no
-// other one: the driver may not come, so that nothing is known, and the node would be restarted
-// again and again.
+// The text ends with the boot ID. A file from an earlier boot requests no restart: if the driver
+// never comes up, nothing is known, and otherwise the node would be restarted again and again.
 package reboot
 
 import (
@@ -26,41 +25,41 @@ import (
 )
 
 const (
-	// begins is how the text of this program's file begins.
+	// begins is the start of the text of this program's file.
 	begins = "gpu-device-plugin asks for a restart of this node: "
-	// ofBoot is before the boot ID, which a parenthesis ends.
+	// ofBoot precedes the boot ID in parentheses.
 	ofBoot = " (boot "
-	// maxText is the longest text that may be this program's, in bytes.
+	// maxText is the length limit of this program's text, in bytes.
 	maxText = 4096
-	// retry is how long after an error it is tried again.
+	// retry is the pause after an error.
 	retry = 30 * time.Second
-	// diskPatience is how long it is waited for the disk.
+	// diskPatience limits the wait for the disk.
 	diskPatience = 2 * time.Second
 )
 
-// A Sentinel is what the file is to be: kured's word for it.
+// A Sentinel is the wanted state of the file; the word is kured's.
 type Sentinel struct {
-	// Path is the file; empty for none. One that was written before is removed.
+	// Path is the file; empty for no file. A file at an earlier Path is removed.
 	Path string
-	// Known is whether it is known that the node needs a restart, or needs none. Otherwise the file
-	// stays as it is.
+	// Known reports whether it is known that the node needs a restart, or none. Otherwise the file
+	// stays unchanged.
 	Known bool
-	// Reason is why the node needs a restart; empty where it needs none.
+	// Reason is why the node needs a restart; empty if not needed.
 	Reason string
 }
 
-// An Asker keeps the file. One process of a node does so at a time.
+// An Asker writes and removes the file. Only one process of a node may run an Asker.
 type Asker struct {
-	// Wanted returns what is wanted, and channels that are closed when that may change.
+	// Wanted returns the wanted state, and channels that are closed when the state may change.
 	Wanted func() (wanted Sentinel, configured, looked <-chan struct{})
 	Clock  clock.Clock
-	// BootID is that of the node; empty if it is not known. Then a file from before a restart stays as
-	// long as nothing is known.
+	// BootID is the boot ID of the node; empty if not known. Then a file from before a restart stays
+	// as long as nothing is known.
 	BootID string
-	// Disk does the work on the file; nil is one of its own.
+	// Disk accesses the file; nil means a Disk of the Asker's own.
 	Disk *statefile.Disk
 
-	asked string // the path of the last file that may be this program's
+	asked string // the path of the last file that this program may have written
 }
 
 // Run writes and removes the file until ctx ends, and then returns nil, also when the disk does not
@@ -72,11 +71,11 @@ func (a *Asker) Run(ctx context.Context) error {
 		err := disk.Do(ctx, diskPatience, func() error { return a.step(ctx, wanted) })
 		problem := ""
 		var again <-chan time.Time
-		if err != nil && ctx.Err() == nil { // what a disk does late may not be wanted any more
+		if err != nil && ctx.Err() == nil { // late work of the disk may be out of date
 			problem, again = err.Error(), a.Clock.After(retry)
 		}
 		if problem != "" && problem != said {
-			klog.FromContext(ctx).Info("Cannot keep the file that asks for a restart of the node", "reason", problem)
+			klog.FromContext(ctx).Info("Cannot write or remove the file that requests a restart of the node", "reason", problem)
 		}
 		said = problem
 		select {
@@ -89,7 +88,8 @@ func (a *Asker) Run(ctx context.Context) error {
 	}
 }
 
-// step does what is wanted. When ctx ends it does no more: another process may keep the file then.
+// step makes the file match the wanted state. After the end of ctx it changes nothing: another
+// process may then own the file.
 func (a *Asker) step(ctx context.Context, w Sentinel) error {
 	if a.asked != "" && a.asked != w.Path {
 		if err := withdraw(ctx, a.asked); err != nil {
@@ -119,7 +119,7 @@ func (a *Asker) keep(ctx context.Context, w Sentinel) error {
 	return ask(ctx, w.Path, a.text(w.Reason))
 }
 
-// text is what the file has for a reason.
+// text returns the text of the file for a reason.
 func (a *Asker) text(reason string) string {
 	end := "\n"
 	if a.BootID != "" {
@@ -129,9 +129,9 @@ func (a *Asker) text(reason string) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxText-len(end))], "") + end
 }
 
-// A file is written under the first of these names before it has its own, and judged under the
-// second one before it is removed. A process that is killed there leaves it, and the next step ends
-// what was begun.
+// A file is written under the first of these names before it gets its own name, and checked under
+// the second name before it is removed. If a process is killed in between, the next step completes
+// the work.
 func unfinished(path string) string { return beside(path, "new") }
 func removed(path string) string    { return beside(path, "old") }
 
@@ -139,8 +139,8 @@ func beside(path, what string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpu-device-plugin."+what)
 }
 
-// read returns the line of a file that has this program's text, and no more than that; empty for
-// another file.
+// read returns the line of a file that has exactly the text of this program; empty for another
+// file.
 func read(path string) (line string, err error) {
 	switch info, err := os.Lstat(path); {
 	case statefile.IsAbsent(err):
@@ -166,7 +166,7 @@ func isOurs(path string) (bool, error) {
 	return line != "", err
 }
 
-// bootOf returns the boot ID in this program's file; empty where there is none.
+// bootOf returns the boot ID in this program's file; empty without a boot ID.
 func bootOf(path string) (string, error) {
 	line, err := read(path)
 	line, ended := strings.CutSuffix(line, ")")
@@ -176,7 +176,7 @@ func bootOf(path string) (string, error) {
 	return "", err
 }
 
-// ask makes the file, unless there is one: then a restart is asked for already.
+// ask creates the file, unless a file exists: then a restart is already requested.
 func ask(ctx context.Context, path, text string) error {
 	if err := settle(path); err != nil {
 		return err
@@ -187,10 +187,10 @@ func ask(ctx context.Context, path, text string) error {
 	made := unfinished(path)
 	err := create(made, text)
 	if err == nil {
-		err = ctx.Err() // the disk may have taken its time
+		err = ctx.Err() // the disk may have been slow
 	}
 	if err == nil {
-		err = os.Link(made, path) // it replaces nothing
+		err = os.Link(made, path) // replaces no file
 	}
 	if left := os.Remove(made); err == nil {
 		err = left
@@ -199,13 +199,13 @@ func ask(ctx context.Context, path, text string) error {
 		return nil
 	}
 	if err == nil {
-		klog.FromContext(ctx).Info("Asked for a restart of the node", "file", path, "reason",
+		klog.FromContext(ctx).Info("Requested a restart of the node", "file", path, "reason",
 			strings.TrimPrefix(strings.TrimSpace(text), begins))
 	}
 	return err
 }
 
-// create makes a file that is not there; it follows no link.
+// create creates a file; it fails if the name exists, and follows no link.
 func create(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -215,8 +215,8 @@ func create(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// withdraw removes the file if it is this program's. It is judged under another name, so that what
-// somebody writes meanwhile stays.
+// withdraw removes the file if it is this program's. The file is checked under another name, so a
+// file written meanwhile stays.
 func withdraw(ctx context.Context, path string) error {
 	if err := settle(path); err != nil {
 		return err
@@ -225,17 +225,17 @@ func withdraw(ctx context.Context, path string) error {
 		return err
 	}
 	if ctx.Err() != nil {
-		return ctx.Err() // the disk has taken its time
+		return ctx.Err() // the disk was slow
 	}
 	if err := os.Rename(path, removed(path)); err != nil && !statefile.IsAbsent(err) {
 		return err
 	}
-	klog.FromContext(ctx).Info("Asking for no restart of the node any more", "file", path)
+	klog.FromContext(ctx).Info("Withdrew the request for a restart of the node", "file", path)
 	return settle(path)
 }
 
-// settle ends what a process that was killed has begun. A file of somebody else that was to be
-// removed gets its name again, unless there is one.
+// settle completes the work of a killed process. Another program's file that was being checked gets
+// its name back, unless a new file exists.
 func settle(path string) error {
 	if err := os.Remove(unfinished(path)); err != nil && !statefile.IsAbsent(err) {
 		return err

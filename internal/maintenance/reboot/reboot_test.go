@@ -28,7 +28,7 @@ const (
 	ours   = "gpu-device-plugin asks for a restart of this node: " + reason + "\n"
 )
 
-// start has an Asker follow what is published until ctx ends.
+// start runs an Asker on a published state until ctx ends.
 func start(ctx context.Context, t *testing.T, wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
 	t.Helper()
 	return startOf(ctx, t, "", wanted)
@@ -69,7 +69,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// settled waits until the file has a text, empty for none, and nothing else is in its folder.
+// settled waits until the file has a text, empty for no file, and nothing else is in the folder.
 func settled(t *testing.T, path, want string) {
 	t.Helper()
 	poll.Until(t, fmt.Sprintf("the file has %q, and nothing else is in its folder", want), func() bool {
@@ -78,8 +78,8 @@ func settled(t *testing.T, path, want string) {
 	})
 }
 
-// TestAskAndWithdraw: the file is there while there is a reason, also over restarts of the process;
-// what is not known changes nothing.
+// TestAskAndWithdraw: the file exists while there is a reason, also across restarts of the process;
+// an unknown state changes nothing.
 func TestAskAndWithdraw(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "reboot-required")
@@ -106,8 +106,7 @@ func TestAskAndWithdraw(t *testing.T) {
 	settled(t, path, "")
 }
 
-// TestFileOfOthers: a file that others have written stays as it is, whatever they have written and
-// whenever.
+// TestFileOfOthers: a file written by another program stays unchanged, whatever its text and time.
 func TestFileOfOthers(t *testing.T) {
 	t.Parallel()
 	for what, text := range map[string]string{"apt's": apt, "ours and more": ours + apt, "another text": "a\n" + ours,
@@ -141,9 +140,8 @@ func TestFileOfOthers(t *testing.T) {
 	}
 }
 
-// TestKilled: what a process that was killed has left is ended by the next one: an unfinished file
-// asks for nothing, and one that was to be judged before its removal gets its name again where it
-// is somebody else's.
+// TestKilled: the next process completes the work of a killed process: an unfinished file requests
+// nothing, and a file that was being checked gets its name back if it is another program's.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ what, name, left, there, known, want string }{
@@ -166,8 +164,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestFileOfEarlierBoot: a file that has outlived a restart of the node asks for no other one, also
-// while nothing is known, as where the driver does not come. Where that cannot be told, it stays.
+// TestFileOfEarlierBoot: a file from before a restart of the node requests no other restart, even
+// while nothing is known, for example without a driver. Without a known boot ID the file stays.
 func TestFileOfEarlierBoot(t *testing.T) {
 	t.Parallel()
 	of := func(boot string) string { return strings.TrimSpace(ours) + " (boot " + boot + ")\n" }
@@ -200,8 +198,8 @@ func TestFileOfEarlierBoot(t *testing.T) {
 	}
 }
 
-// TestLinks: a link in the place of a file is not followed. One with the name of the file is
-// somebody else's.
+// TestLinks: a link instead of the file is not followed. A link with the name of the file belongs
+// to another program.
 func TestLinks(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -234,7 +232,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestFullDisk: where the text does not fit on the disk, no part of it is left; it is written when
+// TestFullDisk: if the text does not fit on the disk, no part is left; the file is written when
 // there is room.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
@@ -261,8 +259,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestDiskThatHangs: Run ends although the disk does not answer, and nothing is written afterwards.
-// Otherwise the file is as it is wanted when the disk answers.
+// TestDiskThatHangs: Run returns although the disk does not answer, and nothing is written
+// afterwards. Without the end of Run, the file is in the wanted state when the disk answers.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, ends := range []bool{true, false} {

@@ -11,13 +11,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// File is the name of the file in the state directory that says that GPUs are being reset.
+// File is the name of the file, in the state directory, that lists GPUs during a reset.
 const File = "reset.json"
 
 const (
 	fileVersion = 1
 	maxFile     = 1 << 20
-	// diskPatience is how long it is waited for the disk.
+	// diskPatience limits the wait for the disk.
 	diskPatience = 2 * time.Second
 )
 
@@ -34,12 +34,12 @@ type record struct {
 
 func (r *Resets) path() string { return filepath.Join(r.options.StateDir, File) }
 
-// note writes down how far a reset is. What cannot be noted in time is taken back.
+// note writes the progress of a reset. A note that cannot be written in time is withdrawn.
 func (a *attempt) note(ctx context.Context, p Phase) error {
 	now := &record{Version: fileVersion, GPUs: a.status.GPUs, Since: a.status.Since, Phase: p, Boot: a.options.BootID}
 	if err := a.keep(ctx, now); err != nil {
-		_ = a.forget(context.WithoutCancel(ctx)) // a disk that does not answer removes it later
-		return fmt.Errorf("no GPU is reset, as that cannot be noted: %w", err)
+		_ = a.forget(context.WithoutCancel(ctx)) // a hanging disk removes the file later
+		return fmt.Errorf("no GPU was reset, because the reset cannot be noted: %w", err)
 	}
 	return nil
 }
@@ -47,34 +47,34 @@ func (a *attempt) note(ctx context.Context, p Phase) error {
 // forget removes the note.
 func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
 
-// keep has the file say what is wanted; nil is for no file. The error is statefile.ErrHangs when
-// the disk does not answer. The disk does later what is wanted then.
+// keep makes the file match the wanted record; nil means no file. The error is statefile.ErrHangs
+// when the disk does not answer. The disk then catches up later.
 func (r *Resets) keep(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
 	}
-	r.noted.Store(wanted)
+	r.wantedRecord.Store(wanted)
 	return r.disk.Do(ctx, diskPatience, r.settle)
 }
 
-// settle writes and removes the file until it says what is wanted.
+// settle writes and removes the file until the file matches the wanted record.
 func (r *Resets) settle() (err error) {
 	for {
-		wanted := r.noted.Load()
+		wanted := r.wantedRecord.Load()
 		if wanted == nil {
 			err = statefile.Remove(r.path())
 		} else {
 			err = r.options.Write(r.path(), wanted)
 		}
-		if r.noted.Load() == wanted {
+		if r.wantedRecord.Load() == wanted {
 			return err
 		}
 	}
 }
 
-// Run shows a reset that an earlier process began and did not end, and ends it: the GPUs are judged
-// by their readings. They stay withdrawn as long as that process may still reset them. Run returns
-// nil when ctx ends. It is for the process that leads.
+// Run shows and ends a reset that an earlier process began: the health of the GPUs follows from
+// their readings. The GPUs stay withdrawn while the earlier process may still reset them. Run
+// returns nil when ctx ends. Only the leading process may call it.
 func (r *Resets) Run(ctx context.Context) error {
 	if err := r.takeOver(ctx); err != nil {
 		klog.FromContext(ctx).Info("Cannot read whether an earlier process was resetting GPUs", "reason", err.Error())
@@ -84,21 +84,22 @@ func (r *Resets) Run(ctx context.Context) error {
 }
 
 func (r *Resets) takeOver(ctx context.Context) error {
-	if r.options.StateDir == "" || !r.busy.TryLock() { // this process resets GPUs itself
+	if r.options.StateDir == "" || !r.busy.TryLock() { // this process is resetting GPUs
 		return nil
 	}
 	defer r.busy.Unlock()
-	var shown *record // GPUs are withdrawn for it
+	var shown *record // GPUs are withdrawn for the reset
 	for {
-		previous, changed := r.options.PreviousLeader() // first: it removes its note before it is no longer one
-		left, err := r.left(ctx)
+		// first: the previous leader removes its note before it stops being one
+		previous, changed := r.options.PreviousLeader()
+		left, err := r.interruptedRecord(ctx)
 		switch {
 		case left != nil && left.Boot != "" && r.options.BootID != "" && left.Boot != r.options.BootID:
 			return r.forget(ctx)
 		case left == nil && shown == nil:
 			return err
 		case left == nil && err == nil:
-			r.interrupted(ctx, shown, "it ended in the process that had begun it and does not lead any more, whose log says how; "+judged)
+			r.interrupted(ctx, shown, "see the log of the previous leader for the result; "+judged)
 			return nil
 		case previous == "" && left != nil:
 			why := "the daemon ended before the GPUs were reset"
@@ -116,20 +117,20 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		case <-changed:
 		case <-time.After(askEvery):
 		case <-ctx.Done():
-			if shown != nil { // the process that leads then withdraws them
+			if shown != nil { // the leading process then withdraws the GPUs
 				r.status.Publish(Status{})
-				r.giveBack(context.WithoutCancel(ctx), shown.GPUs)
+				r.endHold(context.WithoutCancel(ctx), shown.GPUs)
 			}
 			return nil
 		}
 	}
 }
 
-// judged ends the sentence about GPUs of which it is not known whether they were reset.
+// judged is the end of a sentence about GPUs that may or may not have been reset.
 const judged = "they are judged by their readings"
 
-// left returns the note of an earlier process; nil if there is none.
-func (r *Resets) left(ctx context.Context) (*record, error) {
+// interruptedRecord returns the note of an earlier process; nil if there is none.
+func (r *Resets) interruptedRecord(ctx context.Context) (*record, error) {
 	return statefile.Within(ctx, r.disk, diskPatience, func() (*record, error) {
 		var found record
 		if is, err := statefile.ReadState(r.path(), maxFile, fileVersion, &found); !is {
@@ -139,9 +140,10 @@ func (r *Resets) left(ctx context.Context) (*record, error) {
 	})
 }
 
-// interrupted shows a reset that an earlier process did not end. The GPUs are judged as before.
+// interrupted shows a reset that an earlier process did not finish. The health of the GPUs follows
+// from their readings again.
 func (r *Resets) interrupted(ctx context.Context, left *record, why string) {
 	klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
 	r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
-	r.giveBack(ctx, left.GPUs)
+	r.endHold(ctx, left.GPUs)
 }

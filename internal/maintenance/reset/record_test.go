@@ -57,7 +57,7 @@ func TestWhatAnEarlierProcessLeft(t *testing.T) {
 	})
 }
 
-// TestADaemonThatEnds leaves the note of a reset that the driver's program was making.
+// TestADaemonThatEnds leaves the note of a reset while the driver's program runs.
 func TestADaemonThatEnds(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -78,13 +78,13 @@ func TestADaemonThatEnds(t *testing.T) {
 	})
 }
 
-// TestANoteThatComesLate: a reset that cannot be noted in time is refused. What the disk writes
-// later is taken back, so that the next process shows no reset that never ran. It is so also where
-// the disk takes its time for the note of the second phase, and where it fails.
+// TestANoteThatComesLate: a reset without a timely note is refused. A late note is withdrawn, so
+// the next process shows no reset that never ran. The same holds for a slow disk at the note of the
+// second phase, and for a disk error.
 func TestANoteThatComesLate(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		inTime int // notes that are written in time
+		inTime int // notes written in time
 		fails  error
 	}{
 		"the first note": {}, "the second note": {inTime: 1}, "the first note fails": {fails: errors.New("no space left")},
@@ -103,7 +103,7 @@ func TestANoteThatComesLate(t *testing.T) {
 				}
 				return statefile.WriteState(path, v)
 			}
-			for range 2 { // the second one finds the disk as busy as before
+			for range 2 { // the second reset finds the disk as busy as before
 				if err := <-r.begin(t.Context(), 0, "0"); !errors.Is(err, statefile.ErrHangs) {
 					t.Errorf("%s: Reset() = %v", name, err)
 				}
@@ -128,7 +128,7 @@ func TestANoteThatComesLate(t *testing.T) {
 	}
 }
 
-// TestANoteAsNobodyWaitsAnyMore: a command that ends while the disk takes its time leaves no note.
+// TestANoteAsNobodyWaitsAnyMore: a command that ends while the disk is slow leaves no note.
 func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -148,8 +148,8 @@ func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
-// TestAProcessThatLeadsMeanwhile: a roll-out hands the lead over while the driver's program runs.
-// The GPUs stay withdrawn in the process that leads then until the other one has reset them, is
+// TestAProcessThatLeadsMeanwhile: a rolling update hands the lead over while the driver's program
+// runs. The GPUs stay withdrawn in the new leader until the previous leader has reset them, is
 // killed, or the lead is lost again.
 func TestAProcessThatLeadsMeanwhile(t *testing.T) {
 	t.Parallel()
@@ -187,7 +187,7 @@ func TestAProcessThatLeadsMeanwhile(t *testing.T) {
 				}
 				time.Sleep(time.Minute)
 				later.previous.Publish("")
-				why = "it ended in the process that had begun it"
+				why = "see the log of the previous leader"
 			case "the lead is lost":
 				lose()
 				want, why = "", ""

@@ -1,6 +1,6 @@
-// Package reset is the owner of the resets of GPUs that an operator asks for: GPUs are withdrawn,
-// their users are waited for or named, the driver's own program resets them while nobody of this
-// process has the driver open, and they are judged anew.
+// Package reset resets GPUs for an operator: it withdraws the GPUs, waits for their users or names
+// them, runs the driver's own program while nobody in this process has the driver open, and has the
+// health of the GPUs judged again.
 package reset
 
 import (
@@ -25,67 +25,67 @@ import (
 const (
 	// askEvery is how often the users of the GPUs are asked for.
 	askEvery = time.Second
-	// soonFor is how long it may stay unknown who uses a GPU: kubelet reads the list in which it is
-	// withdrawn, and tells of pods that it has just admitted.
+	// soonFor is how long the users of a GPU may stay unknown: the kubelet must read the list with the
+	// withdrawn GPU, and report pods that it has just admitted.
 	soonFor = 15 * time.Second
-	// judgedWithin is how long it is waited for the verdict on GPUs that were reset.
+	// judgedWithin limits the wait for the health of the GPUs after the reset.
 	judgedWithin = 30 * time.Second
-	// withholdPatience is how long it is waited for the monitor, which answers at once unless the
-	// daemon ends.
+	// withholdPatience limits the wait for the monitor. The monitor answers at once unless the daemon
+	// is stopping.
 	withholdPatience = 2 * time.Second
-	// remedy ends the sentence about a reset that others are in the way of.
-	remedy = "a reset needs that nothing has the GPU open: end its processes; nvidia-persistenced, DCGM and Fabric Manager may have it " +
-		"open, and so has the kernel module nvidia_drm"
+	// remedy is the end of a sentence about a reset that users of the GPU prevent.
+	remedy = "the GPU must not be in use during a reset: stop its processes; nvidia-persistenced, DCGM, Fabric Manager " +
+		"and the kernel module nvidia_drm may also have it open"
 )
 
-// Options are the parts of the daemon that Resets use.
+// Options are the parts of the daemon used by Resets.
 type Options struct {
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Withhold has GPUs, by UUID, not be given to new pods, for a reason; with an empty one they are
-	// judged as before.
+	// Withhold keeps GPUs, by UUID, from new pods, for a reason; an empty reason ends the hold.
 	Withhold func(ctx context.Context, gpus []string, reason string) error
 	// Reserve keeps claims from a GPU until release is called, and returns the users of the GPU, in
 	// words for people. release is nil if the GPU may be in use. The error says why the users are not
 	// known.
 	Reserve func(ctx context.Context, gpu inventory.GPU) (users []string, release func(), err error)
-	// Clients returns who has a GPU open, in words for people, as far as this process sees it.
+	// Clients returns the processes that have a GPU open, in words for people, as far as visible to
+	// this process.
 	Clients func(gpu inventory.GPU) []string
-	// Run resets GPUs while this process has released the driver, if May allows it then. It returns in
-	// bounded time, with context.Canceled when the daemon ends. When the error wraps ErrHangs, ended
-	// is called once the reset has ended.
+	// Run resets GPUs while this process has released the driver, if May then allows the reset. It
+	// returns in bounded time, with context.Canceled when the daemon stops. If the error wraps
+	// ErrHangs, Run calls ended at the end of the reset.
 	Run func(ctx context.Context, gpus []inventory.GPU, ended func()) error
 	// May returns why this process may not reset GPUs now; nil if it may.
 	May func() error
 	// PreviousLeader returns the process, in words for people, that led before and may still reset
 	// GPUs; empty if there is none. The channel is closed when the answer may have changed.
 	PreviousLeader func() (who string, changed <-chan struct{})
-	// StateDir is where it is noted that GPUs are being reset; empty for nowhere. BootID is the boot
-	// ID of the node.
+	// StateDir is the folder for the note of a reset; empty for no note. BootID is the boot ID of the
+	// node.
 	StateDir, BootID string
 	// Write writes the note to a path, within any time; nil is statefile.WriteState.
 	Write func(path string, v any) error
 }
 
-// ErrHangs is wrapped by the error of a reset that goes on although it was ended.
+// ErrHangs is wrapped by the error of a reset that continues although it was stopped.
 var ErrHangs = errors.New("the reset does not end")
 
-// errGivenUp is the error of a reset that nobody waits for any more.
-var errGivenUp = errors.New("it was given up before the driver was released")
+// errGivenUp is the error of a reset whose caller has gone away.
+var errGivenUp = errors.New("the reset was cancelled before the driver was released")
 
-// errBusy is the error of a reset while another one is under way.
-var errBusy = errors.New("another reset is under way on this node: status shows it; ask again when it has ended")
+// errBusy is the error during another reset.
+var errBusy = errors.New("another reset is running on this node: check it with status, and retry when it has ended")
 
 // Phase is how far a reset is.
 type Phase string
 
 // The phases.
 const (
-	PhaseWaiting     Phase = "waiting"     // for those who use the GPUs
+	PhaseWaiting     Phase = "waiting"     // for the users of the GPUs
 	PhaseResetting   Phase = "resetting"   // the driver's program runs
-	PhaseHangs       Phase = "hangs"       // that cannot be ended; the GPUs stay withdrawn until it has
+	PhaseHangs       Phase = "hangs"       // of a reset that cannot be stopped; the GPUs stay withdrawn until its end
 	PhaseDone        Phase = "done"        // the GPUs were reset
 	PhaseFailed      Phase = "failed"      // they were not
-	PhaseInterrupted Phase = "interrupted" // the process that reset them ended before, or does not lead any more
+	PhaseInterrupted Phase = "interrupted" // the process of the reset ended before, or does not lead any more
 )
 
 // Status is the last reset; of none, Phase is empty.
@@ -95,21 +95,21 @@ type Status struct {
 	Phase Phase
 	// Since is when the reset was asked for.
 	Since time.Time
-	// Reason is a sentence without a full stop: what is waited for, or what failed.
+	// Reason is a sentence without a full stop: what the reset waits for, or what failed.
 	Reason string
 }
 
-// Resets reset GPUs, those of one request at a time. New makes one; Run ends what an earlier
-// process left.
+// Resets reset GPUs, one request at a time. New creates Resets; Run ends the resets of earlier
+// processes.
 type Resets struct {
-	options Options
-	disk    *statefile.Disk
-	noted   atomic.Pointer[record] // what the file is to say; nil for no file
-	status  *feed.Feed[Status]
-	busy    sync.Mutex // held while a reset is under way
+	options      Options
+	disk         *statefile.Disk
+	wantedRecord atomic.Pointer[record] // the wanted record in the file; nil for no file
+	status       *feed.Feed[Status]
+	busy         sync.Mutex // held while a reset is under way
 }
 
-// New returns Resets that have reset nothing yet.
+// New returns Resets without any reset.
 func New(o Options) *Resets {
 	if o.Write == nil {
 		o.Write = statefile.WriteState
@@ -120,8 +120,7 @@ func New(o Options) *Resets {
 // Status is the feed of the last reset.
 func (r *Resets) Status() *feed.Feed[Status] { return r.status }
 
-// Withheld returns why a GPU, by UUID, may not be given to a pod: it is being reset. It is nil
-// where it may be.
+// Withheld returns why a GPU, by UUID, may not be given to a pod because of a reset; nil if it may.
 func (r *Resets) Withheld(gpu string) error {
 	if s := r.status.Value(); s.Withholds() && slices.Contains(s.GPUs, gpu) {
 		return fmt.Errorf("GPU %s is being reset", gpu)
@@ -140,17 +139,17 @@ func (r *Resets) Runs() bool {
 	return phase == PhaseResetting || phase == PhaseHangs
 }
 
-// An Order is what an operator asks for.
+// An Order is a request of an operator.
 type Order struct {
-	// GPUs are indexes and UUIDs; at least one. Those of a request are reset together.
+	// GPUs are indexes and UUIDs; at least one. All GPUs of a request are reset together.
 	GPUs []string
-	// Wait is how long it is waited for those who use the GPUs; 0 for not at all.
+	// Wait limits the wait for the users of the GPUs; 0 for no wait.
 	Wait time.Duration
 }
 
-// Reset resets GPUs, and tells how far it is, in sentences. The error is why they were not reset,
-// or are still not Healthy afterwards. When ctx ends before the driver is released, nothing is
-// reset; later the reset goes on, and Status tells how it ends.
+// Reset resets GPUs, and reports the progress in sentences. The error is why the GPUs were not
+// reset, or are still not Healthy afterwards. If ctx ends before the driver is released, no GPU is
+// reset; afterwards the reset continues, and Status has the result.
 func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	gpus, err := selected(r.options.Snapshots.Value(), q.GPUs)
 	if err != nil {
@@ -162,7 +161,8 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	if !r.busy.TryLock() {
 		return errBusy
 	}
-	a := &attempt{Resets: r, gpus: gpus, status: Status{Since: time.Now()}, tells: make(chan string), gone: ctx.Done()}
+	a := &attempt{Resets: r, gpus: gpus, status: Status{Since: time.Now()}, progress: make(chan string),
+		callerGone: ctx.Done()}
 	for _, g := range gpus {
 		a.status.GPUs = append(a.status.GPUs, g.UUID)
 	}
@@ -173,13 +173,13 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	outcome := make(chan error, 1)
 	waiting, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, cancel)
-	go func() { // it goes on when nobody waits for it any more
+	go func() { // the reset continues without a caller
 		defer cancel()
 		a.run(waiting, q.Wait, func() bool { return ctx.Err() == nil && stop() }, outcome)
 	}()
 	for {
 		select {
-		case text := <-a.tells:
+		case text := <-a.progress:
 			tell(text)
 		case err := <-outcome:
 			if err != nil {
@@ -192,19 +192,19 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	}
 }
 
-// An attempt is one reset.
+// An attempt is a running reset.
 type attempt struct {
 	*Resets
-	gpus   []inventory.GPU
-	status Status
-	told   string          // last
-	tells  chan string     // what the operator is told
-	gone   <-chan struct{} // closed when nobody is told any more
+	gpus       []inventory.GPU
+	status     Status
+	lastText   string
+	progress   chan string // sends progress to the operator
+	callerGone <-chan struct{}
 }
 
-// run waits for the users until ctx ends, and resets the GPUs. Keep has the end of ctx not count
-// any more; it reports false if it ended before. The outcome is sent as soon as it is known: a
-// reset that cannot be ended is waited for after it.
+// run waits for the users until ctx ends, and resets the GPUs. keep makes the end of ctx irrelevant
+// from then on; it returns false if ctx ended before. run sends the outcome as soon as it is known,
+// and then waits for a reset that cannot be stopped.
 func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool, outcome chan<- error) {
 	always := context.WithoutCancel(ctx)
 	over := make(chan struct{})
@@ -238,47 +238,47 @@ func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool,
 func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 	a.status.Phase, a.status.Reason = p, reason
 	a.withdraw(ctx, a.status)
-	if a.told == reason || p == PhaseHangs {
+	if a.lastText == reason || p == PhaseHangs {
 		return
 	}
-	a.told = reason
+	a.lastText = reason
 	select {
-	case a.tells <- reason:
-	case <-a.gone:
+	case a.progress <- reason:
+	case <-a.callerGone:
 	}
 }
 
-// end publishes how the reset ended. The GPUs are judged as before. The note goes first: a process
-// that has got the lead meanwhile reads it once this one resets nothing any more.
+// end publishes the result of the reset, and ends the hold on the GPUs. It removes the note first:
+// a new leader reads the note only when this process resets nothing any more.
 func (a *attempt) end(ctx context.Context, p Phase, reason string) {
-	klog.FromContext(ctx).Info("A reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
+	klog.FromContext(ctx).Info("The reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
 	if err := a.forget(ctx); err != nil {
 		klog.FromContext(ctx).Info("Cannot remove the note of a reset; the next start shows it as interrupted", "reason",
 			err.Error())
 	}
 	a.status.Phase, a.status.Reason = p, reason
 	a.Resets.status.Publish(a.status)
-	a.giveBack(ctx, a.status.GPUs)
+	a.endHold(ctx, a.status.GPUs)
 	a.busy.Unlock()
 }
 
-// withdraw publishes how far a reset is, and has its GPUs not be given to new pods.
+// withdraw publishes the progress of a reset, and withholds the GPUs from new pods.
 func (r *Resets) withdraw(ctx context.Context, s Status) {
 	r.status.Publish(s)
 	ctx, cancel := context.WithTimeout(ctx, withholdPatience)
 	defer cancel()
-	_ = r.options.Withhold(ctx, s.GPUs, "it is being reset: "+s.Reason) // it fails when the daemon ends
+	_ = r.options.Withhold(ctx, s.GPUs, "it is being reset: "+s.Reason) // fails when the daemon stops
 }
 
-// giveBack has GPUs be judged as before.
-func (r *Resets) giveBack(ctx context.Context, gpus []string) {
+// endHold ends the hold on GPUs.
+func (r *Resets) endHold(ctx context.Context, gpus []string) {
 	ctx, cancel := context.WithTimeout(ctx, withholdPatience)
 	defer cancel()
-	_ = r.options.Withhold(ctx, gpus, "") // it fails when the daemon ends
+	_ = r.options.Withhold(ctx, gpus, "") // fails when the daemon stops
 }
 
-// await withdraws the GPUs, and waits until nobody uses them. It returns what lets claims have them
-// again.
+// await withdraws the GPUs, and waits until nobody uses them. It returns the functions that release
+// the GPUs for claims.
 func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []func(), err error) {
 	began := time.Now()
 	a.show(ctx, PhaseWaiting, "withdrawn from new pods")
@@ -312,7 +312,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 		}
 		switch waited := time.Since(began); {
 		case waited >= patience && wait == 0 && len(users) > 0:
-			return nil, fmt.Errorf("%s; end these first, or wait for them with --wait", why)
+			return nil, fmt.Errorf("%s; stop these first, or wait for them with --wait", why)
 		case waited >= patience:
 			return nil, fmt.Errorf("%s, for %v", why, waited.Round(time.Second))
 		}
@@ -328,7 +328,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 	}
 }
 
-// reset resets the GPUs, which nobody uses.
+// reset resets the GPUs. Nobody uses them.
 func (a *attempt) reset(ctx context.Context, ended func()) error {
 	if err := a.note(ctx, PhaseResetting); err != nil {
 		return err
@@ -350,7 +350,7 @@ func (a *attempt) reset(ctx context.Context, ended func()) error {
 	return fmt.Errorf("%w; %s", err, remedy)
 }
 
-// judged waits until GPUs that were reset are Healthy. The error says what they are otherwise.
+// judged waits until the GPUs are Healthy after the reset. Otherwise the error has their state.
 func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
 	late := time.After(judgedWithin)
 	for {

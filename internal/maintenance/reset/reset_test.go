@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 )
 
-// A rig has the parts of a daemon that Resets use.
+// A rig has the parts of a daemon used by Resets.
 type rig struct {
 	*reset.Resets
 	snapshots *feed.Feed[inventory.Snapshot]
@@ -30,7 +30,7 @@ type rig struct {
 	unknown  error
 	may      error
 	run      func(ctx context.Context, ended func()) error
-	write    func(path string, v any) error // nil for the real one
+	write    func(path string, v any) error // nil for the real function
 	reserved int
 	runs     []string
 }
@@ -101,7 +101,7 @@ func get[T any](r *rig, value func() T) T {
 	return value()
 }
 
-// begin asks for a reset, and returns its outcome.
+// begin requests a reset, and returns the outcome.
 func (r *rig) begin(ctx context.Context, wait time.Duration, gpus ...string) <-chan error {
 	outcome := make(chan error, 1)
 	go func() { outcome <- r.Reset(ctx, reset.Order{GPUs: gpus, Wait: wait}, func(string) {}) }()
@@ -125,8 +125,8 @@ func (r *rig) free(t *testing.T, dir string) {
 	}
 }
 
-// TestReset: GPUs are withdrawn while their users are waited for, are reset together, and are given
-// back.
+// TestReset: GPUs are withdrawn while the reset waits for their users, are reset together, and are
+// released.
 func TestReset(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -148,7 +148,7 @@ func TestReset(t *testing.T) {
 		if r.Withheld("GPU-a") == nil || r.Withheld("GPU-c") != nil {
 			t.Error("a GPU that is being reset is given away")
 		}
-		if err := <-r.begin(t.Context(), 0, "1"); err == nil || !strings.Contains(err.Error(), "another reset is under way") {
+		if err := <-r.begin(t.Context(), 0, "1"); err == nil || !strings.Contains(err.Error(), "another reset is running") {
 			t.Errorf("a second reset: %v", err)
 		}
 		r.set(func() { r.users = nil })
@@ -172,11 +172,11 @@ func TestRefusals(t *testing.T) {
 	}{
 		`no GPU has the index or UUID "7"`: {[]string{"0", "7"}, 0, func(*rig) {}},
 		"name at least one":                {nil, 0, func(*rig) {}},
-		"in use: GPU 0 by pod a/b; end":    {[]string{"0"}, 0, func(r *rig) { r.users = []string{"pod a/b"} }},
+		"in use: GPU 0 by pod a/b; stop":   {[]string{"0"}, 0, func(r *rig) { r.users = []string{"pod a/b"} }},
 		"by pod a/b, for 1m0s":             {[]string{"0"}, time.Minute, func(r *rig) { r.users = []string{"pod a/b"} }},
 		"kubelet is away, for 15s":         {[]string{"0"}, 0, func(r *rig) { r.unknown = errors.New("kubelet is away") }},
 		"does not lead":                    {[]string{"0"}, 0, func(r *rig) { r.may = errors.New("it does not lead") }},
-		"refused; open: GPU 0 by process 7 (dcgm); a reset needs": {[]string{"0"}, 0, func(r *rig) {
+		"refused; open: GPU 0 by process 7 (dcgm); the GPU must not be in use": {[]string{"0"}, 0, func(r *rig) {
 			r.run = func(context.Context, func()) error { return errors.New("refused") }
 		}},
 		"after the reset, GPU 1 is Unhealthy: bad": {[]string{"1"}, 0, func(r *rig) {
@@ -252,7 +252,8 @@ func TestAGPUNamedTwice(t *testing.T) {
 	})
 }
 
-// TestNobodyWaitsAnyMore: a reset is given up while it waits, and goes on while it is made.
+// TestNobodyWaitsAnyMore: a waiting reset without a caller is given up, and a running reset
+// continues.
 func TestNobodyWaitsAnyMore(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -292,7 +293,7 @@ func TestNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
-// TestAResetThatCannotBeEnded keeps its GPU withdrawn until it has ended, and nobody waiting.
+// TestAResetThatCannotBeEnded keeps its GPU withdrawn until the end, and no caller waits.
 func TestAResetThatCannotBeEnded(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

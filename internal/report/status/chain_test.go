@@ -30,7 +30,7 @@ func TestSteps(t *testing.T) {
 	var s status.Status
 	e := status.Evidence{Refused: "driver 550 is not accepted", MissingNode: "/dev/nvidia-uvm"}
 	s.Validation = &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-0", Result: status.Waiting,
-		Reason: "it is being tried"}}}
+		Reason: "the proof is running"}}}
 	s.Resources = []status.Resource{{Name: "nvidia.com/gpu", Planned: true, Server: "registering"}}
 	s.Holds = []status.Hold{{Device: "GPU-0", Reason: "CUDA is not proven on it yet"}}
 	for _, now := range []struct {
@@ -48,8 +48,8 @@ func TestSteps(t *testing.T) {
 		{5 * time.Second, func() { e.Refused, s.Driver = "", "580" },
 			"driver 3s | device nodes: the device node /dev/nvidia-uvm does not exist | containers: waits for device nodes"},
 		{6 * time.Second, func() { e.MissingNode = "" },
-			"driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: it is being " +
-				"tried | kubelet: waits for CUDA"},
+			"driver 3s | device nodes 6s | containers 6s | CUDA: proven on 0 of 1 device; device 0: the proof is " +
+				"running | kubelet: waits for CUDA"},
 		{7 * time.Second, func() { s.Holds[0].Reason, s.Holds[0].Device, s.GPUs[0].UUID = "no CDI spec", "GPU-1", "GPU-1" },
 			"driver 3s | device nodes 6s | containers: no CDI spec | CUDA: waits for containers"},
 		{9 * time.Second, func() {
