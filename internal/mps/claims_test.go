@@ -102,8 +102,8 @@ func TestDaemonsOfClaims(t *testing.T) {
 	}
 }
 
-// TestDaemonOfAClaimThatDies: the daemon is restarted, and the reason is reported meanwhile.
-func TestDaemonOfAClaimThatDies(t *testing.T) {
+// TestClaimDaemonExits: the daemon is restarted, and the reason is reported meanwhile.
+func TestClaimDaemonExits(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	end := n.supervise()
@@ -143,9 +143,9 @@ func TestDaemonOfAClaimThatDies(t *testing.T) {
 	n.until("the next supervisor starts it", func() bool { return c.Problems(oneClaim)[oneClaim] == "" })
 }
 
-// TestGPUsOfAClaimThatCannotBeSetBack: the files of the claim stay until the modes are restored. A
+// TestFailedRestoreOfClaimGPUs: the files of the claim stay until the modes are restored. A
 // claim without exclusive GPUs does not wait, and no claim waits for the plan of resources.
-func TestGPUsOfAClaimThatCannotBeSetBack(t *testing.T) {
+func TestFailedRestoreOfClaimGPUs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.run()

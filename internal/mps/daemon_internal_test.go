@@ -215,9 +215,9 @@ func TestProcessesOfADaemon(t *testing.T) {
 	}
 }
 
-// TestFoldersHaveALabelWhereSELinuxEnforces, and no label elsewhere: containers of any user may use
+// TestSELinuxLabelOfFolders, and no label elsewhere: containers of any user may use
 // the folders.
-func TestFoldersHaveALabelWhereSELinuxEnforces(t *testing.T) {
+func TestSELinuxLabelOfFolders(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), pipeFolder)
 	if err := makeFolder(dir); err != nil {
@@ -253,9 +253,9 @@ func TestWhatACommandPrints(t *testing.T) {
 	}
 }
 
-// TestWhatOneClientMayUse: a daemon has one figure for all GPUs, and serves groups with the same
+// TestClientLimits: a daemon has one figure for all GPUs, and serves groups with the same
 // figure.
-func TestWhatOneClientMayUse(t *testing.T) {
+func TestClientLimits(t *testing.T) {
 	t.Parallel()
 	a, b := GPU{UUID: "GPU-a", Replicas: 1}, GPU{UUID: "GPU-b", Replicas: 4}
 	for want, g := range map[int]Group{
@@ -272,9 +272,9 @@ func TestWhatOneClientMayUse(t *testing.T) {
 	}
 }
 
-// TestQuestionsOfAProber: each daemon gets one probe at a time, ready daemons get fewer, and only
+// TestProbesOfProber: each daemon gets one probe at a time, ready daemons get fewer, and only
 // answers of followed resources before the end count.
-func TestQuestionsOfAProber(t *testing.T) {
+func TestProbesOfProber(t *testing.T) {
 	c := newScript(t, "[ ! -e $dir/silent ]")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))
 	root, name := filepath.Split(c.dir)
@@ -322,9 +322,9 @@ func TestQuestionsOfAProber(t *testing.T) {
 	}
 }
 
-// TestHowOftenAProberLooks: a ready daemon is probed at every tenth look, and without resources no
+// TestLookInterval: a ready daemon is probed at every tenth look, and without resources no
 // timer wakes the process.
-func TestHowOftenAProberLooks(t *testing.T) {
+func TestLookInterval(t *testing.T) {
 	c := newScript(t, "true")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))
 	root, name := filepath.Split(c.dir)
@@ -364,8 +364,8 @@ func TestHowOftenAProberLooks(t *testing.T) {
 	}
 }
 
-// TestALifeThatEnds leaves no reason of a failure: the daemon could be started.
-func TestALifeThatEnds(t *testing.T) {
+// TestStoppedDaemonLeavesNoReason leaves no reason of a failure: the daemon could be started.
+func TestStoppedDaemonLeavesNoReason(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	s := NewSupervisor(root, feed.New[[]Group](nil), nil)

@@ -56,9 +56,9 @@ func (n *node) hang(resource string) (heal func()) {
 	}
 }
 
-// TestProberOfADiskThatIsFull: a daemon on a full disk is unusable although it answers. Other
+// TestProberWithFullDisk: a daemon on a full disk is unusable although it answers. Other
 // daemons are usable.
-func TestProberOfADiskThatIsFull(t *testing.T) {
+func TestProberWithFullDisk(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string]string{"no byte is free": "size=64k",
 		"no file is free": "size=1m,nr_inodes=64"} {
@@ -99,9 +99,9 @@ func TestProberOfADiskThatIsFull(t *testing.T) {
 	}
 }
 
-// TestProberOfADiskThatHangs: a resource with a hanging folder is unusable, before the first answer
+// TestProberWithHangingDisk: a resource with a hanging folder is unusable, before the first answer
 // and after it. Other resources stay usable, and the Prober stops.
-func TestProberOfADiskThatHangs(t *testing.T) {
+func TestProberWithHangingDisk(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("a disk that hangs is noticed after 5 s, twice: make test-all runs it")

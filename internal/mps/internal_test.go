@@ -71,8 +71,8 @@ func TestReadingAnswers(t *testing.T) {
 	}
 }
 
-// TestWhatDaemonsPrintIsBounded: an endless line, and endless lines.
-func TestWhatDaemonsPrintIsBounded(t *testing.T) {
+// TestOutputLimit: an endless line, and endless lines.
+func TestOutputLimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
@@ -117,9 +117,9 @@ func TestWhatDaemonsPrintIsBounded(t *testing.T) {
 	})
 }
 
-// TestADaemonThatNoLongerAnswers: the daemon is given up after three probes. A stopped daemon is
+// TestDaemonStopsAnswering: the daemon is given up after three probes. A stopped daemon is
 // not probed.
-func TestADaemonThatNoLongerAnswers(t *testing.T) {
+func TestDaemonStopsAnswering(t *testing.T) {
 	t.Parallel()
 	const every = 100 * time.Millisecond
 	// without the folder no daemon answers

@@ -46,9 +46,9 @@ func TestWhatAKilledProcessLeavesBehind(t *testing.T) {
 	n.checkModes("afterwards", map[string]inventory.ComputeMode{})
 }
 
-// TestAGPUThatAKilledProcessLeft: the next process restores the mode, even if that process stops
+// TestGPUOfKilledProcess: the next process restores the mode, even if that process stops
 // before it could start the daemon.
-func TestAGPUThatAKilledProcessLeft(t *testing.T) {
+func TestGPUOfKilledProcess(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	if err := os.MkdirAll(filepath.Dir(n.path(one)), 0o755); err != nil {
@@ -69,9 +69,9 @@ func TestAGPUThatAKilledProcessLeft(t *testing.T) {
 	}
 }
 
-// TestGPUsThatAKilledProcessLeftAndNobodyWants: the modes are restored as soon as the wanted groups
+// TestUnwantedGPUsOfKilledProcess: the modes are restored as soon as the wanted groups
 // are known. A lost GPU does not delay the other GPUs, and stays in the mark.
-func TestGPUsThatAKilledProcessLeftAndNobodyWants(t *testing.T) {
+func TestUnwantedGPUsOfKilledProcess(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	if err := os.MkdirAll(n.path("claims/uid-3-0"), 0o755); err != nil {

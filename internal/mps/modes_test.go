@@ -118,9 +118,9 @@ func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 	}
 }
 
-// TestAGPUThatWasExclusiveBefore stays exclusive after MPS: only GPUs of the mark were made
+// TestGPUExclusiveBeforeMPS stays exclusive after MPS: only GPUs of the mark were made
 // exclusive by MPS.
-func TestAGPUThatWasExclusiveBefore(t *testing.T) {
+func TestGPUExclusiveBeforeMPS(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
 	if err := newExclusive(c, c.mark).claim(t.Context(), "nvidia.com/gpu", []string{"GPU-a"}); err != nil {
@@ -141,9 +141,9 @@ func TestAGPUThatWasExclusiveBefore(t *testing.T) {
 	}
 }
 
-// TestAClaimWhoseGPUsWereNotLeft: no mode is set, because this could wake a GPU or disturb a
+// TestClaimWithoutLeftoverGPUs: no mode is set, because this could wake a GPU or disturb a
 // process.
-func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
+func TestClaimWithoutLeftoverGPUs(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
 	if err := newExclusive(c, c.mark).restore(t.Context(), "claims/uid-1-0", []string{"GPU-a"}); err != nil {
@@ -154,8 +154,8 @@ func TestAClaimWhoseGPUsWereNotLeft(t *testing.T) {
 	}
 }
 
-// TestAGPUThatCannotBeSetBack does not delay other GPUs, stays in the mark, and is restored later.
-func TestAGPUThatCannotBeSetBack(t *testing.T) {
+// TestFailedRestoreOfGPU does not delay other GPUs, stays in the mark, and is restored later.
+func TestFailedRestoreOfGPU(t *testing.T) {
 	t.Parallel()
 	c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
 	e := newExclusive(c, c.mark)

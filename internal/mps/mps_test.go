@@ -406,9 +406,9 @@ func TestDaemonsThatMisbehave(t *testing.T) {
 	}
 }
 
-// TestAnOldDriversDaemon: the daemon does not know the option for several users. The daemons of a
+// TestDaemonOfOldDriver: the daemon does not know the option for several users. The daemons of a
 // resource and of the units of a GPU then serve one user at a time.
-func TestAnOldDriversDaemon(t *testing.T) {
+func TestDaemonOfOldDriver(t *testing.T) {
 	t.Setenv("MPS_STAND_IN", "old")
 	n := newNode(t)
 	n.supervise(group(one, gpu("a", 80, 2)))
@@ -428,8 +428,8 @@ func TestAnOldDriversDaemon(t *testing.T) {
 	n.end(shares)
 }
 
-// TestAnswersWithoutEnd: an endless answer is cut off, and the daemon is not ready.
-func TestAnswersWithoutEnd(t *testing.T) {
+// TestEndlessAnswers: an endless answer is cut off, and the daemon is not ready.
+func TestEndlessAnswers(t *testing.T) {
 	n := newNode(t)
 	n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReady()

@@ -150,8 +150,8 @@ func (c *countingClock) After(d time.Duration) <-chan time.Time {
 	return c.FakeClock.After(d)
 }
 
-// TestNewResourcesPutOffNoLook: a new resource does not delay the next look at other daemons.
-func TestNewResourcesPutOffNoLook(t *testing.T) {
+// TestNewResourceDoesNotDelayLooks: a new resource does not delay the next look at other daemons.
+func TestNewResourceDoesNotDelayLooks(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c := &countingClock{FakeClock: clocktest.NewFakeClock(time.Unix(0, 0))}
@@ -203,9 +203,9 @@ func TestBusyDaemon(t *testing.T) {
 	}
 }
 
-// TestDaemonThatEndedBetweenTwoQuestions: a ready daemon is probed at the next look after its mark
+// TestDaemonRestartBetweenProbes: a ready daemon is probed at the next look after its mark
 // disappears.
-func TestDaemonThatEndedBetweenTwoQuestions(t *testing.T) {
+func TestDaemonRestartBetweenProbes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	end := n.supervise(group(one, gpu("a", 80, 2)))

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestClientsEndBeforeTheirServer: a client killed together with its server may block other clients
+// TestClientsStopBeforeServer: a client killed together with its server may block other clients
 // and the GPU.
-func TestClientsEndBeforeTheirServer(t *testing.T) {
+func TestClientsStopBeforeServer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	end := n.supervise(group(one, gpu("a", 80, 2)))

@@ -9,9 +9,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 )
 
-// TestADaemonThatDoesNotEnd: meanwhile, daemons of other GPUs are started, but no other daemon of
+// TestDaemonThatDoesNotStop: meanwhile, daemons of other GPUs are started, but no other daemon of
 // the same GPU.
-func TestADaemonThatDoesNotEnd(t *testing.T) {
+func TestDaemonThatDoesNotStop(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("a daemon that does not quit is killed after 10 s: make test-all runs it")
@@ -38,9 +38,9 @@ func TestADaemonThatDoesNotEnd(t *testing.T) {
 	n.untilReady()
 }
 
-// TestAGPUThatChangesItsResource: the old daemon stops before the new daemon starts, although the
+// TestGPUChangesResource: the old daemon stops before the new daemon starts, although the
 // old resource is still shared.
-func TestAGPUThatChangesItsResource(t *testing.T) {
+func TestGPUChangesResource(t *testing.T) {
 	locks := t.TempDir()
 	t.Setenv("MPS_STAND_IN_GPUS", locks)
 	n := newNode(t)

@@ -22,7 +22,7 @@ type instant int64
 // now returns the time of the node.
 func now() instant {
 	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // each Linux has this clock
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // every Linux has the clock
 	return instant(t.Nano())
 }
 
@@ -32,7 +32,7 @@ func (i instant) isOver() bool { return i != 0 && now() > i }
 // A callContext is the context of a call. It ends with the server, at the deadline of the call, and
 // when the client closes its connection. Err also checks the client and the clock directly: a
 // process that was stopped (SIGSTOP, a frozen cgroup) reads waiting data from the socket before its
-// timers and notices fire. A handler therefore calls Err right before it changes something.
+// timers and notices fire. A handler therefore calls Err right before each change.
 type callContext struct {
 	context.Context //nolint:containedctx // callContext implements Context
 	end             context.CancelFunc
@@ -48,9 +48,9 @@ func (c *callContext) Err() error {
 	return c.Context.Err()
 }
 
-// begin returns the context of a call that must not start after the deadline, if there is one. It
-// returns an error if the deadline has passed or the client has gone. The caller must call end when
-// the call has ended.
+// begin returns the context of a call that must not start after the deadline, if there is a
+// deadline. It returns an error if the deadline has passed or the client has gone. The caller must
+// call end when the call has ended.
 func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant) (_ context.Context, end func(),
 	err error) {
 	raw, err := conn.SyscallConn()
@@ -81,7 +81,7 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 }
 
 // hasGone reports whether the other end of a connection is closed. A client that only stops sending
-// has not gone.
+// is still there.
 func hasGone(conn syscall.RawConn) (gone bool) {
 	err := conn.Control(func(fd uintptr) {
 		poll := []unix.PollFd{{Fd: int32(fd)}}

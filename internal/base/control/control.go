@@ -1,6 +1,6 @@
-// Package control provides the daemon's local control socket. Through it, an operator who runs the
-// same binary again asks a running daemon for its state or gives it a command. The handlers define
-// the meaning of the named calls.
+// Package control provides the daemon's local control socket. An operator's command runs the same
+// binary, and asks a running daemon for its state or gives the daemon a command. The handlers
+// define the meaning of the named calls.
 //
 // A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and
 // receives one JSON object with either "result" or "error". A followed call receives an empty
@@ -8,7 +8,7 @@
 // daemon's own user, root in a cluster, may connect.
 //
 // A call starts no change after its client has gone or its deadline has passed: an operator who
-// gave up does not find the change made later. See callContext.
+// gave up finds no late change. See callContext.
 package control
 
 import (
@@ -38,12 +38,12 @@ const (
 	maxAnswer = 16 << 20
 )
 
-// A Handler answers one kind of call. Its result is sent as JSON, and its error as text.
+// A Handler answers one kind of call. The result is sent as JSON, and the error as text.
 type Handler func(ctx context.Context, arguments json.RawMessage) (any, error)
 
-// A Stream answers a followed call with its arguments: each value passed to send reaches the client
-// as JSON. An error of send means that the client accepts no more values. ctx ends when the client
-// has gone or the server stops. Another error is sent as text.
+// A Stream answers a followed call: each value passed to send reaches the client as JSON. An error
+// of send means that the client accepts no more values. ctx ends when the client has gone or the
+// server stops. Another error is sent as text.
 type Stream func(ctx context.Context, arguments json.RawMessage, send func(any) error) error
 
 var (
@@ -67,7 +67,7 @@ type response struct {
 	Error  string          `json:"error,omitempty"`
 }
 
-// Call makes one call to the daemon at a socket and decodes its result into result, unless result
+// Call makes one call to the daemon at a socket and decodes the answer into result, unless result
 // is nil. It waits for the answer until ctx ends, and for 30 s at most.
 func Call(ctx context.Context, socket, call string, arguments, result any) error {
 	conn, err := dial(ctx, socket, call, arguments)
@@ -82,9 +82,9 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 	return a.decode(call, result)
 }
 
-// Follow makes a call and passes each of its results to take, until ctx ends, take fails, or the
-// daemon or the connection ends. The first answer may take 30 s. Follow returns the error of take,
-// an error that wraps ErrNoDaemon, ErrSilent or ErrEnded, or the daemon's error.
+// Follow makes a call and passes each result to take, until ctx ends, take fails, or the daemon or
+// the connection ends. The first answer may take 30 s. Follow returns the error of take, an error
+// that wraps ErrNoDaemon, ErrSilent or ErrEnded, or the daemon's error.
 func Follow[T any](ctx context.Context, socket, call string, arguments any, take func(T) error) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
@@ -112,12 +112,12 @@ func Follow[T any](ctx context.Context, socket, call string, arguments any, take
 	}
 }
 
-// A caller is a connection on which a request was sent.
+// A caller is a connection with a sent request.
 type caller struct {
 	net.Conn
 	socket   string
 	patience time.Duration // how long the first answer may take
-	late     *time.Timer   // ends the wait for the first answer; nil once that has come
+	late     *time.Timer   // ends the wait for the first answer; nil afterwards
 	stop     func() bool
 }
 
@@ -145,8 +145,8 @@ func dial(ctx context.Context, socket, call string, arguments any) (*caller, err
 	return c, nil
 }
 
-// connect connects to the daemon. It retries until the time over while the daemon's backlog is
-// full.
+// connect connects to the daemon. While the daemon's backlog is full, it retries until the time
+// over.
 func (c *caller) connect(ctx context.Context, over time.Time) error {
 	for {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)

@@ -21,10 +21,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-const patience = time.Minute // bounds every wait for something that must happen
+const patience = time.Minute // limits every wait for an expected event
 
-// start runs a server at socket until the test ends, and returns once it answers. Waits is closed
-// when its call wait has come.
+// start runs a server at socket until the test ends, and returns after the first answer. waits is
+// closed when the call wait has arrived.
 func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 	t.Helper()
 	waits = make(chan struct{})
@@ -162,8 +162,8 @@ func TestASocketLeftBehindIsReplaced(t *testing.T) {
 	}
 }
 
-// TestTheSocketOfAnotherIsLeftAlone: it took the place of ours.
-func TestTheSocketOfAnotherIsLeftAlone(t *testing.T) {
+// TestSocketOfAnotherDaemonIsKept: another daemon's socket has replaced ours.
+func TestSocketOfAnotherDaemonIsKept(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	_, stop := start(t, socket)
 	if err := os.Remove(socket); err != nil {
@@ -213,10 +213,9 @@ func TestWhatIsNoSocketIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestASocketThatIsRemovedComesBack: at once, by the notice of its removal, and what was asked
-// before is answered. Without the notice it would come back when the server looks for it, ten
-// seconds later.
-func TestASocketThatIsRemovedComesBack(t *testing.T) {
+// TestRemovedSocketIsRestored: the notice of the removal brings the socket back at once, and
+// earlier calls are answered. Without the notice the server would find out after ten seconds.
+func TestRemovedSocketIsRestored(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	waits, stop := start(t, socket)
 	waiting := make(chan error, 1)
@@ -235,7 +234,7 @@ func TestASocketThatIsRemovedComesBack(t *testing.T) {
 			t.Errorf("the new socket: %v, %v", after, err)
 		}
 	}
-	back() // from when the server looked for it
+	back() // from the server's last check
 	poll.Once(t, "a socket that was removed comes back", 5*time.Second, back)
 	select {
 	case err := <-waiting:
@@ -248,9 +247,9 @@ func TestASocketThatIsRemovedComesBack(t *testing.T) {
 	}
 }
 
-// TestASocketOfAnotherTimeIsNotOurs: one that took the place of ours may have its number. The
-// server listens anew.
-func TestASocketOfAnotherTimeIsNotOurs(t *testing.T) {
+// TestReplacedSocketWithSameInode: another socket at the path may have the same inode number. The
+// server listens again.
+func TestReplacedSocketWithSameInode(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
 	other := time.Unix(1, 0)
@@ -264,9 +263,9 @@ func TestASocketOfAnotherTimeIsNotOurs(t *testing.T) {
 	answers(t, socket)
 }
 
-// TestOthersMayNeverConnect: the mode of the socket is right from its first moment, whatever the
+// TestSocketMode: the mode of the socket is right from the first moment, whatever the
 // umask is.
-func TestOthersMayNeverConnect(t *testing.T) {
+func TestSocketMode(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -292,8 +291,8 @@ func TestOthersMayNeverConnect(t *testing.T) {
 	}
 }
 
-// TestRequestsAreBounded: one that is too long is refused with the limit, and one that never comes
-// is not waited for.
+// TestRequestsAreBounded: a request over the limit is refused, and the server does not wait for a
+// missing request.
 func TestRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -320,8 +319,8 @@ func TestRequestsAreBounded(t *testing.T) {
 	}
 }
 
-// TestASilentConnectionDoesNotDelayTheEnd: the server waits 5 s for its request otherwise.
-func TestASilentConnectionDoesNotDelayTheEnd(t *testing.T) {
+// TestSilentConnectionAtShutdown: the server waits up to 5 s for a request otherwise.
+func TestSilentConnectionAtShutdown(t *testing.T) {
 	t.Parallel()
 	poll.Once(t, "the end with a silent connection", 4*time.Second, func() {
 		socket := filepath.Join(t.TempDir(), "c.sock")
@@ -340,8 +339,8 @@ func TestPathsWithSigns(t *testing.T) {
 	start(t, filepath.Join(t.TempDir(), "c%2F%s ?#.sock"))
 }
 
-// TestTheUserOfTheDaemonIsLetIn: also one that is not root.
-func TestTheUserOfTheDaemonIsLetIn(t *testing.T) {
+// TestDaemonUserMayConnect: even a user other than root.
+func TestDaemonUserMayConnect(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("the other tests show it for a user that is not root")
 	}
@@ -368,14 +367,14 @@ func TestOtherUsersAreRefused(t *testing.T) {
 		}
 	}
 	const nobody, keep = 65534, ^uintptr(0)
-	runtime.LockOSThread() // the kernel's own call changes the user of one thread
+	runtime.LockOSThread() // the system call changes the user of one thread only
 	defer runtime.UnlockOSThread()
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, nobody, keep); errno != 0 {
 		t.Fatal(errno)
 	}
 	err := control.Call(t.Context(), socket, "echo", nil, nil)
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, 0, keep); errno != 0 {
-		panic(errno) // no other test may run as this user
+		panic(errno) // no other test may run as the user
 	}
 	if err == nil || !strings.Contains(err.Error(), "user 65534 may not control the daemon") {
 		t.Errorf("a call of another user: %v", err)

@@ -30,8 +30,8 @@ func dialed(t *testing.T, socket string) *net.UnixConn {
 	return conn
 }
 
-// TestSilence: a daemon that accepts and is silent is named, by a call, and by one that is
-// followed.
+// TestSilence: the error of a call, and of a followed call, says that the daemon accepts but is
+// silent.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -40,7 +40,7 @@ func TestSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	const limit = 100 * time.Millisecond // the error names what is left of it
+	const limit = 100 * time.Millisecond // the error names the remaining time
 	for name, ask := range map[string]func(context.Context) error{
 		"Call": func(ctx context.Context) error { return control.Call(ctx, socket, "echo", nil, nil) },
 		"Follow": func(ctx context.Context) error {
@@ -57,8 +57,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestACallThatNobodyWaitsFor is not begun, and one that was begun is told.
-func TestACallThatNobodyWaitsFor(t *testing.T) {
+// TestCallWithoutCaller does not start; a running call learns of the end.
+func TestCallWithoutCaller(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	type call struct {
@@ -128,12 +128,12 @@ func TestACallThatNobodyWaitsFor(t *testing.T) {
 	}
 }
 
-// TestIdleConnections: those without a request keep nobody out, and the oldest is closed first.
+// TestIdleConnections: connections without a request block nobody, and the oldest is closed first.
 func TestIdleConnections(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
-	poll.Once(t, "1,000 calls beside idle connections", 5*time.Second, func() { // which is how long one of them may stay
+	poll.Once(t, "1,000 calls beside idle connections", 5*time.Second, func() { // the longest time for an idle connection
 		var idle []*net.UnixConn
 		for i := range 1000 {
 			idle = append(idle, dialed(t, socket))

@@ -30,16 +30,16 @@ const (
 	// callTimeout limits a call in the server, and requestTimeout the wait for its request.
 	callTimeout    = 30 * time.Second
 	requestTimeout = 5 * time.Second
-	// maxStreams is the maximum number of followed calls, which leaves capacity for other calls. The
+	// maxStreams is the maximum number of followed calls, to leave capacity for other calls. The
 	// server refuses more.
 	maxStreams = 8
 	// sendTimeout limits the time to send one value to a client that follows a call. A client that
 	// stops reading is disconnected.
 	sendTimeout = 30 * time.Second
-	// farewellTimeout limits the time to answer a call that ended because the server stops or the time
-	// of the call is over.
+	// farewellTimeout limits the time to answer a call after the end of the server or of the call's
+	// time.
 	farewellTimeout = time.Second
-	// lookOften is the interval at which the server checks the socket if inotify does not report its
+	// lookOften is the interval between the server's checks of the socket if inotify does not report a
 	// removal, and lookRarely the interval if inotify does. Each check wakes an idle process.
 	lookOften  = 500 * time.Millisecond
 	lookRarely = 10 * time.Second
@@ -51,11 +51,11 @@ type Server struct {
 	handlers map[string]Handler
 	streams  map[string]Stream
 	calls    sync.WaitGroup
-	room     chan struct{} // holds one value for each connection that is served
-	followed chan struct{} // holds one value for each call that is followed
+	room     chan struct{} // holds one value for each open connection
+	followed chan struct{} // holds one value for each followed call
 
 	mu   sync.Mutex      // guards idle
-	idle []*net.UnixConn // whose request has not come yet, in the order in which they came
+	idle []*net.UnixConn // without a request so far, in the order of arrival
 
 	sendTimeout time.Duration
 }
@@ -160,15 +160,15 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 	}
 }
 
-// enter waits for capacity for a connection. At the limit, it ends the wait for the request of the
-// oldest idle connection. It returns false if life ends first.
+// enter waits for capacity for a connection. At the limit, it closes the oldest idle connection. It
+// returns false if life ends first.
 func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 	select {
 	case s.room <- struct{}{}:
 	default:
 		s.mu.Lock()
 		if len(s.idle) > 0 {
-			_ = s.idle[0].SetReadDeadline(time.Unix(1, 0)) // where that fails, it is closed already
+			_ = s.idle[0].SetReadDeadline(time.Unix(1, 0)) // after a failure the connection is already closed
 			s.idle = slices.Delete(s.idle, 0, 1)
 		}
 		s.mu.Unlock()
@@ -180,12 +180,12 @@ func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // where that fails, the call's end counts
+	_ = conn.SetReadDeadline(time.Now().Add(requestTimeout)) // after a failure the call's end counts
 	s.idle = append(s.idle, conn)
 	return true
 }
 
-// read reads the request of an idle connection, which is then no longer idle.
+// read reads the request of an idle connection. The connection is then no longer idle.
 func (s *Server) read(conn *net.UnixConn) (r request, err error) {
 	err = json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r)
 	s.mu.Lock()
@@ -310,7 +310,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 		return nil //nolint:nilerr // the client has gone
 	}
 	defer end()
-	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // where that fails, the client's end counts
+	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // after a failure the client's end counts
 	if err := json.NewEncoder(conn).Encode(response{}); err != nil {
 		return nil // the client has gone
 	}
@@ -321,8 +321,8 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 		if err != nil {
 			return fmt.Errorf("encode a value: %w", err)
 		}
-		_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // where that fails, the client's end counts
-		if following.Err() != nil {                              // the end may have set its own deadline before
+		_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // after a failure the client's end counts
+		if following.Err() != nil {                              // the end may have set a deadline before
 			return following.Err()
 		}
 		if err := values.Encode(response{Result: encoded}); err != nil {

@@ -71,7 +71,7 @@ func TestAValueThatCannotBeEncoded(t *testing.T) {
 	}
 }
 
-// connect connects to a server that starts.
+// connect connects to a server during its start.
 func connect(t *testing.T, socket string) net.Conn {
 	t.Helper()
 	var conn net.Conn
@@ -84,9 +84,9 @@ func connect(t *testing.T, socket string) net.Conn {
 	return conn
 }
 
-// TestTheEndOfAStream: nothing is sent to a client that has gone or does not read. Another one is
-// told why the stream ended.
-func TestTheEndOfAStream(t *testing.T) {
+// TestStreamEnd: a client that has gone or does not read receives nothing. Another client
+// learns why the stream ended.
+func TestStreamEnd(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
 	for name, tt := range map[string]struct {

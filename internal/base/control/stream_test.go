@@ -65,8 +65,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestFollowersAreBounded: one more than the limit is refused, other calls are answered, and who
-// ends makes room.
+// TestFollowersAreBounded: a follower over the limit is refused, other calls are answered, and a
+// follower that leaves makes room.
 func TestFollowersAreBounded(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -109,9 +109,9 @@ func TestFollowersAreBounded(t *testing.T) {
 	})
 }
 
-// TestAFollowerWhoseRequestComesInParts: what comes after its request, such as the end of the line,
-// is no reason to let it go.
-func TestAFollowerWhoseRequestComesInParts(t *testing.T) {
+// TestFollowRequestInParts: bytes after the request, such as the end of the line, do
+// not end the call.
+func TestFollowRequestInParts(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	_, stop := start(t, socket)
@@ -138,8 +138,8 @@ func TestAFollowerWhoseRequestComesInParts(t *testing.T) {
 	stop()
 }
 
-// TestAFollowerThatDoesNotRead: the end of the server does not wait for it.
-func TestAFollowerThatDoesNotRead(t *testing.T) {
+// TestFollowerThatDoesNotRead: the end of the server does not wait for the follower.
+func TestFollowerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	poll.Once(t, "the end with a follower that does not read", 20*time.Second, func() { // a message has 30 s
 		socket := filepath.Join(t.TempDir(), "c.sock")

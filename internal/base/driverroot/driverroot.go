@@ -1,6 +1,6 @@
-// Package driverroot knows how the files of an NVIDIA driver lie below its driver root, the folder
-// at which the root of its installation is mounted: folders, links, and the names of libraries and
-// programs. The driver root is "/" of the file systems that the functions take.
+// Package driverroot knows the layout of an NVIDIA driver below its driver root, the mount point of
+// the root of the driver's installation: folders, links, and the names of libraries and programs.
+// The functions take file systems whose "/" is the driver root.
 package driverroot
 
 import (
@@ -14,19 +14,20 @@ import (
 	"syscall"
 )
 
-// NVML is the name under which the loader knows the driver's management library.
+// NVML is the soname of the driver's management library.
 const NVML = "libnvidia-ml.so.1"
 
-// LibraryFolders returns the folders in which the driver's libraries are looked for: first those of
-// the operator, then those in which distributions and installers put them, the likeliest first. The
-// libraries of WSL are not among them: containers need another device node for these.
+// LibraryFolders returns the folders to search for the driver's libraries: first the folders of the
+// operator, then the folders used by distributions and installers, the likeliest first. The folders
+// of WSL are missing, because the libraries of WSL need another device node in containers.
 func LibraryFolders(searchPath ...string) []string {
 	return append(slices.Clone(searchPath),
-		"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib/x86_64-linux-gnu/nvidia/current",
+		"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64",
+		"usr/lib/x86_64-linux-gnu/nvidia/current",
 		"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib", "lib", "usr/local/nvidia/lib64", "lib/x86_64-linux-gnu",
 		"lib/aarch64-linux-gnu", "usr/lib64/nvidia", "usr/lib/nvidia", "usr/local/nvidia/lib", "usr/local/lib64",
 		"usr/local/lib/x86_64-linux-gnu", "usr/local/lib/aarch64-linux-gnu", "usr/local/lib",
-		"usr/local/glibc/usr/lib",            // Talos, whose own C library is another one
+		"usr/local/glibc/usr/lib",            // Talos: its own C library is a different one
 		"run/opengl-driver/lib",              // NixOS
 		"home/kubernetes/bin/nvidia/lib64",   // GKE's installer on Container-Optimized OS
 		"usr/lib/nvidia/tesla",               // Bottlerocket
@@ -36,18 +37,18 @@ func LibraryFolders(searchPath ...string) []string {
 	)
 }
 
-// ProgramFolders returns the folders in which the driver's programs are looked for, the likeliest
-// first.
+// ProgramFolders returns the folders to search for the driver's programs, the likeliest first.
 func ProgramFolders() []string {
 	return []string{
 		"usr/bin", "bin", "usr/local/nvidia/bin", "usr/sbin", "sbin", "usr/lib/nvidia/current", "opt/bin", "usr/local/bin",
-		"run/current-system/sw/bin", "home/kubernetes/bin/nvidia/bin", "usr/libexec/nvidia/tesla/bin", "opt/nvidia/current/bin",
+		"run/current-system/sw/bin", "home/kubernetes/bin/nvidia/bin", "usr/libexec/nvidia/tesla/bin",
+		"opt/nvidia/current/bin",
 		"opt/nvidia/current/usr/bin",
 	}
 }
 
-// IsWSL reports whether a node is Windows' subsystem for Linux, given its root folder: its GPU is a
-// device of Windows behind /dev/dxg.
+// IsWSL reports whether a node is Windows' subsystem for Linux, given the root folder of the node:
+// the GPU is a device of Windows behind /dev/dxg.
 func IsWSL(node fs.FS) bool {
 	if _, err := fs.Lstat(node, "dev/dxg"); err == nil {
 		return true
@@ -61,7 +62,7 @@ func IsWSL(node fs.FS) bool {
 		return false
 	}
 	defer file.Close()
-	text, _ := io.ReadAll(io.LimitReader(file, 256)) // what was read counts
+	text, _ := io.ReadAll(io.LimitReader(file, 256)) // the bytes read so far are enough
 	return bytes.Contains(text, []byte("WSL")) || bytes.Contains(text, []byte("microsoft-standard"))
 }
 
@@ -70,10 +71,10 @@ const maxLinks = 40
 
 var errTooManyLinks = errors.New("too many levels of symbolic links")
 
-// Resolve follows a path below root as a process would whose root directory is root: absolute links
-// lead inside root, and nothing leads out of it. It returns the path without symbolic links.
-// Absolute says whether a link on the way was absolute, as those of Debian's alternatives are:
-// elsewhere than in the driver's own root, such a path leads somewhere else.
+// Resolve follows a path below root as a process with the root directory root would: absolute links
+// lead inside root, and nothing leads out of root. It returns the path without symbolic links.
+// absolute is true if a link on the way was absolute, such as the links of Debian's alternatives:
+// outside the driver's own root, such a path leads somewhere else.
 func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error) {
 	links := 0
 	for rest := name; rest != ""; {
@@ -111,8 +112,8 @@ func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error
 	return resolved, absolute, nil
 }
 
-// unreadable reports whether an error says that a file could not be looked at now, rather than that
-// it is not there.
+// unreadable reports whether an error means that a file could not be read, rather than that the
+// file does not exist.
 func unreadable(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EIO, syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EMFILE,
 		syscall.ENFILE},

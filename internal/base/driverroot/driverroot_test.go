@@ -35,7 +35,7 @@ func TestResolve(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const most = 40 // that may follow one another, as in the kernel
+	const most = 40 // two links in sequence, as the kernel follows
 	for i := range most + 1 {
 		target := fmt.Sprintf("link%d", i+1)
 		if i == most {
@@ -76,7 +76,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestFirmwareFolders has the firmware in either of its folders, or in both: then the first counts.
+// TestFirmwareFolders has the firmware in either of the two folders, or in both: then the first
+// counts.
 func TestFirmwareFolders(t *testing.T) {
 	t.Parallel()
 	const first, second = "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin", "usr/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin"
@@ -103,7 +104,7 @@ func TestFirmwareFolders(t *testing.T) {
 	}
 }
 
-// A brokenFS answers every look at one path, and at all below it, with an error.
+// A brokenFS returns an error for every access to a path, and to everything below the path.
 type brokenFS struct {
 	fstest.MapFS
 	path string
@@ -145,8 +146,8 @@ func (unlisted) ReadDir(name string) ([]fs.DirEntry, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EACCES}
 }
 
-// TestFindSaysWhatItCannotRead: what cannot be read is not taken for absent.
-func TestFindSaysWhatItCannotRead(t *testing.T) {
+// TestUnreadableFiles: an unreadable file does not count as absent.
+func TestUnreadableFiles(t *testing.T) {
 	t.Parallel()
 	tree := fstest.MapFS{"usr/lib64/libcuda.so.580.95.05": {}, "usr/bin/nvidia-smi": {}}
 	for _, path := range []string{".", "usr/lib64", "usr/bin", "usr/bin/nvidia-smi", "usr/lib64/libcuda.so.580.95.05"} {

@@ -12,57 +12,56 @@ import (
 	"strings"
 )
 
-// Files are the files of a driver's installation, by their paths below the driver root.
+// Files are the files of a driver's installation, by path below the driver root.
 type Files struct {
-	// Libraries are in the LibraryFolders, of which that of libcuda is the first, and in their
-	// subfolders vdpau.
+	// Libraries are in the LibraryFolders and in their subfolders vdpau. The first LibraryFolder is
+	// the folder of libcuda.
 	LibraryFolders []string
 	Libraries      []Library
-	Modules        []Library // of the X server, which are where its configuration says
+	Modules        []Library // the X server's modules, at the paths of the configuration
 	Programs       []string
 	Others         []DataFile // firmware, and descriptions for graphics
 	Sockets        []string   // of the driver's daemons
 
-	resolved map[string]string // of files that absolute links lead to: where they are
-	failed   error             // the first look that failed without saying whether a file is there
+	resolved map[string]string // the targets of files behind absolute links
+	failed   error             // the first error that leaves open whether a file exists
 }
 
-// At returns the path of a file without the absolute links on the way, which lead elsewhere where
-// the driver root is not at "/".
+// At returns the path of a file without absolute links on the way, because such links lead
+// elsewhere if the driver root is not at "/".
 func (f *Files) At(name string) string { return cmp.Or(f.resolved[name], name) }
 
-// has reports whether the driver root has a file, and notes where it is.
+// has reports whether the driver root has a file, and records where the file is.
 func (f *Files) has(root fs.FS, name string) bool {
 	at, absolute, err := Resolve(root, name)
-	f.note(err)
+	f.keepError(err)
 	if absolute {
 		f.resolved[name] = at
 	}
 	return err == nil
 }
 
-// note keeps an error that does not say whether a file is there.
-func (f *Files) note(err error) {
+// keepError keeps an error that leaves open whether a file exists.
+func (f *Files) keepError(err error) {
 	if unreadable(err) && f.failed == nil {
 		f.failed = err
 	}
 }
 
-// having returns those files that the driver root has.
-func (f *Files) having(root fs.FS, names []string) []string {
+// existing returns the files that exist in the driver root.
+func (f *Files) existing(root fs.FS, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !f.has(root, name) })
 }
 
-// matching returns the files of a folder whose names match a pattern. A folder that is not there
-// has none.
+// matching returns the files of a folder whose names match a pattern. A missing folder has none.
 func (f *Files) matching(root fs.FS, folder, pattern string) []string {
 	at, _, err := Resolve(root, folder)
 	if err != nil {
-		f.note(err)
+		f.keepError(err)
 		return nil
 	}
 	entries, err := fs.ReadDir(root, cmp.Or(at, "."))
-	f.note(err)
+	f.keepError(err)
 	var found []string
 	for _, e := range entries {
 		if match, err := path.Match(pattern, e.Name()); err == nil && match && f.has(root, path.Join(folder, e.Name())) {
@@ -75,16 +74,16 @@ func (f *Files) matching(root fs.FS, folder, pattern string) []string {
 // A Library is a shared library of the driver.
 type Library struct {
 	Path string
-	// Soname is what other programs know it by; empty if the file does not say.
+	// Soname is the name for other programs; empty if the file has none.
 	Soname string
-	// Links are more names by which programs look for it, relative to its folder, such as
+	// Links are further names of the library, relative to the folder of the library, such as
 	// "libcuda.so".
 	Links []string
 
 	machine elf.Machine
 }
 
-// A DataFile is a file of the driver and the path at which programs in a container look for it.
+// A DataFile is a file of the driver and its path inside containers.
 type DataFile struct{ Path, Container string }
 
 var (
@@ -93,13 +92,14 @@ var (
 		"nvidia-imex", "nvidia-imex-ctl", "nvidia-xconfig",
 	}
 	firmwareFolders = []string{"lib/firmware/updates", "lib/firmware", "usr/lib/firmware/updates", "usr/lib/firmware"}
-	// descriptionFolders are where distributions and installers put descriptions. Programs look for
-	// some of these below /etc, and for the others below /usr/share.
+	// descriptionFolders are the folders in which distributions and installers put descriptions.
+	// Programs read some descriptions below /etc, and others below /usr/share.
 	descriptionFolders = []string{"etc", "usr/local/share", "usr/share"}
 	descriptions       = map[string][]string{
 		"etc": {
 			"OpenCL/vendors/nvidia.icd", "vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_icd.x86_64.json",
-			"vulkan/icd.d/nvidia_icd.aarch64.json", "vulkan/icd.d/nvidia_layers.json", "vulkan/implicit_layer.d/nvidia_layers.json",
+			"vulkan/icd.d/nvidia_icd.aarch64.json", "vulkan/icd.d/nvidia_layers.json",
+			"vulkan/implicit_layer.d/nvidia_layers.json",
 		},
 		"usr/share": {
 			"egl/egl_external_platform.d/09_nvidia_wayland2.json", "egl/egl_external_platform.d/10_nvidia_wayland.json",
@@ -115,19 +115,20 @@ var (
 		"libnvidia-nvvm70.so.*", "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*",
 		"libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*",
 	}
-	// links are names that programs look for although no library says that it is called so, by the
-	// library's name.
+	// links are the names, by name of the library, that programs load although no library has such a
+	// soname.
 	links = map[string]string{
 		"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0",
 		"libnvidia-allocator": "gbm/nvidia-drm_gbm.so", "libnvidia-vulkan-producer": "libnvidia-vulkan-producer.so",
 		"libglxserver_nvidia": "libglxserver_nvidia.so",
 	}
-	// moduleFolders are where the X server looks, below a library folder and below folders of its own.
+	// moduleFolders are the folders of the X server's modules, below a library folder and below
+	// folders of the X server.
 	moduleFolders = []string{"modules/drivers", "modules/extensions", "modules/updates/drivers",
 		"modules/updates/extensions"}
 )
 
-// ErrNoLibraries says that the driver root does not have the driver's libraries.
+// ErrNoLibraries means that the driver root does not have the driver's libraries.
 var ErrNoLibraries = errors.New("no driver libraries")
 
 // Find looks for the files of a version of the driver, and for libraries in the folders searchPath
@@ -135,7 +136,7 @@ var ErrNoLibraries = errors.New("no driver libraries")
 // can be said, and the files are not all there are.
 func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 	files := Files{resolved: map[string]string{}}
-	files.Sockets = files.having(root, daemonSockets)
+	files.Sockets = files.existing(root, daemonSockets)
 	files.describe(root)
 	files.findFirmware(root, version)
 	for _, name := range programs {
@@ -170,7 +171,8 @@ func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 func (f *Files) describe(root fs.FS) {
 	for _, in := range []string{"etc", "usr/share"} {
 		for _, name := range descriptions[in] {
-			for _, folder := range append(slices.Clone(descriptionFolders), ".") { // GKE has those of Vulkan in the root itself
+			// GKE has the descriptions of Vulkan in the root itself
+			for _, folder := range append(slices.Clone(descriptionFolders), ".") {
 				if (folder != "." || strings.HasPrefix(name, "vulkan/")) && f.has(root, path.Join(folder, name)) {
 					f.Others = append(f.Others, DataFile{path.Join(folder, name), path.Join("/", in, name)})
 					break
@@ -194,15 +196,15 @@ func (f *Files) findFirmware(root fs.FS, version string) {
 	}
 }
 
-// findLibraries looks for the libraries in folders, of which the first has libcuda. A library of
-// another architecture is left out, and so is one whose name an earlier folder has.
+// findLibraries searches folders for the libraries; the first folder has libcuda. It skips
+// libraries of another architecture, and names already found in an earlier folder.
 func (f *Files) findLibraries(root fs.FS, folders []string, version string) {
 	seen, looked := map[string]bool{}, map[string]bool{}
 	var machine elf.Machine
 	for _, folder := range folders {
 		at, _, err := Resolve(root, folder)
 		if err != nil || looked[at] {
-			f.note(err)
+			f.keepError(err)
 			continue
 		}
 		looked[at] = true
@@ -249,7 +251,8 @@ func (f *Files) findModules(root fs.FS, version string) {
 	}
 }
 
-// library reads what a shared library says of itself, and looks for its names.
+// library reads the soname and architecture of a shared library, and finds further names of the
+// library.
 func (f *Files) library(root fs.FS, name string) Library {
 	l := Library{Path: name}
 	l.Soname, l.machine = identify(root, f.At(name))
@@ -271,8 +274,8 @@ func (f *Files) library(root fs.FS, name string) Library {
 	return l
 }
 
-// identify returns what a shared library says its name is, and for which architecture it is; empty
-// and 0 if it does not say.
+// identify returns the soname and the architecture of a shared library; empty and 0 if not
+// recorded.
 func identify(root fs.FS, name string) (string, elf.Machine) {
 	if info, err := fs.Stat(root, name); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
 		return "", 0

@@ -30,8 +30,7 @@ func TestLibraryFolders(t *testing.T) {
 	}
 }
 
-// TestFind looks at a root with everything that a driver may have, and with what only looks like
-// it.
+// TestFind reads a root with every kind of driver file, and with files that only look similar.
 func TestFind(t *testing.T) {
 	t.Parallel()
 	const version, folder = "580.95.05", "usr/lib64"

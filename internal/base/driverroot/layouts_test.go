@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// TestFindInSeveralFolders: Debian has most libraries in a folder of their own and the others above
-// it. A library is found once, with the names that its folder has for it; one of another
-// architecture is not found.
+// TestFindInSeveralFolders: Debian has most libraries in a separate folder and the others above. A
+// library is found once, with the names from the same folder; a library of another architecture is
+// not found.
 func TestFindInSeveralFolders(t *testing.T) {
 	t.Parallel()
 	const version, folder = "550.1", "usr/lib/x86_64-linux-gnu"
@@ -96,8 +96,8 @@ func TestFindInSeveralFolders(t *testing.T) {
 	}
 }
 
-// TestLibrarySearchPathIsUsed: a library is found where each distribution has it, with links of
-// NixOS that are absolute, and in the folders that are named before all others.
+// TestLibrarySearchPathIsUsed: a library is found at the place of each distribution, behind
+// absolute links of NixOS, and first in the folders of the search path.
 func TestLibrarySearchPathIsUsed(t *testing.T) {
 	t.Parallel()
 	made := filepath.Join(t.TempDir(), "library")
@@ -179,7 +179,7 @@ func TestFindInTheSearchPath(t *testing.T) {
 	}
 }
 
-// TestIsWSL: by its device node or its kernel.
+// TestIsWSL: by device node or by kernel.
 func TestIsWSL(t *testing.T) {
 	t.Parallel()
 	const release = "proc/sys/kernel/osrelease"

@@ -8,11 +8,10 @@ import (
 	"runtime"
 )
 
-// Locate returns the path of a library of the driver, by the name that the loader knows it by,
-// below driverRoot, the folder of this container at which the root of the driver's installation is
-// mounted; empty for "/". All symbolic links are resolved inside that root. It is looked for in the
-// folders searchPath before others. The path is empty if there is no such library for this machine:
-// the loader may still find one.
+// Locate returns the path of a library of the driver, by soname, below driverRoot, the folder of
+// this container with the mounted root of the driver's installation; empty for "/". All symbolic
+// links are resolved inside driverRoot. The folders of searchPath come first. The path is empty if
+// there is no such library for this machine: the loader may still find a library.
 func Locate(driverRoot, library string, searchPath ...string) string {
 	for _, folder := range LibraryFolders(searchPath...) {
 		path, err := ResolveIn(driverRoot, filepath.Join(folder, library))
@@ -23,15 +22,15 @@ func Locate(driverRoot, library string, searchPath ...string) string {
 	return ""
 }
 
-// ResolveIn returns the path of this process to a file below a driver root; an empty root is "/".
+// ResolveIn returns the path for this process to a file below a driver root; an empty root is "/".
 func ResolveIn(root, name string) (string, error) {
 	root = cmp.Or(root, "/")
 	resolved, _, err := Resolve(os.DirFS(root), name)
 	return filepath.Join(root, resolved), err
 }
 
-// loadable reports whether the file is a library for the machine this program was built for. Images
-// committed from a running GPU container have empty files in place of the driver's.
+// loadable reports whether the file is a library for the architecture of this program. Images
+// committed from a running GPU container have empty files in place of the driver's libraries.
 func loadable(path string) bool {
 	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
 		return false
@@ -40,7 +39,7 @@ func loadable(path string) bool {
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // only read
 	machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 	return f.Type == elf.ET_DYN && f.Machine == machine
 }

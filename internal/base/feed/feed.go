@@ -4,20 +4,20 @@ package feed
 
 import "sync"
 
-// A Feed holds the latest value that its owner published.
+// A Feed holds the latest value published by its owner.
 //
 // The zero value is ready for use and holds the zero value of T. Values are shared, not copied:
-// nobody may change one after it was published.
+// nobody may change a published value.
 type Feed[T any] struct {
 	mu      sync.Mutex // guards all following fields
 	value   T
 	changed chan struct{}
 }
 
-// New returns a Feed that holds value.
+// New returns a Feed with a value.
 func New[T any](value T) *Feed[T] { return &Feed[T]{value: value} }
 
-// Publish sets the latest value and wakes all readers that wait for a change. It never blocks.
+// Publish sets the latest value and wakes all waiting readers. It never blocks.
 func (f *Feed[T]) Publish(value T) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -28,7 +28,7 @@ func (f *Feed[T]) Publish(value T) {
 	}
 }
 
-// Latest returns the latest value and a channel that is closed when a newer one is published.
+// Latest returns the latest value and a channel that is closed when a newer value is published.
 func (f *Feed[T]) Latest() (value T, changed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// TestUntil: a value that is wanted ends the wait, also one that is there before it begins; so does
-// the end of the context.
+// TestUntil: a wanted value ends the wait, even a value from before the wait; so does the end of
+// the context.
 func TestUntil(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// WaitAny waits until one of the channels is closed, such as those of Latest, or ctx ends. It
+// WaitAny waits until any channel is closed, for example a channel of Latest, or ctx ends. It
 // returns false if ctx has ended. A nil channel is never closed.
 func WaitAny(ctx context.Context, changed ...<-chan struct{}) bool {
 	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
@@ -31,11 +31,12 @@ func Until[T any](ctx context.Context, f *Feed[T], wanted func(T) bool) bool {
 	}
 }
 
-// An Alarm wakes a loop at a time. It is for one goroutine. The zero Alarm is not set.
+// An Alarm wakes a loop at a set time. Only one goroutine may use an Alarm. The zero Alarm is not
+// set.
 type Alarm struct {
 	rings Feed[struct{}]
-	due   time.Time       // the next time at which the Alarm rings
-	until <-chan struct{} // no ring is due once this is closed
+	due   time.Time       // the time of the next ring
+	until <-chan struct{} // after its end, no ring is due
 }
 
 // Rings returns a channel that is closed when the Alarm rings next. The channel may be taken before

@@ -9,10 +9,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// TestWaitAny: each of the channels wakes. Without channels, and beside a nil one, only the end of
+// TestWaitAny: each channel wakes. Without channels, or with a nil channel only, only the end of
 // the context does.
 func TestWaitAny(t *testing.T) {
-	for name, tt := range map[string]struct{ channels, closed int }{ // closed: its number; -1 for the context's end
+	// number of the closed channel; -1 for the end of the context
+	for name, tt := range map[string]struct{ channels, closed int }{
 		"one": {1, 0}, "the first of two": {2, 0}, "the second of two": {2, 1},
 		"none": {0, -1}, "not the one": {1, -1}, "none of two": {2, -1},
 	} {
@@ -42,7 +43,7 @@ func TestWaitAny(t *testing.T) {
 	}
 }
 
-// TestAlarm: the earliest time counts, and what was due at the end of a context is due no more.
+// TestAlarm: the earliest time counts, and the end of the context cancels a due ring.
 func TestAlarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := new(feed.Alarm)

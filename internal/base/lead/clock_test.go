@@ -17,13 +17,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// A setClock is one whose time of day is set, and whose ticks come when the test says so.
+// A setClock has a settable time of day, and ticks when the test says so.
 type setClock struct {
 	fastClock
 	ticks chan time.Time
 
 	mu sync.Mutex
-	by time.Duration // how far it was set
+	by time.Duration // how far the clock was set
 }
 
 func (c *setClock) set(by time.Duration) {
@@ -46,9 +46,9 @@ func (c *setClock) C() <-chan time.Time { return c.ticks }
 // Stop implements clock.Ticker.
 func (*setClock) Stop() {}
 
-// TestClockChange forward and back by an hour while a process waits for the lead, and while it
-// leads: neither is the lead taken before its time, nor later, nor is it lost. The test is the
-// process that leads first.
+// TestClockChange: the clock goes forward and back by an hour while a process waits for the lead,
+// and while it leads. The lead is neither taken early or late nor lost. The test process leads
+// first.
 func TestClockChange(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)

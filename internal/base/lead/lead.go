@@ -59,7 +59,7 @@ type Options struct {
 	// Name identifies this process to people. Token is greater than the tokens of all processes that
 	// started earlier.
 	Name, Token string
-	// Busy reports whether a hardware change started by this process is still under way; nil means
+	// Busy reports whether a hardware change started by this process is still running; nil means
 	// never.
 	Busy func() bool
 	// Clock is used for waiting; nil means the real clock.
@@ -70,26 +70,25 @@ type Options struct {
 type Status struct {
 	// Leads is true if this process leads.
 	Leads bool
-	// Name is the name of the leader, and Since the time at which it took the lead. Both are empty
-	// until they are known.
+	// Name is the name of the leader, and Since the time at which the leader took the lead. Both are
+	// empty while unknown.
 	Name  string
 	Since time.Time
-	// Later is true if the leader started later than this process, which then does not ask for the
-	// lead.
+	// Later is true if the leader started later than this process. Then this process does not ask for
+	// the lead.
 	Later bool
 	// Standbys is the number of processes that wait for the lead of this process.
 	Standbys int
-	// PreviousLeader is the name of a process that led before this one and may still change hardware,
-	// or "an earlier process"; empty if there is none. The leader changes no hardware while there is
-	// one.
+	// PreviousLeader is the name of a process that led before and may still change hardware, or "an
+	// earlier process"; empty if there is none. Meanwhile the leader changes no hardware.
 	PreviousLeader string
 	// Problem is the reason why this process cannot take the lead, a sentence without a full stop;
 	// empty if there is none.
 	Problem string
 }
 
-// A Lead takes the lead of a node for its process, or waits for it. Create it with New and call Run
-// once.
+// A Lead takes the lead of a node for its process, or waits for the lead. Create a Lead with New
+// and call Run once.
 type Lead struct {
 	o         Options
 	path      string // of the socket
@@ -102,7 +101,8 @@ type Lead struct {
 	shared    feed.Feed[json.RawMessage] // for the standbys
 
 	retryAt <-chan time.Time // used by Run only: end of the wait after a failure to take the lead; nil without a wait
-	// used by Run only: the previous leader, or the process named by it as still changing hardware
+	// used by Run only: the previous leader, or the process that the leader named as still changing
+	// hardware
 	previous string
 
 	mu         sync.Mutex  // guards leadership, and changes of statuses, leads, tenures and running
@@ -140,7 +140,7 @@ func (l *Lead) Statuses() *feed.Feed[Status] { return &l.statuses }
 func (l *Lead) Leads() *feed.Feed[bool] { return &l.leads }
 
 // Ask makes this process ask for the lead from now on. Call Ask when this process can serve at
-// least as much as the leader. A leader that started later is not asked.
+// least as much as the leader. The process does not ask a leader that started later.
 func (l *Lead) Ask() {
 	if !l.wantsLead.Value() {
 		l.wantsLead.Publish(true)
@@ -151,11 +151,11 @@ func (l *Lead) Ask() {
 func (l *Lead) Publish(value json.RawMessage) { l.shared.Publish(value) }
 
 // Received returns the feed of the values published by the leader while this process is a standby.
-// The value is nil before the first one arrives, and again after this process has led. It keeps the
-// last value while this process leads.
+// The value is nil before the first arrives, and again after this process has led. While this
+// process leads, the last value stays.
 func (l *Lead) Received() *feed.Feed[json.RawMessage] { return &l.received }
 
-// Check returns ErrNotLead if this process does not lead now. It reads the disk. Call it before
+// Check returns ErrNotLead if this process does not lead now. It reads the disk. Call Check before
 // each write reserved to the leader.
 func (l *Lead) Check() error {
 	if l.o.Dir == "" {
@@ -188,8 +188,8 @@ func (l *Lead) set(change func(*Status)) {
 	}
 }
 
-// Run takes the lead, or waits for it, until ctx ends. It then waits for the tasks of the tenure,
-// for 10 s at most, gives up the lead, and returns nil.
+// Run takes the lead, or waits for the lead, until ctx ends. It then waits for the tasks of the
+// tenure, for 10 s at most, gives up the lead, and returns nil.
 func (l *Lead) Run(ctx context.Context) error {
 	if l.o.Dir == "" {
 		<-ctx.Done()
@@ -206,7 +206,7 @@ func (l *Lead) Run(ctx context.Context) error {
 			}
 		}
 		s, err := l.take(ctx, current)
-		previous.close() // makes the previous leader check whether it still leads
+		previous.close() // makes the previous leader check its lead
 		switch {
 		case err == nil:
 			l.lead(ctx, s)

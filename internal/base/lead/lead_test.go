@@ -19,11 +19,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// faster is how much faster than the real clock that of the tests is.
+// faster is the speed of the test clock relative to the real clock.
 const faster = 10
 
-// A fastClock waits for less time than it is told. Real sockets do not work in the bubbles of
-// testing/synctest.
+// A fastClock shortens each wait. Real sockets do not work in the bubbles of testing/synctest.
 type fastClock struct{ clock.RealClock }
 
 func (fastClock) After(d time.Duration) <-chan time.Time { return time.After(d / faster) }
@@ -55,7 +54,7 @@ func start(t *testing.T, dir, name string, busy func() bool) process {
 
 func (p process) leads() bool { return p.Statuses().Value().Leads }
 
-// folder returns one for the processes of a node, which make it.
+// folder returns a folder for the processes of a node. The processes create the folder.
 func folder(t *testing.T) string {
 	t.Helper()
 	return filepath.Join(loopback.Folder(t), "node")
@@ -78,8 +77,8 @@ func TestLeadWithoutFolder(t *testing.T) {
 	}
 }
 
-// TestFirstProcessLeads: a process that starts alone leads at once; the next one knows it, hears
-// what it tells, and does not lead.
+// TestFirstProcessLeads: a process that starts alone leads at once; the next process knows the
+// leader, receives its values, and does not lead.
 func TestFirstProcessLeads(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -101,8 +100,8 @@ func TestFirstProcessLeads(t *testing.T) {
 	poll.Until(t, "a has no standby", func() bool { return a.Statuses().Value().Standbys == 0 })
 }
 
-// TestHandOver: a process that started later gets the lead when it asks, once the tasks of the term
-// have ended; one that started earlier does not, before the other one ends.
+// TestHandOver: a process that started later gets the lead when it asks, once the tasks of the
+// tenure have ended; a process that started earlier gets the lead only after the leader's exit.
 func TestHandOver(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -144,8 +143,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// TestPublishedValuesOfEachTenure: a process that has led does not go by what it heard before, and
-// tells nothing that it told in an earlier term.
+// TestPublishedValuesOfEachTenure: after its tenure, a process ignores values received before, and
+// publishes no values of an earlier tenure.
 func TestPublishedValuesOfEachTenure(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -169,7 +168,7 @@ func TestPublishedValuesOfEachTenure(t *testing.T) {
 	c.stop()
 	poll.Until(t, "b leads: it started later", b.leads)
 	poll.Until(t, "a waits for b", func() bool { return a.Statuses().Value().Name == "b" })
-	b.stop() // only now: a hand-over to b that had begun would go to whoever is there
+	b.stop() // only now: otherwise a hand-over to b, once begun, could go to any process
 	poll.Until(t, "a leads again", a.leads)
 	d := start(t, dir, "d", nil)
 	poll.Until(t, "d knows a", func() bool { return d.Statuses().Value().Name == "a" })
@@ -203,8 +202,8 @@ func TestHandOverWithStuckTask(t *testing.T) {
 	}
 }
 
-// TestHandOverDuringHardwareChange is held by the former lead until that has ended, also after a
-// hand-over.
+// TestHandOverDuringHardwareChange: the previous leader holds the hardware until the end of the
+// change, even after a hand-over.
 func TestHandOverDuringHardwareChange(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -223,11 +222,12 @@ func TestHandOverDuringHardwareChange(t *testing.T) {
 	poll.Until(t, "b may change hardware", func() bool { return b.Statuses().Value().PreviousLeader == "" })
 }
 
-// TestLeadNeedsLock nobody leads: nothing would tell others that this process may change hardware.
+// TestLeadNeedsLock: without a lock nobody leads, because other processes could not know that this
+// process may change hardware.
 func TestLeadNeedsLock(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
-	if err := os.MkdirAll(filepath.Join(dir, "lead.lock"), 0o700); err != nil { // what is no file cannot be locked
+	if err := os.MkdirAll(filepath.Join(dir, "lead.lock"), 0o700); err != nil { // not a file, so the lock fails
 		t.Fatal(err)
 	}
 	a := start(t, dir, "a", nil)
@@ -241,8 +241,8 @@ func TestLeadNeedsLock(t *testing.T) {
 	poll.Until(t, "a leads", a.leads)
 }
 
-// TestLateTask does not begin again when its process leads again, and that process is not
-// alive then.
+// TestLateTask: a late task does not start again when its process leads again, and the process is
+// not alive then.
 func TestLateTask(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -280,8 +280,8 @@ func TestLateTask(t *testing.T) {
 	}
 }
 
-// TestProcessExit waits for the tasks of its term, for 10 s at most, and only then has a
-// standby the lead. It is not asked before.
+// TestProcessExit: the exit waits for the tasks of the tenure, for 10 s at most, and only then does
+// a standby have the lead. The standby is not asked before.
 func TestProcessExit(t *testing.T) {
 	t.Parallel()
 	for what, stuck := range map[string]bool{"tasks end": false, "a task does not end": true} {
@@ -333,8 +333,8 @@ func TestTaskFailure(t *testing.T) {
 	}
 }
 
-// TestRemovedSocket: the process notices before it writes, and leads anew if nobody else has
-// taken the lead.
+// TestRemovedSocket: the process notices before a write, and takes the lead again unless another
+// process has the lead.
 func TestRemovedSocket(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -349,8 +349,8 @@ func TestRemovedSocket(t *testing.T) {
 	poll.Until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
 }
 
-// TestLeadTakenByStandby closes its connection, by which the process that led notices that,
-// also if it writes nothing.
+// TestLeadTakenByStandby: the standby closes the connection, so the previous leader notices the
+// loss even without a write.
 func TestLeadTakenByStandby(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -380,12 +380,12 @@ func TestLeadTakenByStandby(t *testing.T) {
 	}
 }
 
-// TestUnwritableFolder: nobody leads, and the state says why; a process that leads goes
-// on while a later one cannot take over.
+// TestUnwritableFolder: nobody leads, and the status says why; a process that leads continues while
+// a later process cannot take over.
 func TestUnwritableFolder(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
-	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file in its place; root may write everywhere
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // a file instead of the folder; root may write everywhere
 		t.Fatal(err)
 	}
 	a := start(t, dir, "a", nil)

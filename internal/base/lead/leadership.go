@@ -49,7 +49,7 @@ func (l *Lead) lead(ctx context.Context, socket *socket) {
 		}
 	}
 	l.hold(nil)
-	l.received.Publish(nil) // the value is older than the decisions of this process
+	l.received.Publish(nil) // the value is older than this process's own decisions
 	l.set(func(s *Status) { *s = Status{} })
 	if !ending {
 		klog.FromContext(ctx).Info("This process does not lead any more")
@@ -60,7 +60,7 @@ func (l *Lead) lead(ctx context.Context, socket *socket) {
 	standbys.Wait()
 }
 
-// hold sets the leadership of this process; nil means that it does not lead.
+// hold sets the leadership of this process; nil means no lead.
 func (l *Lead) hold(o *leadership) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +68,7 @@ func (l *Lead) hold(o *leadership) {
 }
 
 // release lets other processes change the hardware once all tasks and hardware changes of this
-// tenure have ended. It waits for that only briefly, and may be called again.
+// tenure have ended. It waits only briefly for the end, and may be called again.
 func (o *leadership) release(ended <-chan struct{}) {
 	released := make(chan struct{})
 	go func() {
@@ -89,7 +89,7 @@ func (o *leadership) previousHolder() string {
 	if !o.socket.share.Others() {
 		return ""
 	}
-	return cmp.Or(o.previous, "an earlier process") // its name was never received
+	return cmp.Or(o.previous, "an earlier process") // the name was never received
 }
 
 // follow waits until this process loses the lead, ctx ends, or a standby asks for the lead. In the

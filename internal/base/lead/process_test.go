@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// other is the environment variable with the folder and the name of another process of this test
+// other is the environment variable with the folder and the name of another process of the test
 // program.
 const other = "LEAD_TEST_PROCESS"
 
@@ -30,13 +30,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runOther is a process that asks for the lead at once, and writes its name in a file as often as
-// it can while it leads. It says when it leads and when it does not.
+// runOther is the main function of another process. The process asks for the lead at once, writes
+// its name in a file as often as possible while it leads, and prints each change of the lead.
 func runOther(dir, name string) {
 	l := lead.New(lead.Options{Dir: dir, Name: name, Token: name, Clock: fastClock{}})
 	l.Ask()
 	ctx, stop := context.WithCancel(context.Background())
-	go func() { // the test ends this process, or itself
+	go func() { // the test kills the process, or the process exits
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
@@ -55,7 +55,7 @@ func runOther(dir, name string) {
 	tasks.Go(func() {
 		for ctx.Err() == nil {
 			s, changed := l.Statuses().Latest()
-			fmt.Printf("%s leads, %s holds\n", s.Name, s.PreviousLeader) //nolint:forbidigo // what the test reads
+			fmt.Printf("%s leads, %s holds\n", s.Name, s.PreviousLeader) //nolint:forbidigo // output for the test
 			select {
 			case <-changed:
 			case <-ctx.Done():
@@ -116,8 +116,7 @@ func startOther(t *testing.T, dir, name string) *another {
 
 func (p *another) signal(s os.Signal) { _ = p.Process.Signal(s) }
 
-// knows reports whether the process said last that this one leads, and that this other one holds
-// the hardware.
+// knows reports whether the process last printed this leader and this holder of the hardware.
 func (p *another) knows(leads, previous string) func() bool {
 	return func() bool {
 		p.mu.Lock()
@@ -158,9 +157,9 @@ func TestKilledProcess(t *testing.T) {
 	poll.Until(t, "a knows", a.knows("b", ""))
 }
 
-// TestStoppedProcess loses the lead after some time. It is known to be there, which holds
-// the hardware; when it goes on, it writes nothing, but what it was about to write when it was
-// stopped.
+// TestStoppedProcess: a stopped process loses the lead after some time. The standby knows the
+// process that still holds the hardware. After the stop the process writes nothing more, except a
+// write that was already running.
 func TestStoppedProcess(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
@@ -178,21 +177,21 @@ func TestStoppedProcess(t *testing.T) {
 	poll.Until(t, "b knows", b.knows("c", ""))
 	names := written(t, dir)
 	for i, name := range names[before:] {
-		if name == "b" && i > 2 { // b, perhaps the write of c that was under way, b, c
+		if name == "b" && i > 2 { // b, perhaps a running write of c, b, c
 			t.Errorf("written by turns: %q", names)
 		}
 	}
 }
 
-// TestProcessThatNeverExits, as one with a thread in the driver: it keeps its files open. All that
-// comes after it holds the hardware.
+// TestProcessThatNeverExits: a process with a thread in the driver keeps its files open. Each later
+// process knows that it holds the hardware.
 func TestProcessThatNeverExits(t *testing.T) {
 	t.Parallel()
 	dir := folder(t)
 	a := startOther(t, dir, "a")
 	poll.Until(t, "a leads", a.knows("a", ""))
 	a.signal(syscall.SIGSTOP)
-	b := startOther(t, dir, "b") // it has never heard of a
+	b := startOther(t, dir, "b") // b never knew a
 	poll.Until(t, "b leads", b.knows("b", "an earlier process"))
 	c := startOther(t, dir, "c")
 	poll.Until(t, "c leads", c.knows("c", "an earlier process"))

@@ -45,23 +45,23 @@ func identityOf(path string) identity {
 	return identity{stat.Dev, stat.Ino} //nolint:unconvert // other types on other platforms
 }
 
-// A socket is the listener with which this process leads. The process keeps its share of the lock
-// as long as it may change hardware. A process without a share does not lead, as other processes
-// would not know of it.
+// A socket is the listener of a leading process. The process keeps a share of the lock as long as
+// it may change hardware. A process without a share does not lead, because other processes would
+// not know of it.
 type socket struct {
 	*net.UnixListener
 	identity identity
 	share    *statefile.Lock
 }
 
-// discard closes a socket with which this process does not lead.
+// discard closes a socket that does not have the lead.
 func (s *socket) discard() error {
 	s.share.Close()
 	return s.Close()
 }
 
-// take creates a socket that replaces the current one. It returns errTaken if another socket has
-// replaced it already.
+// take creates a socket that replaces the current socket. It returns errTaken if another socket
+// already has.
 func (l *Lead) take(ctx context.Context, current identity) (*socket, error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -118,7 +118,7 @@ func (l *Lead) bind(ctx context.Context) (*socket, error) {
 	return &socket{listener, identityOf(path), held}, nil
 }
 
-// lock creates the folder, if its parent folder exists, and locks it.
+// lock creates the folder, if the parent folder exists, and locks the folder.
 func (l *Lead) lock(ctx context.Context) (unlock func(), err error) {
 	if err := os.Mkdir(l.o.Dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("create the folder of the lead: %w", err)

@@ -7,8 +7,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// standBy stays connected to the leader with the current socket. It returns true when this process
-// may take the lead, with the link to the previous leader if there is one.
+// standBy stays connected to the leader with the current socket. When this process may take the
+// lead, it returns true and the link to the previous leader, if there is a link.
 func (l *Lead) standBy(ctx context.Context, current identity) (may bool, previous *link) {
 	conn, listening := dial(ctx, l.path)
 	if !listening {

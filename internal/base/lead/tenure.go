@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// A tenure is a period in which tasks run under the lead of this process. It is closed when the
-// tasks must end.
+// A tenure is a period in which tasks run under the lead of this process. It closes when the tasks
+// must end.
 type tenure chan struct{}
 
 // A taskRun is the run of one task in a tenure.
@@ -36,7 +36,8 @@ func (l *Lead) join(t tenure, name string) (leave func(), joined bool) {
 	}, true
 }
 
-// endTenure ends a tenure and returns a channel that is closed when all of its tasks have ended.
+// endTenure ends a tenure and returns a channel that is closed when all tasks of the tenure have
+// ended.
 func (l *Lead) endTenure(t tenure) <-chan struct{} {
 	l.mu.Lock()
 	l.tenures.Publish(nil)
@@ -54,7 +55,7 @@ func (l *Lead) endTenure(t tenure) <-chan struct{} {
 }
 
 // While runs a task in each tenure of this process until ctx ends or the task fails. A task that
-// returns nil is done for that tenure. A task that does not end is not started again: see Alive.
+// returns nil is done for the tenure. A task that does not end is not started again: see Alive.
 func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
 		t, changed := l.tenures.Latest()
@@ -79,14 +80,14 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 }
 
 // Tenure reports whether tasks may run under the lead of this process, and returns a channel that
-// is closed when this changes. It becomes false before the value of Leads does.
+// is closed when the answer changes. The answer becomes false before the value of Leads does.
 func (l *Lead) Tenure() (working bool, changed <-chan struct{}) {
 	t, changed := l.tenures.Latest()
 	return t != nil, changed
 }
 
-// Alive waits, while this process leads, for tasks of an earlier tenure that have not ended. If ctx
-// ends first, the error names one of them.
+// Alive waits, while this process leads, for tasks of an earlier tenure. If ctx ends first, the
+// error names a task that has not ended.
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
 		t, changed := l.tenures.Latest()

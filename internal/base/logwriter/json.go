@@ -13,17 +13,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// JSON returns a logger that writes each message to w as one JSON object in one line, with the keys
-// of Kubernetes' own components: ts (milliseconds since 1970), caller, msg, v (of an Info), err (of
-// an Error), and the keys of the message. The level of klog selects the messages. The notices of w
-// are JSON from now on.
+// JSON returns a logger that writes each message to w as a JSON object in a line, with the keys of
+// Kubernetes' own components: ts (milliseconds since 1970), caller, msg, v (of an Info), err (of an
+// Error), and the keys of the message. The level of klog selects the messages. The notices of w are
+// JSON from now on.
 func (w *Writer) JSON() klog.Logger {
 	w.json.Store(true)
 	return logr.FromSlogHandler(newHandler(w))
 }
 
-// A handler writes records as JSON. Of duplicate keys it writes only the last one, because many
-// JSON readers reject duplicates.
+// A handler writes records as JSON. Of duplicate keys it writes only the last, because many JSON
+// readers reject duplicates.
 type handler struct {
 	to    slog.Handler
 	attrs []slog.Attr

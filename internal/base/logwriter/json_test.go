@@ -13,13 +13,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// level is a Stringer, like the states that are logged.
+// level is a Stringer, like the states in log messages.
 type level int
 
 func (level) String() string { return "Lost" }
 
-// TestJSON holds the keys that log collectors know from Kubernetes' own components, and that each
-// line is one object.
+// TestJSON checks the keys known to log collectors from Kubernetes' own components, and that each
+// line is an object.
 func TestJSON(t *testing.T) {
 	var out bytes.Buffer
 	w := New(&out)

@@ -15,11 +15,11 @@ import (
 // maxKept is the maximum number of bytes waiting to be written: about 5,000 lines.
 const maxKept = 1 << 20
 
-// A Writer forwards its input in a separate goroutine, which lives as long as the process. Create
-// it with New.
+// A Writer forwards its input in a separate goroutine that lives as long as the process. Create a
+// Writer with New.
 type Writer struct {
 	to      io.Writer
-	changed chan struct{}      // holds one notice
+	changed chan struct{}      // holds at most one notice
 	flushes chan chan struct{} // each channel is closed when all earlier text was forwarded
 	json    atomic.Bool        // the writer's own lines are JSON
 
@@ -35,9 +35,9 @@ func New(to io.Writer) *Writer {
 	return w
 }
 
-// Write stores text, which consists of whole lines, until it can be forwarded. It never blocks and
-// never fails. Text that exceeds the buffer is dropped, and a later line reports the number of
-// dropped lines.
+// Write stores text, whole lines only, for the forwarding goroutine. It never blocks and never
+// fails. Text over the buffer size is dropped, and a later line reports the number of dropped
+// lines.
 func (w *Writer) Write(text []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// patience bounds every wait for something that must happen.
+// patience limits every wait for an expected event.
 const patience = time.Minute
 
-// pipe returns a pipe that holds one page only.
+// pipe returns a pipe with a buffer of one page.
 func pipe(t *testing.T) (reader, writer *os.File) {
 	t.Helper()
 	reader, writer, err := os.Pipe()
@@ -30,8 +30,8 @@ func pipe(t *testing.T) (reader, writer *os.File) {
 	return reader, writer
 }
 
-// Nobody reads while more is written than is kept. Once somebody does, the first lines come in
-// order, and the last one says how many are not there.
+// Nobody reads while more lines are written than the buffer holds. A late reader gets the first
+// lines in order, and the last line has the number of dropped lines.
 func TestWriteNeverBlocks(t *testing.T) {
 	t.Parallel()
 	reader, writer := pipe(t)
@@ -61,7 +61,7 @@ func TestWriteNeverBlocks(t *testing.T) {
 		read <- text
 	}()
 	w.FlushWithin(patience)
-	w.FlushWithin(patience) // what the first one found may not have had the notice
+	w.FlushWithin(patience) // the first read may have missed the notice
 	if err := writer.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestWriteNeverBlocks(t *testing.T) {
 	}
 }
 
-// What is written is passed on at once, without a flush.
+// Each write is forwarded at once, without a flush.
 func TestLinesArePassedOn(t *testing.T) {
 	t.Parallel()
 	reader, writer := pipe(t)
@@ -94,7 +94,7 @@ func TestLinesArePassedOn(t *testing.T) {
 	}
 }
 
-// failing is a writer that fails until it is mended.
+// failing is a writer that fails until repaired.
 type failing struct {
 	mended atomic.Bool
 	bytes.Buffer
@@ -107,7 +107,7 @@ func (f *failing) Write(text []byte) (int, error) {
 	return f.Buffer.Write(text)
 }
 
-// Lines that could not be written count as dropped, and the notice of it is not lost with them.
+// Lines that could not be written count as dropped, and their notice is not lost with them.
 func TestWritesThatFailAreCounted(t *testing.T) {
 	t.Parallel()
 	to := &failing{}
@@ -162,12 +162,12 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// As much is kept as fits, to the byte, however many writes it comes in.
+// The buffer keeps as many bytes as fit, in any number of writes.
 func TestHowMuchIsKept(t *testing.T) {
 	t.Parallel()
 	line := bytes.Repeat([]byte("x"), maxKept/2-1)
 	line = append(line, '\n')
-	w := &Writer{changed: make(chan struct{}, 1)} // nothing passes on what it keeps
+	w := &Writer{changed: make(chan struct{}, 1)} // without a forwarding goroutine
 	for i, want := range []int{maxKept / 2, maxKept, maxKept} {
 		if n, err := w.Write(line); n != len(line) || err != nil || len(w.kept) != want || w.dropped != max(0, i-1) {
 			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.kept), want, w.dropped)
@@ -178,7 +178,7 @@ func TestHowMuchIsKept(t *testing.T) {
 	}
 }
 
-// One line that was dropped is told of, too.
+// A single dropped line is also reported.
 func TestOneDroppedLine(t *testing.T) {
 	t.Parallel()
 	var to bytes.Buffer
@@ -189,7 +189,7 @@ func TestOneDroppedLine(t *testing.T) {
 	}
 }
 
-// A flush passes on what nobody has given notice of.
+// A flush forwards lines without a notice.
 func TestFlushWithoutNotice(t *testing.T) {
 	t.Parallel()
 	var to bytes.Buffer

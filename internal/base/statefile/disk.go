@@ -9,16 +9,16 @@ import (
 // ErrHangs is returned if the disk does not answer.
 var ErrHangs = errors.New("the disk does not answer")
 
-// A Disk runs file operations in a separate goroutine, so that a hanging disk delays its callers
-// only up to their limits. Create it with NewDisk.
+// A Disk runs file operations in a separate goroutine, so that a hanging disk delays callers only
+// up to their limits. Create a Disk with NewDisk.
 type Disk struct{ busy chan struct{} }
 
 // NewDisk returns an idle Disk.
 func NewDisk() *Disk { return &Disk{make(chan struct{}, 1)} }
 
 // Do calls work and returns its error. It runs one function at a time. It returns ErrHangs after
-// the limit, and the error of ctx when ctx ends: work then never starts, or ends later. If work may
-// end later, it must store its result itself.
+// the limit, and the error of ctx when ctx ends: work then never starts, or ends later. Work that
+// may end later must store its result itself.
 func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) error {
 	late := time.After(limit)
 	select {

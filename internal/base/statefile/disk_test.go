@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// A disk that hangs delays nobody for longer than the limit; what waited in vain is not done later,
-// and what hung is.
+// A hanging disk delays no caller longer than the limit. Waiting work of a caller that gave up is
+// not done later; hanging work is.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -25,7 +25,8 @@ func TestDiskThatHangs(t *testing.T) {
 			statefile.ErrHangs) {
 			t.Errorf("work that hangs: %v", err)
 		}
-		if err := d.Do(t.Context(), time.Second, func() error { t.Error("done beside work that hangs"); return nil }); !errors.Is(err, statefile.ErrHangs) {
+		if err := d.Do(t.Context(), time.Second,
+			func() error { t.Error("done beside work that hangs"); return nil }); !errors.Is(err, statefile.ErrHangs) {
 			t.Errorf("work after work that hangs: %v", err)
 		}
 		if took := time.Since(began); took != 2*time.Second {

@@ -44,7 +44,7 @@ func writeTooMuch(path string) error {
 	return nil
 }
 
-// The kernel writes a part of the content and then refuses the rest, as it does on a full disk.
+// The kernel writes a part of the content and then refuses the rest, as on a full disk.
 func TestWriteOnAFullDiskLeavesTheOldFileAndNoOther(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

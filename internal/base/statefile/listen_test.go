@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// The umask is that of the whole process, so that this test is not parallel.
+// The umask belongs to the whole process, so the test is not parallel.
 func TestListen(t *testing.T) {
 	for umask, want := range map[int]os.FileMode{0: 0o600, 0o022: 0o600, 0o077: 0o600} {
 		path := filepath.Join(t.TempDir(), "a%2F.sock")

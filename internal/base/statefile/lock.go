@@ -56,8 +56,8 @@ func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, t
 }
 
 // A Lock is a lock of an open file (F_OFD_SETLK of fcntl(2)). The lock shows that a killed process
-// still exists: the kernel keeps it as long as a thread of the process is in the driver. Other
-// processes can query the lock without taking it.
+// still exists: the kernel keeps the lock as long as a thread of the process is in the driver.
+// Other processes can query the lock without taking it.
 type Lock struct{ f *os.File }
 
 // TakeLock takes the exclusive lock of a file, and creates the file if necessary. It never waits:
@@ -89,7 +89,7 @@ func (l *Lock) Others() bool {
 	return unix.FcntlFlock(l.f.Fd(), unix.F_OFD_GETLK, &held) == nil && held.Type != unix.F_UNLCK
 }
 
-// Close releases the lock. It may be called again.
+// Close releases the lock. Further calls have no effect.
 func (l *Lock) Close() { _ = l.f.Close() }
 
 // IsLocked reports whether a process has the lock of a file or a share of it.

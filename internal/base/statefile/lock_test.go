@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// TestLock: a lock is had alone, its shares by several, and who has it is told without taking it.
+// TestLock: a lock has one owner, shares have several, and the owner can be queried without taking
+// the lock.
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	if statefile.IsLocked(path) {

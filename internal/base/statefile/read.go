@@ -50,7 +50,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	tooLarge := &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("%w %d bytes", ErrTooLarge, limit)}
-	if n, _ := f.ReadAt(make([]byte, 1), limit); n > 0 { // its size says less: the kernel's own files have any
+	if n, _ := f.ReadAt(make([]byte, 1), limit); n > 0 { // the reported size is too small for some files of the kernel
 		return nil, tooLarge
 	}
 	data, err := io.ReadAll(io.LimitReader(f, limit+1))
@@ -63,7 +63,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// kind returns the kind of a file that is not regular.
+// kind returns the kind of a non-regular file.
 func kind(mode fs.FileMode) string {
 	switch mode.Type() {
 	case fs.ModeDir:

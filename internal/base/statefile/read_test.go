@@ -42,7 +42,7 @@ func TestRead(t *testing.T) {
 		"missing": {err: "no such file"},
 		"folder":  {err: "is a folder, not a regular file"},
 		"fifo":    {err: "is a FIFO, not a regular file"},
-		"socket":  {err: "no such device"}, // the kernel refuses to open it
+		"socket":  {err: "no such device"}, // the kernel refuses to open the file
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,7 +75,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// A large file is refused before it is read: the daemon may have little memory.
+// A large file is refused before reading: the daemon may have little memory.
 func TestReadOfALargeFileTakesNoMemory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "large")
 	const limit = 16 << 20

@@ -17,7 +17,7 @@ type state struct {
 	Name    string `json:"name"`
 }
 
-// TestState: what is written is found, by its owner alone.
+// TestState: the owner alone can read a written state.
 func TestState(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "made", "state.json")

@@ -30,7 +30,7 @@ func createTemporary(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Between the two a process that sweeps may take the file for one that was left.
+		// In between, a sweeping process may take the file for a leftover.
 		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
 		if _, gone := os.Lstat(f.Name()); !errors.Is(err, unix.EAGAIN) && gone == nil {
 			return f, nil // a file system without locks is not swept
@@ -70,14 +70,14 @@ func TemporaryName(path, token string) string {
 func sweep(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // its process has just renamed it
+		return nil // its process has just renamed the file
 	}
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
 	if unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}) != nil {
-		return nil // it is being written, or nobody can tell
+		return nil // still being written, or unknown
 	}
 	if opened, err := f.Stat(); err != nil || !isAt(opened, path) {
 		return err

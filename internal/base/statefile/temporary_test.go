@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// TestFilesOfKilledProcesses: the first write in a folder, and each Sweep, removes what they left,
-// and nothing else.
+// TestFilesOfKilledProcesses: the first write in a folder, and each Sweep, removes leftovers of
+// killed processes, and nothing else.
 func TestFilesOfKilledProcesses(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -43,7 +43,7 @@ func TestFilesOfKilledProcesses(t *testing.T) {
 	}
 }
 
-// TestSweepBesideWrites: a file that is being written stays, so that each write succeeds.
+// TestSweepBesideWrites: a file being written stays, so each write succeeds.
 func TestSweepBesideWrites(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// TestUnknownFields that a newer version wrote are kept, beside those that are known, also where
-// these are not written.
+// TestUnknownFields: fields of a newer version are kept beside the known fields, even if the known
+// fields are not written.
 func TestUnknownFields(t *testing.T) {
 	type known struct {
 		Name  string `json:"name"`

@@ -8,11 +8,10 @@ import (
 	"os"
 )
 
-// Write puts a file with this content and this mode in the place of the file at path. A reader
-// finds the old file or the new one, never a part of one. The content is on the disk when Write
-// returns nil.
+// Write replaces the file at path by a file with the given content and mode. A reader finds the old
+// or the new file, never a part. The content is on the disk when Write returns nil.
 //
-// Before the new file takes its place, check is called with its temporary path; if check returns an
+// Before the replacement, check is called with the path of the temporary file; if check returns an
 // error, the old file stays. A nil check accepts everything. Write leaves no temporary file when it
 // fails.
 func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) error {
@@ -20,7 +19,7 @@ func Write(path string, content []byte, mode fs.FileMode, check func(temporary s
 }
 
 // Replace is Write without a check and without a sync of the disk: after a power failure the file
-// may be missing, empty or the old one. Use it for content that can be recreated.
+// may be missing, empty or old. Use Replace for content that can be recreated.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return write(path, content, mode, func(*os.File) error { return nil }, nil)
 }
@@ -43,11 +42,11 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 		if err != nil {
 			err = fmt.Errorf("write %s: %w", path, errors.Join(err, unnamed(os.Remove(f.Name()))))
 		}
-		_ = f.Close() // what was written is synced, and until here the lock shows that it is being written
+		_ = f.Close() // the content is synced; until here the lock marks the file as being written
 	}()
 	_, err = f.Write(content)
 	if err == nil {
-		err = f.Chmod(mode) // CreateTemp makes files for their owner alone, and the umask does not count here
+		err = f.Chmod(mode) // CreateTemp ignores the umask and creates files for the owner only
 	}
 	if err == nil {
 		err = sync(f)

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// A file whose content may not be on the disk does not take the place of the one before, and is not
-// left.
+// A file whose content may not be on the disk does not replace the old file, and is removed.
 func TestContentThatIsNotOnTheDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// names returns what is in a folder.
+// names returns the names in a folder.
 func names(t *testing.T, folder string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(folder)
@@ -91,7 +91,7 @@ func TestWriteThatFailsLeavesTheOldFileAndNoOther(t *testing.T) {
 	}
 }
 
-// Two daemons write the same file while one replaces the other on a node.
+// Two daemons write the same file during a rolling update.
 func TestWritersAtTheSameTimeLeaveOneWholeFile(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

@@ -5,15 +5,14 @@ import (
 	"errors"
 )
 
-// A Pulse shows that a loop is not stuck: the loop offers a beat wherever it waits, and Check takes
-// one. Create it with NewPulse.
+// A Pulse shows that a loop is not stuck: the loop offers a beat at each wait, and Check takes a
+// beat. Create a Pulse with NewPulse.
 type Pulse struct{ beats chan struct{} }
 
-// NewPulse returns the Pulse of one loop.
+// NewPulse returns the Pulse of a loop.
 func NewPulse() Pulse { return Pulse{make(chan struct{})} }
 
-// Heartbeat returns the channel to which the loop sends, as one case of the select in which it
-// waits.
+// Heartbeat returns the channel for the loop's beats: a case of the select in which the loop waits.
 func (p Pulse) Heartbeat() chan<- struct{} { return p.beats }
 
 // Check returns nil once the loop waits, or an error if ctx ends first.

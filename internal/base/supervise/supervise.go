@@ -1,5 +1,5 @@
-// Package supervise runs a function repeatedly: when one run ends, the next one starts. No other
-// package restarts such functions.
+// Package supervise runs a function repeatedly: after the end of a run, the next run starts. No
+// other package restarts such functions.
 package supervise
 
 import (
@@ -17,7 +17,7 @@ type Backoff struct {
 	// First is the wait after the first failure in a row. Each further failure doubles the wait, up to
 	// Most.
 	First, Most time.Duration
-	// Proven is the duration of a run after which its failure counts as the first one again.
+	// Proven is the duration of a run after which a failure counts as the first again.
 	Proven time.Duration
 	// Nudge, if not nil, returns a channel that is closed to start the next run immediately. Run calls
 	// Nudge before each run, so a nudge during the run counts.

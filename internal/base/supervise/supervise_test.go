@@ -21,7 +21,7 @@ func TestWaitsDoubleUpToTheMostAndBeginAgainAfterAProvenLife(t *testing.T) {
 			starts = append(starts, time.Now())
 			switch len(starts) {
 			case 5:
-				time.Sleep(time.Minute) // the bubble's clock: a life that proves itself
+				time.Sleep(time.Minute) // the bubble's clock: a run that lasts long enough
 			case 7:
 				cancel()
 			}
@@ -97,7 +97,7 @@ func TestANudgeCutsTheWaitShort(t *testing.T) {
 	})
 }
 
-// TestWaitsAreSpread by a quarter, around what they are to be.
+// TestWaitsAreSpread by a quarter, around the configured wait.
 func TestWaitsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,6 +1,6 @@
-// Package terminal has the forms in which texts of others are printed: the names that a driver
-// tells, the errors of a daemon, what stands in a file of somebody else. None of them changes a
-// terminal, or looks like another line of the output.
+// Package terminal has the printable forms of texts from other programs: names from a driver,
+// errors of a daemon, contents of files. No form changes the terminal, or looks like another line
+// of the output.
 package terminal
 
 import (
@@ -13,15 +13,14 @@ import (
 	"unicode/utf8"
 )
 
-// IsControl reports whether a character changes the terminal or the order in which others stand, or
-// is one that no text may have.
+// IsControl reports whether a character changes the terminal or the order of other characters, or
+// is not allowed in text.
 func IsControl(r rune) bool {
 	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) ||
 		r == '\ufffe' || r == '\uffff'
 }
 
-// Caret is how a sentence or a table has a character that changes a terminal: a control character
-// is ^ and a letter.
+// Caret returns the form of a control character in sentences and tables: ^ and a letter.
 func Caret(r rune) string {
 	if r < utf8.RuneSelf {
 		return "^" + string(r^0x40)
@@ -29,11 +28,12 @@ func Caret(r rune) string {
 	return Escape(r)
 }
 
-// Escape is how JSON has it, and YAML between double quotes: it says the same.
+// Escape returns the form of a character in JSON, and in YAML between double quotes. The meaning
+// stays the same.
 func Escape(r rune) string { return fmt.Sprintf(`\u%04x`, r) }
 
-// Printable returns a text of which nothing changes a terminal: characters that do have another
-// form, and bytes that are no characters are written by their number.
+// Printable returns a text without effect on the terminal: control characters are replaced by form,
+// and bytes outside of any character by their number.
 func Printable(text string, form func(rune) string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, IsControl) {
 		return text
@@ -54,8 +54,8 @@ func Printable(text string, form func(rune) string) string {
 	return b.String()
 }
 
-// Line returns a text in one line of which nothing changes a terminal. A text that is right already
-// stays as it is.
+// Line returns a text in a single line without effect on the terminal. A proper text stays
+// unchanged.
 func Line(text string) string {
 	if strings.ContainsAny(text, "\n\t\r\v\f") {
 		text = strings.Join(strings.Fields(text), " ")
@@ -63,8 +63,8 @@ func Line(text string) string {
 	return Printable(text, Caret)
 }
 
-// Clean makes a Line of each string in the value that a pointer points to, but for the keys of
-// maps. Fields that are not exported stay.
+// Clean replaces each string in the value of a pointer by its Line, except keys of maps. Unexported
+// fields stay unchanged.
 func Clean(pointer any) { clean(reflect.ValueOf(pointer).Elem()) }
 
 func clean(v reflect.Value) {
@@ -98,12 +98,12 @@ func clean(v reflect.Value) {
 	}
 }
 
-// A Writer writes what cannot change a terminal. What it is given may end within a character. Close
-// writes what is left of one.
+// A Writer writes text without effect on the terminal. Input may end within a character. Close
+// writes an incomplete character.
 type Writer struct {
-	// To is where it writes.
+	// To receives the output.
 	To io.Writer
-	// Keep are sequences that this program writes, such as those of colours, which stay as they are.
+	// Keep are sequences of this program that stay unchanged, such as colours.
 	Keep []string
 
 	pending []byte
@@ -126,14 +126,14 @@ func (w *Writer) Write(part []byte) (int, error) {
 	return len(part), err
 }
 
-// Close writes what is left of a character that did not end.
+// Close writes the bytes of an incomplete character.
 func (w *Writer) Close() error {
 	_, err := io.WriteString(w.To, w.printable(string(w.pending)))
 	w.pending = nil
 	return err
 }
 
-// printable returns a text without what changes a terminal, but for the sequences to keep.
+// printable returns a text without effect on the terminal, except for the sequences to keep.
 func (w *Writer) printable(text string) string {
 	first, which := len(text), ""
 	for _, sequence := range w.Keep {

@@ -48,7 +48,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestWriter: what it is given in any parts comes out the same.
+// TestWriter: the output is the same for any partition of the input.
 func TestWriter(t *testing.T) {
 	t.Parallel()
 	const text = "é\x1b[31mLost\x1b[0m\x1b[8m\u202e\xff\n"

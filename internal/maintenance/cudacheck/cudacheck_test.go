@@ -235,8 +235,8 @@ func TestOnce(t *testing.T) {
 	})
 }
 
-// TestAResetOutlivesTheProcess: the next process knows the reset, and the proof is void.
-func TestAResetOutlivesTheProcess(t *testing.T) {
+// TestResetKnownAfterRestart: the next process knows the reset, and the proof is void.
+func TestResetKnownAfterRestart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -312,9 +312,9 @@ func TestPauses(t *testing.T) {
 	})
 }
 
-// TestAHangingDevice does not delay other devices, and is not tried again while the process of the
+// TestHangingDevice does not delay other devices, and is not tried again while the process of the
 // try exists, even if the device was absent meanwhile.
-func TestAHangingDevice(t *testing.T) {
+func TestHangingDevice(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -365,9 +365,9 @@ func TestOnlyTheLeadDecides(t *testing.T) {
 	})
 }
 
-// TestNothingIsForgottenWhereNothingIsProven: clearing a device writes no file while the
+// TestClearWithoutProofs: clearing a device writes no file while the
 // configuration wants no proofs. A process that does not lead forgets the request.
-func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
+func TestClearWithoutProofs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -395,9 +395,9 @@ func TestNothingIsForgottenWhereNothingIsProven(t *testing.T) {
 	})
 }
 
-// TestAFullDisk: if a verdict cannot be written, the earlier verdict does not count for the next
+// TestFullDisk: if a verdict cannot be written, the earlier verdict does not count for the next
 // process.
-func TestAFullDisk(t *testing.T) {
+func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	if !ownprocess.Is(t) {
 		return

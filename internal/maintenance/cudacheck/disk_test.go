@@ -26,9 +26,9 @@ func (r *rig) hang() (answer func()) {
 	return func() { close(hangs) }
 }
 
-// TestNothingIsReadWhereNothingIsProven: a hanging disk delays no start, and the file is not
+// TestNoReadWithoutProofs: a hanging disk delays no start, and the file is not
 // accessed until proofs are wanted.
-func TestNothingIsReadWhereNothingIsProven(t *testing.T) {
+func TestNoReadWithoutProofs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -51,9 +51,9 @@ func TestNothingIsReadWhereNothingIsProven(t *testing.T) {
 	})
 }
 
-// TestADiskThatHangs: an unsaved verdict is saved when the disk answers. While the file wrongly
+// TestHangingDisk: an unsaved verdict is saved when the disk answers. While the file wrongly
 // says that CUDA is proven on a device, the device is not tried.
-func TestADiskThatHangs(t *testing.T) {
+func TestHangingDisk(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,10 +17,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
 )
 
-// TestWrittenMeanwhile: a file written by another program, such as apt, while this program removes
+// TestConcurrentWriter: a file written by another program, such as apt, while this program removes
 // its own file, is never lost. The critical moment between check and removal lasts a few
 // microseconds, so the test needs many tries.
-func TestWrittenMeanwhile(t *testing.T) {
+func TestConcurrentWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "reboot-required")
 	var steps atomic.Int64
 	now := make(chan struct{})

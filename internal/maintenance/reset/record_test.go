@@ -57,8 +57,8 @@ func TestWhatAnEarlierProcessLeft(t *testing.T) {
 	})
 }
 
-// TestADaemonThatEnds leaves the note of a reset while the driver's program runs.
-func TestADaemonThatEnds(t *testing.T) {
+// TestNoteAfterDaemonStop leaves the note of a reset while the driver's program runs.
+func TestNoteAfterDaemonStop(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -78,10 +78,10 @@ func TestADaemonThatEnds(t *testing.T) {
 	})
 }
 
-// TestANoteThatComesLate: a reset without a timely note is refused. A late note is withdrawn, so
+// TestLateNote: a reset without a timely note is refused. A late note is withdrawn, so
 // the next process shows no reset that never ran. The same holds for a slow disk at the note of the
 // second phase, and for a disk error.
-func TestANoteThatComesLate(t *testing.T) {
+func TestLateNote(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		inTime int // notes written in time
@@ -128,8 +128,8 @@ func TestANoteThatComesLate(t *testing.T) {
 	}
 }
 
-// TestANoteAsNobodyWaitsAnyMore: a command that ends while the disk is slow leaves no note.
-func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
+// TestNoteWithoutCaller: a command that ends while the disk is slow leaves no note.
+func TestNoteWithoutCaller(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -148,10 +148,10 @@ func TestANoteAsNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
-// TestAProcessThatLeadsMeanwhile: a rolling update hands the lead over while the driver's program
+// TestNewLeaderDuringReset: a rolling update hands the lead over while the driver's program
 // runs. The GPUs stay withdrawn in the new leader until the previous leader has reset them, is
 // killed, or the lead is lost again.
-func TestAProcessThatLeadsMeanwhile(t *testing.T) {
+func TestNewLeaderDuringReset(t *testing.T) {
 	t.Parallel()
 	for _, happens := range []string{"it ends", "it is killed", "the lead is lost"} {
 		dir := t.TempDir()

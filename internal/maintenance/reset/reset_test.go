@@ -252,9 +252,9 @@ func TestAGPUNamedTwice(t *testing.T) {
 	})
 }
 
-// TestNobodyWaitsAnyMore: a waiting reset without a caller is given up, and a running reset
+// TestResetWithoutCaller: a waiting reset without a caller is given up, and a running reset
 // continues.
-func TestNobodyWaitsAnyMore(t *testing.T) {
+func TestResetWithoutCaller(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -293,8 +293,8 @@ func TestNobodyWaitsAnyMore(t *testing.T) {
 	})
 }
 
-// TestAResetThatCannotBeEnded keeps its GPU withdrawn until the end, and no caller waits.
-func TestAResetThatCannotBeEnded(t *testing.T) {
+// TestHangingReset keeps its GPU withdrawn until the end, and no caller waits.
+func TestHangingReset(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
