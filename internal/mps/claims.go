@@ -15,12 +15,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// The control daemons of claims are asked for by files in the folder claims of the root, by IDs:
+// The control daemons of claims are requested by files in the folder claims of the root, by ID:
 //
-//	claims/<ID>.json     the daemon that is wanted: a ClaimDaemon
-//	claims/<ID>.ending   the same, when it is not wanted any more and may still be there
-//	claims/<ID>          the directory of the daemon, as that of a resource; it is there from before the daemon is started, and before
-//	                     the compute mode of a GPU is set, until that is undone. In it, .failed says why the daemon does not serve
+//	claims/<ID>.json     the requested daemon: a ClaimDaemon
+//	claims/<ID>.ending   the same after the release, until all traces are removed
+//	claims/<ID>          the directory of the daemon, as for a resource. It exists from before the start of the daemon and the
+//	                     change of compute modes until both are undone. .failed inside says why the daemon does not serve
 //
 // The Supervisor runs the daemons that the files request. To release a daemon, the owner of the
 // claim renames the file, and the Supervisor removes everything.

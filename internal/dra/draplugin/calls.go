@@ -129,7 +129,7 @@ func answerEach(
 		switch {
 		case isNotLead(a.err): // the forwarding process retries soon, and reports if nobody answers
 		case a.err != nil:
-			log.Info("A call for a claim failed; kubelet makes it again", "reason", a.err.Error())
+			log.Info("A call for a claim failed; the kubelet retries it", "reason", a.err.Error())
 		default:
 			log.V(2).Info("Answered a call for a claim", "took", a.took.Round(time.Millisecond).String())
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// hung prepares claims, but that of one UID never.
+// hung prepares claims, except one UID, whose call hangs.
 type hung struct {
 	uid   string
 	until chan struct{}
@@ -30,8 +30,8 @@ func (h hung) Prepare(
 
 func (h hung) Unprepare(context.Context, string, string, string) error { return nil }
 
-// TestHungPrepare: a call is answered before kubelet gives it up, whatever a claim does, with the
-// answers that are there.
+// TestHungPrepare: a call is answered before the kubelet gives up, with the finished answers,
+// whatever a claim does.
 func TestHungPrepare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -22,8 +22,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestErrors: what is wrong with a claim is told in its answer, and is nothing to the other claims
-// of the call.
+// TestErrors: an error of a claim is in the claim's answer, and does not affect the other claims of
+// the call.
 func TestErrors(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -64,7 +64,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestUnprepareWithoutAPIServer: no claim is read for it.
+// TestUnprepareWithoutAPIServer: the call reads no claim.
 func TestUnprepareWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -130,8 +130,8 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
-// TestCallsFinish: calls that are being answered when a process ends are answered as long as
-// kubelet waits, and not longer.
+// TestCallsFinish: a stopping process finishes its calls as long as the kubelet waits, but not
+// longer.
 func TestCallsFinish(t *testing.T) {
 	t.Parallel()
 	for name, finishes := range map[string]bool{"in time": true, "too late": false} {
@@ -219,7 +219,7 @@ func TestKubeletGoesDuringPrepare(t *testing.T) {
 	})
 }
 
-// TestStopsWithStreams: a driver that is stopped ends the stream of health by itself.
+// TestStopsWithStreams: a stopped driver ends the stream of health itself.
 func TestStopsWithStreams(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -249,7 +249,7 @@ func TestStopsWithStreams(t *testing.T) {
 	}
 }
 
-// TestStopsAfterCalls: a driver that is stopped still answers the call that it was asked.
+// TestStopsAfterCalls: a stopped driver still answers the current call.
 func TestStopsAfterCalls(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

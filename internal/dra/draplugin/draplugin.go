@@ -54,11 +54,11 @@ const (
 
 // The reasons why a life ends.
 var (
-	errSocketRemoved = errors.New("our socket was removed from kubelet's folder for plugins")
-	errLeadsAgain    = errors.New("this process leads again, and kubelet calls the one that registered last")
-	errForeign       = errors.New("another driver of the same name registers with kubelet")
-	errUnregistered  = fmt.Errorf("kubelet has not registered the driver within %v", registerTimeout)
-	errKubeletLeft   = fmt.Errorf("kubelet ended its connection and has not registered the driver again within %v",
+	errSocketRemoved = errors.New("the socket was removed from the kubelet's plugin folder")
+	errLeadsAgain    = errors.New("this process leads again, and the kubelet calls the process that registered last")
+	errForeign       = errors.New("another driver of the same name registers with the kubelet")
+	errUnregistered  = fmt.Errorf("the kubelet has not registered the driver within %v", registerTimeout)
+	errKubeletLeft   = fmt.Errorf("the kubelet ended its connection and has not registered the driver again within %v",
 		registerTimeout)
 )
 
@@ -122,7 +122,7 @@ type Status struct {
 	CompetingDriver string
 }
 
-// A Plugin is the driver. Create it with New.
+// A Plugin is the driver. Create a Plugin with New.
 type Plugin struct {
 	o      Options
 	token  string
@@ -212,7 +212,7 @@ func (s *Plugin) live(parent context.Context) error {
 	}
 	socket, err := statefile.Listen(parent, path)
 	if err != nil {
-		return fmt.Errorf("listen in kubelet's folder for plugins: %w", err)
+		return fmt.Errorf("listen in the kubelet's plugin folder: %w", err)
 	}
 	// without the file the kubelet forgets the driver, which would break calls in progress
 	socket.SetUnlinkOnClose(false)
@@ -228,7 +228,7 @@ func (s *Plugin) live(parent context.Context) error {
 			end(fmt.Errorf("serve %s: %w", path, err))
 		}
 	})
-	log.Info("Offering the driver to kubelet", "socket", name)
+	log.Info("Offering the driver to the kubelet", "socket", name)
 	end(life.follow(ctx, f))
 	if errors.Is(context.Cause(ctx), errLeadsAgain) {
 		s.keepServing(life)
@@ -291,7 +291,7 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 		}
 		status.CompetingDriver = rival
 		if others.foreign != "" && status.NameConflict == "" {
-			klog.FromContext(ctx).Info("Another driver of the same name registers with kubelet; this one does not until that one has ended",
+			klog.FromContext(ctx).Info("Another driver of the same name is registered with the kubelet; this driver waits until it stops",
 				"socket", others.foreign)
 		}
 		status.NameConflict = others.foreign
@@ -299,7 +299,7 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 	return others
 }
 
-// A life is one socket, from its creation to its end.
+// A life is the use of a socket, from creation to removal.
 type life struct {
 	*Plugin
 	log     klog.Logger
@@ -358,7 +358,7 @@ func (l *life) finish(limit time.Duration) {
 // A registration is the kubelet's use of a socket.
 type registration struct {
 	registered   bool // the kubelet has registered the driver
-	connected    int  // open connections for calls, without the one for the registration
+	connected    int  // open connections for calls, except the connection for the registration
 	disconnected bool // the kubelet registered and connected, but has no connection now
 }
 
@@ -416,7 +416,7 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		case !ok && lasted >= registerTimeout && now.registered:
 			return errKubeletLeft
 		case !ok && lasted >= registerTimeout:
-			return fmt.Errorf("%w; check that it runs and that %s is its folder for plugins", errUnregistered,
+			return fmt.Errorf("%w; check that it runs and that %s is its plugin folder", errUnregistered,
 				strings.TrimSuffix(f.path, "/"))
 		}
 		select {

@@ -74,9 +74,9 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// TestForeign: while another program's driver of the same name runs, this one does not register,
-// and says so; once that one has ended, it does, also if that one was killed. If such a driver
-// comes later, this one leaves.
+// TestForeign: while another program's driver of the same name runs, the driver does not register,
+// and reports a problem. It registers when the other driver has stopped, even by a kill, and leaves
+// if another driver comes later.
 func TestForeign(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -89,12 +89,12 @@ func TestForeign(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 		go func() {
 			for conn, err := l.Accept(); err == nil; conn, err = l.Accept() {
-				_ = conn.Close() // kubelet does not wait for it
+				_ = conn.Close() // the kubelet does not wait
 			}
 		}()
 		return l
 	}
-	listen("nic.example.com-0b1c-reg.sock") // of a driver with another name, which is nothing to this one
+	listen("nic.example.com-0b1c-reg.sock") // of a driver with another name, without effect
 	foreign := listen("gpu.nvidia.com-0b1c-reg.sock")
 	d := n.start(t, nil)
 	beside := n.startProcess(t, draplugin.Options{Driver: "gpu.example.com",

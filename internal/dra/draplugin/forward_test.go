@@ -23,10 +23,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestOnlyTheLeadRegisters: a process that does not lead has no socket. When the lead goes over,
-// kubelet's calls go on: those that reach the process that led are made by the one that leads, also
-// one that was waiting, and both ways.
-func TestOnlyTheLeadRegisters(t *testing.T) {
+// TestOnlyLeaderRegisters: a process that does not lead has no socket. After a hand-over, calls of
+// the kubelet to the previous leader are forwarded to the new leader, including waiting calls, in
+// both directions.
+func TestOnlyLeaderRegisters(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	waits := make(chan struct{})
@@ -99,14 +99,14 @@ func TestOnlyTheLeadRegisters(t *testing.T) {
 	logged := func(what string) int { return strings.Count(earlier.logged()+later.logged(), what) }
 	poll.Until(t, "the process that kubelet called says that it failed",
 		func() bool { return logged("A call for a claim failed") > 0 })
-	if times := logged("does not answer calls for claims yet"); times > 1 { // that of the process that kubelet called
+	if times := logged("does not answer calls for claims yet"); times > 1 { // the socket of the process called by the kubelet
 		t.Errorf("each call that another process forwards is logged: %d", times)
 	}
 }
 
-// TestACallThatWaitsWhenTheLeadIsHandedOver is made by the process that leads next: its wait ends
-// with the term, before this process knows that it does not lead any more.
-func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
+// TestWaitingCallDuringHandOver: the new leader makes the call. The wait ends with the
+// tenure, before the process knows that it has lost the lead.
+func TestWaitingCallDuringHandOver(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	leads := map[string]*feed.Feed[bool]{"earlier": feed.New(true), "later": feed.New(false)}
@@ -116,7 +116,7 @@ func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
 		select {
 		case <-ended:
 			close(again)
-			<-ctx.Done() // it waits for the next term
+			<-ctx.Done() // waits for the next tenure
 			return ctx.Err()
 		default:
 			close(ended)
@@ -140,10 +140,10 @@ func TestACallThatWaitsWhenTheLeadIsHandedOver(t *testing.T) {
 	}
 }
 
-// TestTheLeadThatRegisteredBefore registers again where another process has a socket still: that
-// one may be stopped, and kubelet calls the one that registered last. Where none has, kubelet calls
-// this one anyway.
-func TestTheLeadThatRegisteredBefore(t *testing.T) {
+// TestLeaderRegistersAgain: the leader registers again while another process still has a
+// socket, because the process may be paused, and the kubelet calls the last to register. Without
+// such a socket, the kubelet calls the leader anyway.
+func TestLeaderRegistersAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	k := n.startKubelet(t)
@@ -159,7 +159,7 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 		Reader: n.claims, Leads: next})
 	next.Publish(true)
 	other.awaitRegistered(t)
-	first.Publish(true) // the other one is stopped, and does not know it
+	first.Publish(true) // the other process is paused, and does not know
 	p.await(t, "it has registered again", func(s draplugin.Status) bool { return s.Registered && s.Registrations == 2 })
 	awaitCalled(t, k)
 	if said := prepare(t, k, "a"); said["a"] != "" || !n.claims.isPrepared("a") {
@@ -174,9 +174,9 @@ func TestTheLeadThatRegisteredBefore(t *testing.T) {
 	}
 }
 
-// TestNoCallIsLostWhenAProcessRegistersAgain: kubelet calls the first socket as long as it has no
-// connection to one that registered later.
-func TestNoCallIsLostWhenAProcessRegistersAgain(t *testing.T) {
+// TestNoCallLostDuringReregistration: the kubelet calls the first socket until it is
+// connected to a later socket.
+func TestNoCallLostDuringReregistration(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	c, leads := clocktesting.NewFakeClock(time.Now()), feed.New(true)
@@ -212,8 +212,8 @@ func TestNoCallIsLostWhenAProcessRegistersAgain(t *testing.T) {
 	}
 }
 
-// listen makes a socket as that of another process, which accepts connections. It returns how many
-// it has accepted.
+// listen creates a socket like another process's, which accepts connections. It returns the number
+// of accepted connections.
 func (n *node) listen(t *testing.T, name string) (accepted func() int) {
 	t.Helper()
 	l, err := net.Listen("unix", n.socket(name))
@@ -235,7 +235,7 @@ func (n *node) listen(t *testing.T, name string) (accepted func() int) {
 func (n *node) register(t *testing.T, socket string) {
 	t.Helper()
 	client := registerapi.NewRegistrationClient(n.dial(t, socket))
-	// A socket that has just been made may refuse connections for a moment.
+	// A new socket may refuse connections for a moment.
 	if _, err := client.GetInfo(t.Context(), &registerapi.InfoRequest{}, grpc.WaitForReady(true)); err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +245,7 @@ func (n *node) register(t *testing.T, socket string) {
 	}
 }
 
-// prepareBy has a claim prepared by a socket, by a connection that is made for it.
+// prepareBy has a claim prepared through a new connection to a socket.
 func (n *node) prepareBy(t *testing.T, socket, uid string) {
 	t.Helper()
 	answer, err := drav1.NewDRAPluginClient(n.dial(t, socket)).NodePrepareResources(t.Context(),
@@ -266,9 +266,9 @@ func (n *node) dial(t *testing.T, socket string) *grpc.ClientConn {
 	return conn
 }
 
-// TestProcessesThatAreStopped have sockets, where the kernel accepts connections, and they started
-// last. A call is made by the process that leads, and does not wait for them.
-func TestProcessesThatAreStopped(t *testing.T) {
+// TestPausedProcesses: paused processes have sockets, where the kernel accepts connections,
+// and started last. The leader makes a call without waiting for them.
+func TestPausedProcesses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.startKubelet(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// patience bounds every wait for something that must happen.
+// patience limits every wait for an expected event.
 const patience = time.Minute
 
 // claims prepares and reads claims as a test wants.
@@ -94,10 +94,10 @@ func (c *claims) isPrepared(uid string) bool {
 	return c.prepared[uid]
 }
 
-// claim returns a claim as kubelet names it; its name is its UID.
+// claim returns a claim as named by the kubelet; its name is its UID.
 func claim(uid string) *drav1.Claim { return &drav1.Claim{Namespace: "default", Name: uid, Uid: uid} }
 
-// A node is a folder for plugins, and what the drivers on it work with.
+// A node is a plugin folder, and the surroundings of the drivers on the node.
 type node struct {
 	dir       string
 	claims    *claims
@@ -114,7 +114,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// publish publishes two GPUs, of which the first has this health.
+// publish publishes two GPUs, the first with the given health.
 func (n *node) publish(health inventory.Health) {
 	gpus := []inventory.GPU{{UUID: "GPU-0", Health: health},
 		{UUID: "GPU-1", Index: 1, Health: inventory.Health{State: inventory.Healthy}}}
@@ -122,7 +122,7 @@ func (n *node) publish(health inventory.Health) {
 	n.pools.Publish(dra.New(n.snapshots.Value(), "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus), nil))
 }
 
-// A driver is a running one.
+// A driver is a running driver.
 type driver struct {
 	*draplugin.Plugin
 	stop   func()
@@ -135,7 +135,7 @@ func (n *node) start(t *testing.T, c clock.WithTicker) *driver {
 	return n.startProcess(t, draplugin.Options{Claims: n.claims, Reader: n.claims, Clock: c})
 }
 
-// startProcess runs the driver of a process with claims of its own.
+// startProcess runs the driver of a process, with separate claims.
 func (n *node) startProcess(t *testing.T, o draplugin.Options) *driver {
 	t.Helper()
 	o.RegistryDir, o.Pools, o.Snapshots = n.dir, n.pools, n.snapshots
@@ -159,7 +159,7 @@ func (n *node) startProcess(t *testing.T, o draplugin.Options) *driver {
 	return d
 }
 
-// startKubelet starts a kubelet, which the test may stop before its end.
+// startKubelet starts a kubelet. The test may stop the kubelet early.
 func (n *node) startKubelet(t *testing.T, services ...string) *plugins.Kubelet {
 	t.Helper()
 	k := plugins.Start(plugins.Options{Dir: n.dir, Services: services})
@@ -178,8 +178,8 @@ func (d *driver) awaitRegistered(t *testing.T) {
 	d.await(t, "registered", func(s draplugin.Status) bool { return s.Registered })
 }
 
-// awaitCalled waits until kubelet is connected to the driver that registered last, and calls that
-// one.
+// awaitCalled waits until the kubelet is connected to the last driver to register, and calls the
+// driver.
 func awaitCalled(t *testing.T, k *plugins.Kubelet) {
 	t.Helper()
 	poll.Until(t, "kubelet calls the driver that registered last", func() bool {

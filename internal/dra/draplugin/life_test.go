@@ -27,8 +27,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestRollOut: two processes serve one kubelet. While the later one comes, the earlier one goes,
-// and claims are prepared all the time, no call fails, and kubelet knows the health of devices.
+// TestRollOut: two processes serve one kubelet. The later process starts, the earlier process
+// stops, and claims are prepared all the time: no call fails, and the kubelet knows the health of
+// devices.
 func TestRollOut(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -43,8 +44,8 @@ func TestRollOut(t *testing.T) {
 		for ; ; made++ {
 			uid := "claim-" + strconv.Itoa(made)
 			answers, err := k.Prepare(t.Context(), dra.Driver, claim(uid))
-			// Kubelet that waits for a CPU between its choice of a driver and the call may have forgotten
-			// that one: the call does not reach it.
+			// A kubelet that waits for a CPU between its choice of a driver and the call may have forgotten
+			// the driver: the call does not arrive.
 			lost := status.Code(err) == codes.Canceled && !n.claims.isPrepared(uid)
 			if (err != nil || answers[uid].GetError() != "") && !lost {
 				t.Errorf("call %d: %v %v", made, err, answers)
@@ -75,7 +76,7 @@ func TestRollOut(t *testing.T) {
 	}
 }
 
-// TestRollBack: the later process ends, and the earlier one goes on.
+// TestRollBack: the later process stops, and the earlier process continues.
 func TestRollBack(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -91,9 +92,9 @@ func TestRollBack(t *testing.T) {
 	}
 }
 
-// TestTheLastCallsOfAProcess are answered, although it accepts no connections any more: the other
-// process does not take it for one that was killed.
-func TestTheLastCallsOfAProcess(t *testing.T) {
+// TestLastCallsOfProcess are answered although the process accepts no more connections: the
+// other process does not treat it as killed.
+func TestLastCallsOfProcess(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	k := n.startKubelet(t)
@@ -135,8 +136,7 @@ func TestTheLastCallsOfAProcess(t *testing.T) {
 	<-ended
 }
 
-// TestLeftovers: sockets of killed processes of this program are removed; what is not certain to be
-// one stays.
+// TestLeftovers: sockets of killed processes of this program are removed; uncertain sockets stay.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -172,7 +172,8 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestKubeletRestarts: the driver says when kubelet is not there, and counts when it is again.
+// TestKubeletRestarts: the driver reports a missing kubelet, and counts registrations when the
+// kubelet is back.
 func TestKubeletRestarts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -180,7 +181,7 @@ func TestKubeletRestarts(t *testing.T) {
 	d := n.start(t, nil)
 	d.awaitRegistered(t)
 	before := k.Registered()
-	prepare(t, k, "before") // kubelet is connected then: one that ends before that is not missed
+	prepare(t, k, "before") // the kubelet is connected by then: a short connection is noticed
 	k.Stop()
 	status := d.await(t, "not registered", func(s draplugin.Status) bool { return !s.Registered })
 	if status.Problem != "kubelet ended its connection" {
@@ -214,8 +215,8 @@ func stepUntil(t *testing.T, c *clocktesting.FakeClock, what string, holds func(
 	})
 }
 
-// TestKubeletIsAway: a driver that kubelet does not register is offered again with another socket
-// after half a minute, and not earlier; so is one that kubelet left.
+// TestKubeletIsAway: without a registration, or after a lost connection, the driver offers a new
+// socket after half a minute, and not earlier.
 func TestKubeletIsAway(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -250,8 +251,7 @@ func TestKubeletIsAway(t *testing.T) {
 	}
 }
 
-// TestRefused: the reason for which kubelet refuses the driver is told, and the driver is offered
-// again with another socket.
+// TestRefused: the kubelet's reason for a refusal is reported, and the driver offers a new socket.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -267,7 +267,7 @@ func TestRefused(t *testing.T) {
 	d.awaitRegistered(t)
 }
 
-// TestSocketRemoved: a driver whose socket somebody removes makes another one.
+// TestSocketRemoved: a driver creates a new socket after the removal of its socket.
 func TestSocketRemoved(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -282,14 +282,13 @@ func TestSocketRemoved(t *testing.T) {
 	}
 }
 
-// TestFolders: a folder that cannot be used is a problem that names what is wrong, and the driver
-// goes on to try.
+// TestFolders: an unusable folder is a problem with a cause, and the driver keeps trying.
 func TestFolders(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	long := filepath.Join(n.dir, strings.Repeat("x", 100))
 	missing := filepath.Join(n.dir, "missing")
-	for dir, want := range map[string]string{long: "bytes shorter", missing: "listen in kubelet's folder for plugins"} {
+	for dir, want := range map[string]string{long: "bytes shorter", missing: "listen in the kubelet's plugin folder"} {
 		d := (&node{dir: dir, claims: n.claims, pools: n.pools, snapshots: n.snapshots}).start(t, nil)
 		status := d.await(t, want, func(s draplugin.Status) bool {
 			return s.Problem != "" && !strings.HasPrefix(s.Problem, "kubelet has not")
@@ -308,8 +307,7 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestRunsAgain: a driver that was stopped can be started again, as when the mode of a node changes
-// twice.
+// TestRunsAgain: a stopped driver can be started again, as when the mode of a node changes twice.
 func TestRunsAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -329,8 +327,8 @@ func TestRunsAgain(t *testing.T) {
 	run.Wait()
 }
 
-// TestHealthIsSentAgain: health that does not change is sent every ten seconds, and every second
-// while another process serves.
+// TestHealthIsSentAgain: unchanged health is sent every ten seconds, and every second while another
+// process serves.
 func TestHealthIsSentAgain(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -56,11 +56,11 @@ func (r *registrar) NotifyRegistrationStatus(
 	_ context.Context, status *registerapi.RegistrationStatus,
 ) (*registerapi.RegistrationStatusResponse, error) {
 	if status.GetPluginRegistered() {
-		r.life.log.Info("Kubelet registered the driver")
+		r.life.log.Info("The kubelet registered the driver")
 		r.life.set(func(state *registration) { state.registered, state.disconnected = true, false })
 		r.life.change(func(s *Status) { s.Registrations++ })
 	} else {
-		r.life.end(errors.New("kubelet refused to register the driver: " + status.GetError()))
+		r.life.end(errors.New("the kubelet refused to register the driver: " + status.GetError()))
 	}
 	return &registerapi.RegistrationStatusResponse{}, nil
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestConnections: a connection counts from its first byte to its end. One that says nothing, as of
-// another process that sees whether this one is there, is not taken for kubelet's.
+// TestConnections: a connection counts from its first byte to its end. A silent connection, such as
+// another process's test, does not count as the kubelet's.
 func TestConnections(t *testing.T) {
 	t.Parallel()
 	l := &life{Plugin: New(Options{}), kubelet: feed.New(registration{})}
@@ -76,7 +76,8 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// listen listens at the socket of another program. Its file stays when the program ends.
+// listen listens at the socket of another program. The file of the socket stays after the program's
+// end.
 func listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -87,9 +88,9 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-// TestForeignCounts: while another program's driver of the same name is there, the driver is not
-// registered, and says what to do, whatever kubelet does with the socket until it is closed, and
-// when that is closed.
+// TestForeignCounts: while another program's driver of the same name exists, the driver is not
+// registered, and reports what to do, whatever the kubelet does with the socket until the socket is
+// closed, and at the close.
 func TestForeignCounts(t *testing.T) {
 	t.Parallel()
 	dir := loopback.Folder(t)
@@ -110,9 +111,9 @@ func TestForeignCounts(t *testing.T) {
 	}
 }
 
-// TestLookAtItsEnd: a socket whose program was killed is none of a driver that runs, also where the
-// wait for the look is over.
-func TestLookAtItsEnd(t *testing.T) {
+// TestSocketOfKilledProgram: the socket of a killed program belongs to no running driver, even if the wait
+// for the check is over.
+func TestSocketOfKilledProgram(t *testing.T) {
 	t.Parallel()
 	dir := loopback.Folder(t)
 	for _, name := range []string{"gpu.nvidia.com-reg.sock", "gpu-device-plugin-dra-vvvvvvvvvvaa-1.sock"} {
