@@ -200,7 +200,7 @@ func (r *rig) Holders(_ context.Context, devices []string) ([]kubelet.HeldDevice
 	offered := r.offered()
 	for _, uuid := range devices {
 		if _, still := offered[uuid]; still {
-			return held, fmt.Errorf("kubelet still offers device %s", uuid)
+			return held, fmt.Errorf("the kubelet still offers device %s", uuid)
 		}
 	}
 	return held, nil

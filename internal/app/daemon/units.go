@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/unitreport"
 )
 
-// errNoKubelet is why kubelet's checkpoint is not read.
+// errNoKubelet is why the kubelet's checkpoint is not read.
 var errNoKubelet = errors.New("kubelet's directory is not used")
 
 // unitHolders returns which of the containers have units of GPUs, each with its receipt. What is

@@ -378,7 +378,7 @@ func (l *life) set(change func(*registration)) {
 		l.change(func(status *Status) {
 			status.Registered, status.Problem = l.state.ok(), ""
 			if !status.Registered {
-				status.Problem = "kubelet ended its connection"
+				status.Problem = "the kubelet ended its connection"
 			}
 		})
 	}
@@ -387,7 +387,7 @@ func (l *life) set(change func(*registration)) {
 // follow waits for the end of the life, and returns why it ended: nil if ctx ended.
 func (l *life) follow(ctx context.Context, f *folder) error {
 	l.change(func(status *Status) {
-		status.Registered, status.Problem = false, "kubelet has not registered the driver yet"
+		status.Registered, status.Problem = false, "the kubelet has not registered the driver yet"
 	})
 	since, was, led := l.o.Clock.Now(), true, true
 	for {

@@ -184,7 +184,7 @@ func TestKubeletRestarts(t *testing.T) {
 	prepare(t, k, "before") // the kubelet is connected by then: a short connection is noticed
 	k.Stop()
 	status := d.await(t, "not registered", func(s draplugin.Status) bool { return !s.Registered })
-	if status.Problem != "kubelet ended its connection" {
+	if status.Problem != "the kubelet ended its connection" {
 		t.Errorf("problem %q", status.Problem)
 	}
 	k = n.startKubelet(t)

@@ -71,7 +71,7 @@ func TestConnections(t *testing.T) {
 	}
 	closing(second)
 	if now, s := l.kubelet.Value(), l.Status().Value(); now.ok() || now.connected != 0 || s.Registered ||
-		s.Problem != "kubelet ended its connection" {
+		s.Problem != "the kubelet ended its connection" {
 		t.Errorf("both ended: %+v, %+v", now, s)
 	}
 }

@@ -182,7 +182,7 @@ func (l *registration) compare(
 	allocatable, err := l.allocatable(ctx)
 	switch {
 	case err != nil:
-		klog.FromContext(ctx).V(2).Info("Cannot compare kubelet's account with the list", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot compare the kubelet's account with the list", "reason", err.Error())
 		if l.noteEnds(ctx, c); !c.otherEnded.IsZero() && !c.agreedSince {
 			return 0, errOtherEnded // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 		}
@@ -245,10 +245,10 @@ func (l *registration) noteEnds(ctx context.Context, c *comparison) {
 func (l *registration) differs(ctx context.Context, incarnation uint64, c *comparison,
 	allocatable, list []string) (time.Duration, error) {
 	now := l.Clock.Now()
-	difference := fmt.Sprintf("kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))
+	difference := fmt.Sprintf("the kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))
 	l.reportDifference(difference)
 	if c.since.IsZero() {
-		klog.FromContext(ctx).Info("Kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(list))
+		klog.FromContext(ctx).Info("The kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(list))
 		if l.mute.Value() == muteNone {
 			l.mute.Publish(muteAccountDiffers)
 		}

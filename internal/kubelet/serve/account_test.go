@@ -135,7 +135,7 @@ func TestAListThatWaitsForAnAccount(t *testing.T) {
 			account.say(all[:1], nil)
 			poll.Until(t, "the account differs", func() bool {
 				quiet.Wait(time.Second) // the clock does not run ahead of the daemon
-				differs := strings.HasPrefix(d.Status()[0].Problem, "kubelet counts 1")
+				differs := strings.HasPrefix(d.Status()[0].Problem, "the kubelet counts 1")
 				if !differs {
 					c.Step(30 * time.Second)
 				}
@@ -180,7 +180,7 @@ func TestAListThatWaitsForAnotherProgram(t *testing.T) {
 		c.Step(100 * time.Millisecond)
 	}
 	poll.Until(t, "the account differs", func() bool {
-		differs := strings.HasPrefix(d.Status()[0].Problem, "kubelet counts 1")
+		differs := strings.HasPrefix(d.Status()[0].Problem, "the kubelet counts 1")
 		if !differs {
 			step()
 		}

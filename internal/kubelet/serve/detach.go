@@ -71,9 +71,9 @@ func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64
 	}
 	switch {
 	case err == nil:
-		log.V(2).Info("Kubelet takes no notice of the end of this stream")
+		log.V(2).Info("The kubelet ignores the end of the stream")
 	case !errors.Is(err, fs.ErrNotExist):
-		log.Info("Kubelet disconnects the other process when this one ends; that one registers again",
+		log.Info("The kubelet disconnects the other process when this process exits; the other process registers again",
 			"reason", err.Error())
 	}
 	return err == nil
@@ -97,7 +97,7 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 		return
 	}
 	l.ExtendEnd(handOverTimeout + leaveTimeout)
-	klog.FromContext(ctx).Info("Staying until the kubelet has taken in the list of this process")
+	klog.FromContext(ctx).Info("Waiting until the kubelet has processed the list of this process")
 	for ctx.Err() == nil && l.CheckpointVersion() == *before {
 		l.wait(ctx, nil, handOverPause)
 	}
@@ -153,7 +153,7 @@ func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint6
 		err = l.register(ctx, incarnation, endpoint, options)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("Kubelet up to 1.36 may not see that this process ends", "reason", err.Error())
+		klog.FromContext(ctx).Info("A kubelet up to 1.36 may not notice the end of this process", "reason", err.Error())
 	}
 }
 
@@ -357,7 +357,7 @@ func (l *registration) beReachable(ctx context.Context) {
 	unix, err := statefile.Listen(ctx, l.Registrar.NewEndpoint(l.list.name))
 	l.previous.release()
 	if err != nil {
-		klog.FromContext(ctx).Info("Other processes cannot ask this one to serve the resource", "reason", err.Error())
+		klog.FromContext(ctx).Info("Other processes cannot ask this process to serve the resource", "reason", err.Error())
 		return
 	}
 	l.previous.socket, l.previous.reachable = l.previous.serveKept(unix), true

@@ -109,7 +109,7 @@ func (s *Servers) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDe
 	}
 	for _, ids := range told.healthy {
 		if i := slices.IndexFunc(ids, asked); i >= 0 {
-			return held, fmt.Errorf("kubelet still offers device %s", ids[i])
+			return held, fmt.Errorf("the kubelet still offers device %s", ids[i])
 		}
 	}
 	return held, s.justAllocated(asked, e, allocations)

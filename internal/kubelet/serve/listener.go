@@ -112,7 +112,7 @@ func (l *listener) Accept() (net.Conn, error) {
 		}
 		if err != nil {
 			if !l.failing { // gRPC tries again, up to once a second
-				l.logger.Info("Cannot accept a connection of kubelet's; trying again", "reason", err.Error())
+				l.logger.Info("Cannot accept a connection of the kubelet; retrying", "reason", err.Error())
 			}
 			l.failing = true
 			return nil, err

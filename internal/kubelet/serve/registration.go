@@ -53,18 +53,18 @@ const (
 
 // Why a registration ends.
 var (
-	errKubeletLeft   = errors.New("kubelet restarted or went away")
-	errSocketRemoved = errors.New("our socket was removed from kubelet's directory")
-	errStreamEnded   = errors.New("kubelet ended the stream")
-	errNoStream      = errors.New("kubelet accepted the registration and did not call ListAndWatch")
-	errOptions       = errors.New("the options changed that kubelet reads only when a plugin registers")
-	errClosedEarly   = errors.New("kubelet accepted the registration and closed its connection before it called " +
+	errKubeletLeft   = errors.New("the kubelet restarted or went away")
+	errSocketRemoved = errors.New("the socket was removed from the kubelet's directory")
+	errStreamEnded   = errors.New("the kubelet ended the stream")
+	errNoStream      = errors.New("the kubelet accepted the registration and did not call ListAndWatch")
+	errOptions       = errors.New("the options changed, and the kubelet reads them only at a registration")
+	errClosedEarly   = errors.New("the kubelet accepted the registration and closed its connection before it called " +
 		"ListAndWatch")
-	errDisagrees   = errors.New("the devices that kubelet counts differ from the list that it was sent")
+	errDisagrees   = errors.New("the kubelet's devices differ from the list")
 	errLaterCame   = errors.New("a process that started later serves the resource")
-	errOtherEnded  = errors.New("the server that had registered after this one has ended")
-	errEarlierLeft = errors.New("another process has ended, and kubelet has forgotten this server for that")
-	errTakesOver   = errors.New("a process that started later is ending, and this one serves the resource again")
+	errOtherEnded  = errors.New("the server that registered after this server has stopped")
+	errEarlierLeft = errors.New("another process has exited, and the kubelet has forgotten this server")
+	errTakesOver   = errors.New("a process that started later is exiting, and this process serves the resource again")
 )
 
 // A registration is one registration of the server of a resource, from a new socket to the end of
@@ -108,7 +108,7 @@ func (l *registration) run(parent context.Context) error {
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	unix, err := statefile.Listen(parent, endpoint)
 	if err != nil {
-		return fmt.Errorf("listen beside kubelet's socket: %w", err)
+		return fmt.Errorf("listen beside the kubelet's socket: %w", err)
 	}
 	l.connections = newConnections()
 	socket := &listener{UnixListener: unix, connections: l.connections, logger: log}

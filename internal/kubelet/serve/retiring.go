@@ -28,7 +28,7 @@ func (s *Servers) adopt(ctx context.Context, entry *servedResource) {
 	s.mu.Unlock()
 	checkpoint, err := s.collaborators.Checkpoint()
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot read kubelet's checkpoint", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot read the kubelet's checkpoint", "reason", err.Error())
 		if !first {
 			return
 		}
@@ -74,7 +74,7 @@ func (s *Servers) askPodResources(ctx context.Context) kubelet.Checkpoint {
 	healthy, err := s.collaborators.Accountant.Allocatable(ctx)
 	held, err2 := s.collaborators.Accountant.Held(ctx)
 	if err := cmp.Or(err, err2); err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot ask kubelet for the devices of the resource", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot ask the kubelet for the devices of the resource", "reason", err.Error())
 	}
 	return kubelet.Checkpoint{Healthy: healthy, Held: held}
 }

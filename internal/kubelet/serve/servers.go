@@ -237,7 +237,7 @@ type servedResource struct {
 func NewServers(c Collaborators) *Servers {
 	if c.Checkpoint == nil {
 		c.Checkpoint = func() (kubelet.Checkpoint, error) {
-			return kubelet.Checkpoint{}, errors.New("kubelet's checkpoint is not read")
+			return kubelet.Checkpoint{}, errors.New("the kubelet's checkpoint is not read")
 		}
 	}
 	if c.KeepsOneClient == nil {

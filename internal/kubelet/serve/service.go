@@ -396,7 +396,7 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 // refuse says in the pod's events why the container does not start and what helps, because the
 // kubelet retries with the same devices forever.
 func (s *service) refuse(err error) error {
-	return status.Errorf(status.Code(err), "start a container on %s: %s; kubelet tries again on the same device for as "+
+	return status.Errorf(status.Code(err), "start a container on %s: %s; the kubelet retries on the same device for as"+
 		"long as the "+
 		"pod is there: delete the pod to get another", s.list.name, status.Convert(err).Message())
 }

@@ -91,7 +91,7 @@ func TestStatusOfAServerThatCannotListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.status(t, "not serving, with the reason", func(s serve.Status) bool {
-		return s.Phase == serve.PhaseRegistering && !s.Agreed && strings.Contains(s.Problem, "listen beside kubelet's socket")
+		return s.Phase == serve.PhaseRegistering && !s.Agreed && strings.Contains(s.Problem, "listen beside the kubelet's socket")
 	})
 	registrar.is.Store(false)
 	d.status(t, "serving again", func(s serve.Status) bool { return s.Phase == serve.PhaseServing && s.Problem == "" })

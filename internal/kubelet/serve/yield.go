@@ -180,7 +180,7 @@ func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 		case !kept || l.previous.isForgotten():
 			return errOtherEnded
 		default:
-			log.Info("Sending lists again: kubelet has kept the registration")
+			log.Info("Sending lists again: the kubelet kept the registration")
 			l.mute.Publish(muteNone)
 			l.report(PhaseServing)
 			return nil
