@@ -100,7 +100,7 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 	now := v.status()
 	for gpu, want := range map[int]string{3: "the GPU computes wrongly",
 		5: "cuDevicePrimaryCtxRetain does not return within 10s"} {
-		if d := now.GPUs[gpu]; d.State != "Unhealthy" || !strings.Contains(d.Reason, want) || d.Repair != "reset" {
+		if d := now.GPUs[gpu]; d.State != "Unhealthy" || !strings.Contains(d.Reason, want) || d.Remedy != "reset" {
 			t.Errorf("GPU %d: %+v, want %q", gpu, d, want)
 		}
 	}
