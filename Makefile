@@ -194,17 +194,17 @@ kueue: build ## slow: Hold Jobs to a quota of GPU memory with Kueue's own contro
 .PHONY: e2e
 e2e: e2e-devicemanager e2e-monitoring e2e-node ## slow: Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 
-MIGWISHES ?= 1000
+MIGLAYOUTS ?= 1000
 
-.PHONY: mig-wishes
-mig-wishes: ## slow: Run random sequences of MIG layouts with pods, faults and kills (MIGWISHES=1000 SEED=0)
-	$(GO) test ./internal/mig -count=1 -run TestRandomWishes -timeout 1h -sequences $(MIGWISHES) -seed $(SEED)
+.PHONY: mig-layouts
+mig-layouts: ## slow: Run random sequences of MIG layouts with pods, faults and kills (MIGLAYOUTS=1000 SEED=0)
+	$(GO) test ./internal/mig -count=1 -run TestRandomLayouts -timeout 1h -sequences $(MIGLAYOUTS) -seed $(SEED)
 
 .PHONY: nightly
 nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a release (90 minutes)
 	@failed=; \
 	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
-	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-wishes ptx \
+	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-layouts ptx \
 	   nightly-random nightly-fleet kueue containerd release || failed=yes; \
 	 [ -z "$$failed" ]
 

@@ -68,8 +68,8 @@ func (c *cluster) runWith(problem error) {
 	})
 }
 
-// wish requests a layout for GPU 1.
-func (c *cluster) wish(pause bool) {
+// request requests a layout for GPU 1.
+func (c *cluster) request(pause bool) {
 	c.desired.Publish(mig.DesiredLayout{Layout: "all-balanced", GPUs: []string{"1"}, Pause: pause})
 }
 
@@ -89,14 +89,14 @@ func TestPauseOfClients(t *testing.T) {
 		c.inject(simulator.Fault{Kind: simulator.KindClients, GPU: "2", Clients: []string{exporter}})
 		c.run()
 		c.until("nothing needs a pause", resume)
-		c.wish(false)
+		c.request(false)
 		c.until("is in use", func(s mig.Status) bool { return strings.Contains(s.Reason, "in use") })
 		c.passes(10 * time.Minute)
 		if c.times() > 0 {
 			t.Errorf("paused without being told to: %v", c.asked)
 		}
 		c.clients("host", dcgm, dcgm) // two processes of one pod, and one of none
-		c.wish(true)
+		c.request(true)
 		s := c.until("names the clients", func(s mig.Status) bool {
 			return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine), process 300101 (nv-hostengine), process "+
 				"300102 (nv-hostengine)"
@@ -123,7 +123,7 @@ func TestPauseOfDaemonSetProcesses(t *testing.T) {
 		c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1", Count: 1})
 		time.AfterFunc(time.Minute, func() { c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1"}) })
 		c.run()
-		c.wish(true)
+		c.request(true)
 		c.passes(30 * time.Second)
 		if c.times() != 1 {
 			t.Errorf("paused while the process computes: %v", c.asked)
@@ -145,7 +145,7 @@ func TestPodsEndBeforePause(t *testing.T) {
 				c.hold(gpu, "ns/work")
 				c.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "1", Count: processes})
 				c.run()
-				c.wish(true)
+				c.request(true)
 				s := c.until("waits for the pod", func(s mig.Status) bool { return strings.Contains(s.Reason, "pod ns/work") })
 				c.passes(10 * time.Minute)
 				if c.times() > 0 || !s.Resume {
@@ -179,7 +179,7 @@ func TestIneffectivePause(t *testing.T) {
 			onCluster(t, func(t *testing.T, c *cluster) {
 				prepare(c)
 				c.run()
-				c.wish(true)
+				c.request(true)
 				began := time.Now()
 				c.until("pauses", func(mig.Status) bool { return c.times() > 0 })
 				if c.refuses != nil {
@@ -228,7 +228,7 @@ func TestKillDuringPause(t *testing.T) {
 				c.stays = true
 				c.clients(dcgm)
 				c.run()
-				c.wish(true)
+				c.request(true)
 				c.until("pauses", func(s mig.Status) bool { return c.times() > 0 && !s.Resume })
 				c.stop()
 				c.clients() // the pod ends

@@ -104,7 +104,7 @@ func TestRepeatedPause(t *testing.T) {
 		c.clients(dcgm)
 		c.inject(simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceSetMigMode", Value: "IN_USE"})
 		c.runWith(errors.New("process 1 cannot be read"))
-		c.wish(true)
+		c.request(true)
 		c.until("says both", func(s mig.Status) bool {
 			return s.Reason == "GPU 1: in use by process 300100 (nv-hostengine): process 1 cannot be read"
 		})

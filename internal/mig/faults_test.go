@@ -99,15 +99,15 @@ func (r *rig) reboots() {
 // advertised, also before the layout is known again.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()
-	for name, wish := range map[string]mig.DesiredLayout{"with the wish": {Layout: "all-balanced"},
-		"before the wish is known": {}} {
+	for name, desired := range map[string]mig.DesiredLayout{"with the desired layout": {Layout: "all-balanced"},
+		"before the desired layout is known": {}} {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(t *testing.T, r *rig) {
 				r.start()
 				r.makes("all-balanced")
 				r.reboots()
 				began := time.Now()
-				r.desired.Publish(wish)
+				r.desired.Publish(desired)
 				r.built = func(*mig.Controller) {
 					for _, g := range r.Snapshots().Value().GPUs[:3] {
 						if len(r.devices()[g.Index]) != 0 {
@@ -483,7 +483,7 @@ func TestUnreadableInstances(t *testing.T) {
 			return s.OrderNumber == 1 && s.State == mig.StateFailed && !s.GPUs[1].Retry.IsZero()
 		})
 		if pause := time.Until(s.GPUs[1].Retry); pause > 10*time.Second {
-			t.Errorf("tried again in %v after a new wish", pause)
+			t.Errorf("tried again in %v after a new layout", pause)
 		}
 		r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "1"})
 		r.reaches(mig.StateSuccess)

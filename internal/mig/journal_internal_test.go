@@ -267,8 +267,8 @@ func TestHolderNames(t *testing.T) {
 func TestConcerns(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		wish DesiredLayout
-		want bool
+		desired DesiredLayout
+		want    bool
 	}{
 		"nothing":        {DesiredLayout{}, false},
 		"all":            {DesiredLayout{Layout: "a"}, true},
@@ -278,7 +278,7 @@ func TestConcerns(t *testing.T) {
 		"no layout":      {DesiredLayout{GPUs: []string{"1"}}, false},
 		"a longer index": {DesiredLayout{Layout: "a", GPUs: []string{"11"}}, false},
 	} {
-		if got := test.wish.concerns(GPU{Index: 1, UUID: "GPU-1"}); got != test.want {
+		if got := test.desired.concerns(GPU{Index: 1, UUID: "GPU-1"}); got != test.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -74,7 +74,7 @@ func TestRetries(t *testing.T) {
 				r.desired.Publish(mig.DesiredLayout{Layout: "all-7g.80gb", GPUs: []string{"0"}, OrderNumber: 1})
 				r.passes(8 * time.Second)
 				if len(tries) < 2 || tries[0].Sub(began) > 2*time.Second || paces(tries)[0] > 5 {
-					t.Errorf("after a new wish at %v it was tried at %v", began, tries)
+					t.Errorf("after a new layout at %v it was tried at %v", began, tries)
 				}
 			})
 		})

@@ -18,10 +18,10 @@ import (
 
 // second starts the Controller of another process with its own layout. It leads from now on, while
 // the first one may still change GPUs. The returned function ends the first one.
-func (r *rig) second(wish mig.DesiredLayout, more ...func(*mig.Options)) (end func()) {
+func (r *rig) second(desired mig.DesiredLayout, more ...func(*mig.Options)) (end func()) {
 	first := r.stop
 	r.stop = func() {}
-	r.desired = feed.New(wish)
+	r.desired = feed.New(desired)
 	var ended atomic.Bool
 	r.start(append(more, func(o *mig.Options) {
 		o.PreviousLeader = func() error {
@@ -129,7 +129,7 @@ func TestTakeOver(t *testing.T) {
 		end()
 		r.until("is content", func(s mig.Status) bool { return s.State == mig.StateSuccess && s.Layout == "all-balanced" })
 		if steps > 0 {
-			t.Errorf("%d steps for a wish that is not the last", steps)
+			t.Errorf("%d steps for a layout that is not the latest", steps)
 		}
 	})
 }

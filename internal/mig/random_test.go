@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	sequences = flag.Uint64("sequences", 8, "number of random sequences of wishes")
+	sequences = flag.Uint64("sequences", 8, "number of random sequences of layouts")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first random sequence of wishes")
 )
 
@@ -48,7 +48,7 @@ type place struct{ gpu, start, end int }
 // Layouts, pods, failing and slow calls, resets, restarts of the node and kills follow each other
 // at random. No instance of a pod is destroyed, and no two pods get the same slice. After the
 // faults, the node has the layout, or the status says why not.
-func TestRandomWishes(t *testing.T) {
+func TestRandomLayouts(t *testing.T) {
 	t.Parallel()
 	file := parsed(t, randomLayouts)
 	if testing.Short() {
@@ -58,7 +58,7 @@ func TestRandomWishes(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			defer func() {
 				if t.Failed() {
-					t.Logf("run this again with -run TestRandomWishes -seed %d -sequences 1", seed)
+					t.Logf("run this again with -run TestRandomLayouts -seed %d -sequences 1", seed)
 				}
 			}()
 			randomSequence(t, seed, file)
@@ -86,7 +86,7 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 		}
 		switch s.IntN(13) {
 		case 0, 1, 2, 3:
-			s.wish(file)
+			s.request(file)
 		case 4, 5:
 			s.allocate()
 		case 6:
@@ -119,8 +119,8 @@ func randomSequence(t *testing.T, seed uint64, file *layout.File) {
 	s.judge()
 }
 
-// wish requests a random layout.
-func (s *sequence) wish(file *layout.File) {
+// request requests a random layout.
+func (s *sequence) request(file *layout.File) {
 	builtin := []string{"all-balanced", "all-disabled", "all-enabled", "all-1g.10gb", "all-2g.12gb", "all-7g.80gb",
 		"all-1g.10gb.me", "no-such"}
 	w := mig.DesiredLayout{Replace: s.IntN(4) == 0, OrderNumber: s.desired.Value().OrderNumber + 1}
@@ -299,18 +299,18 @@ func (s *sequence) settled() bool {
 
 // judge fails if the node does not have the layout and its status does not say why.
 func (s *sequence) judge() {
-	wish, status := s.desired.Value(), s.controller.Status().Value()
+	desired, status := s.desired.Value(), s.controller.Status().Value()
 	var phases []string
 	for _, g := range status.GPUs {
 		phases = append(phases, fmt.Sprintf("%d %s: %s", g.Index, g.Phase, g.Reason))
 	}
 	switch {
-	case wish.Layout == "" && status.State == mig.StateNone:
-	case status.Layout != wish.Layout || status.OrderNumber != wish.OrderNumber:
-		s.t.Errorf("the status is about %q, and the wish is %q", status.Layout, wish.Layout)
+	case desired.Layout == "" && status.State == mig.StateNone:
+	case status.Layout != desired.Layout || status.OrderNumber != desired.OrderNumber:
+		s.t.Errorf("the status is about %q, and the desired layout is %q", status.Layout, desired.Layout)
 	case status.State == mig.StateSuccess:
 		for _, g := range s.Snapshots().Value().GPUs {
-			if g.MIG == inventory.MIGUnsupported || len(wish.GPUs) > 0 && wish.GPUs[0] != fmt.Sprint(g.Index) {
+			if g.MIG == inventory.MIGUnsupported || len(desired.GPUs) > 0 && desired.GPUs[0] != fmt.Sprint(g.Index) {
 				continue
 			}
 			p, err := s.Monitor.Partitions(s.t.Context(), g.UUID)
@@ -318,24 +318,24 @@ func (s *sequence) judge() {
 				s.t.Fatal(err)
 			}
 			now := layout.GPU{Index: g.Index, UUID: g.UUID, Partitions: p}
-			if l, err := layout.Find(wish.Layout, wish.File, []layout.GPU{now}); err == nil {
+			if l, err := layout.Find(desired.Layout, desired.File, []layout.GPU{now}); err == nil {
 				if c := layout.Plan(l, []layout.GPU{now}).GPUs[0]; len(c.Steps) > 0 {
-					s.t.Errorf("success with %s, and GPU %d lacks %d steps", wish.Layout, g.Index, len(c.Steps))
+					s.t.Errorf("success with %s, and GPU %d lacks %d steps", desired.Layout, g.Index, len(c.Steps))
 				}
 			}
 		}
 	case status.State == mig.StateFailed && status.Reason != "":
 		for _, g := range status.GPUs {
 			if g.Phase == mig.PhaseFailed && !g.Retry.IsZero() {
-				s.t.Errorf("%s has nothing in its way any more, and is %s: %q", wish.Layout, status.State, phases)
+				s.t.Errorf("%s has nothing in its way any more, and is %s: %q", desired.Layout, status.State, phases)
 			}
 		}
 	default:
-		s.t.Errorf("%s ends as %q: %q", wish.Layout, status.State, phases)
+		s.t.Errorf("%s ends as %q: %q", desired.Layout, status.State, phases)
 	}
 	for uuid, h := range s.controller.Holds().Value() {
 		if h.Reason != "" {
-			s.t.Errorf("%s ends as %q with a hold on %s: %q\n%s", wish.Layout, status.State, uuid, phases, s.journal())
+			s.t.Errorf("%s ends as %q with a hold on %s: %q\n%s", desired.Layout, status.State, uuid, phases, s.journal())
 		}
 	}
 }

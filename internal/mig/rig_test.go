@@ -306,9 +306,9 @@ func (r *rig) until(what string, ok func(mig.Status) bool) mig.Status {
 // reaches waits for a state of the layout.
 func (r *rig) reaches(state mig.ConfigState) mig.Status {
 	r.t.Helper()
-	wish := r.desired.Value()
+	desired := r.desired.Value()
 	return r.until("reaches "+string(state), func(s mig.Status) bool {
-		return s.State == state && s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber
+		return s.State == state && s.Layout == desired.Layout && s.OrderNumber == desired.OrderNumber
 	})
 }
 
@@ -328,9 +328,9 @@ func (r *rig) passes(d time.Duration) {
 // done waits until GPUs have the layout.
 func (r *rig) done(indexes ...int) {
 	r.t.Helper()
-	wish := r.desired.Value()
+	desired := r.desired.Value()
 	r.until(fmt.Sprint("done: ", indexes), func(s mig.Status) bool {
-		return s.Layout == wish.Layout && s.OrderNumber == wish.OrderNumber && !slices.ContainsFunc(indexes,
+		return s.Layout == desired.Layout && s.OrderNumber == desired.OrderNumber && !slices.ContainsFunc(indexes,
 			func(i int) bool {
 				return i >= len(s.GPUs) || s.GPUs[i].Phase != mig.PhaseDone
 			})

@@ -19,8 +19,9 @@ import (
 //
 //	claims/<ID>.json     the requested daemon: a ClaimDaemon
 //	claims/<ID>.ending   the same after the release, until all traces are removed
-//	claims/<ID>          the directory of the daemon, as for a resource. It exists from before the start of the daemon and the
-//	                     change of compute modes until both are undone. .failed inside says why the daemon does not serve
+//	claims/<ID>          the directory of the daemon, as for a resource. It exists from before the
+//	                     start of the daemon and the change of compute modes until both are undone.
+//	                     .failed inside says why the daemon does not serve
 //
 // The Supervisor runs the daemons that the files request. To release a daemon, the owner of the
 // claim renames the file, and the Supervisor removes everything.

@@ -122,7 +122,9 @@ func TestClaimDaemonExits(t *testing.T) {
 		t.Errorf("a daemon that cannot be started: %v", err)
 	}
 	n.setFail(nil)
-	n.until("another daemon serves", func() bool { return c.Problems(oneClaim)[oneClaim] == "" && n.pid(mps.ClaimDir(oneClaim)) != first })
+	n.until("another daemon serves", func() bool {
+		return c.Problems(oneClaim)[oneClaim] == "" && n.pid(mps.ClaimDir(oneClaim)) != first
+	})
 	if n.has(mps.ClaimDir(oneClaim) + "/.failed") {
 		t.Error("a daemon that serves has left the reason of an earlier failure")
 	}

@@ -188,7 +188,10 @@ func TestProcessesOfADaemon(t *testing.T) {
 			t.Errorf("before the daemon: %v", found)
 		}
 		p := begin(c, "-f")
-		poll.Until(t, "the daemon answers", func() bool { _, err := c.ask(t.Context(), probeCommand, askTimeout); return err == nil })
+		poll.Until(t, "the daemon answers", func() bool {
+			_, err := c.ask(t.Context(), probeCommand, askTimeout)
+			return err == nil
+		})
 		return c, p
 	}
 	c, d := newDaemon()

@@ -92,7 +92,9 @@ func TestUnwantedGPUsOfKilledProcess(t *testing.T) {
 	n.fail = map[string]error{"GPU-lost": errors.New("GPU is lost")}
 	end := n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReady()
-	n.until("the daemon of the claim", func() bool { return mps.NewClaimDaemons(n.root).Problems(oneClaim)[oneClaim] == "" })
+	n.until("the daemon of the claim", func() bool {
+		return mps.NewClaimDaemons(n.root).Problems(oneClaim)[oneClaim] == ""
+	})
 	n.until("what is left of the other claim is removed", func() bool { return !n.has("claims/uid-3-0.ending") })
 	n.checkModes("while daemons run", map[string]inventory.ComputeMode{
 		"GPU-a": inventory.ComputeExclusiveProcess, "GPU-b": inventory.ComputeExclusiveProcess,

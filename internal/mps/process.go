@@ -25,7 +25,8 @@ type startedDaemon struct {
 // terminal's signal to this process does not reach the daemon, and one signal reaches the daemon
 // and its servers.
 func start(ctx context.Context, c control, g Group, options ...string) (*startedDaemon, error) {
-	program := exec.Command(controlProgram, append([]string{"-f"}, options...)...) //nolint:noctx // the daemon is told to quit before it is killed
+	arguments := append([]string{"-f"}, options...)
+	program := exec.Command(controlProgram, arguments...) //nolint:noctx // told to quit before it is killed
 	program.Env = append(c.environment(), "CUDA_VISIBLE_DEVICES="+strings.Join(g.uuids(), ","))
 	program.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	output := &logger{log: klog.FromContext(ctx).WithValues("resource", g.Resource)}

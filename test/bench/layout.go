@@ -12,14 +12,14 @@ import (
 )
 
 var layoutFigures = []figure{
-	{"MIG layout of 8 GPUs, random wishes, H100", "any within 5 ms", layoutOf(0x233010de,
+	{"MIG layout of 8 GPUs, random layouts, H100", "any within 5 ms", layoutOf(0x233010de,
 		"1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")},
-	{"MIG layout of 8 GPUs, random wishes, RTX PRO 6000", "any within 5 ms", layoutOf(0x2bb510de,
+	{"MIG layout of 8 GPUs, random layouts, RTX PRO 6000", "any within 5 ms", layoutOf(0x2bb510de,
 		"1g.24gb", "1g.24gb+me", "1g.24gb+gfx", "1g.24gb-me", "2g.48gb", "2g.48gb+gfx", "2g.48gb-me", "4g.96gb")},
 }
 
-// layoutOf measures planning, for 8 GPUs of a model which have what an earlier wish made of them,
-// most of whose wishes are not possible.
+// layoutOf measures planning, for 8 GPUs of a model which have what an earlier layout made of them,
+// most of whose layouts are not possible.
 func layoutOf(model uint32, profiles ...string) func(context.Context, string) (string, error) {
 	return func(context.Context, string) (string, error) {
 		r := rand.New(rand.NewPCG(1, uint64(model)))

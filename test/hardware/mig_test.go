@@ -140,7 +140,7 @@ func compareProfiles(t *testing.T, want []inventory.MIGProfile, p inventory.Part
 					PCIDevice: p.PCIDevice, Mode: inventory.MIGEnabled, Pending: inventory.MIGEnabled, Profiles: profiles,
 				}}
 				item := layout.Item{All: true, Enabled: true, Devices: map[string]int{profile.Name: n}}
-				c := layout.Plan(layout.Layout{Name: "wish", Items: []layout.Item{item}}, []layout.GPU{g}).GPUs[0]
+				c := layout.Plan(layout.Layout{Name: "test", Items: []layout.Item{item}}, []layout.GPU{g}).GPUs[0]
 				var calls []string
 				for _, s := range c.Steps {
 					calls = append(calls, fmt.Sprintf("%+v", s.Call(0)))

@@ -53,7 +53,7 @@ type Container struct {
 	Name     string
 	Resource string
 	Count    int
-	NUMA     []int // the nodes that the Topology Manager has chosen; none means that it has no wish
+	NUMA     []int // the nodes that the Topology Manager has chosen; none means that it has no preference
 	// SingleNode says that the Topology Manager's policy is single-numa-node: before a container is
 	// given its devices, or finds those that it holds, kubelet looks on which NUMA node they all are.
 	SingleNode bool

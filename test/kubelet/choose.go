@@ -51,7 +51,7 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 			c.Resource, needed, len(available))
 	}
 	aligned := m.alignedLocked(c, available)
-	// The plugin is asked for its wish among the aligned devices if there are more than enough of
+	// The plugin is asked for its preference among the aligned devices if there are more than enough of
 	// them; else they are taken, and it is asked for the rest.
 	from := aligned
 	if len(aligned) <= needed {
@@ -60,11 +60,11 @@ func (m *manager) choose(ctx context.Context, c Container) (set, error) {
 		}
 		from = available
 	}
-	wish, err := m.preferLocked(ctx, c, from, chosen)
+	preferred, err := m.preferLocked(ctx, c, from, chosen)
 	if err != nil {
 		return nil, err
 	}
-	if take(both(wish, from)) || take(minus(from, chosen)) {
+	if take(both(preferred, from)) || take(minus(from, chosen)) {
 		return chosen, nil
 	}
 	return nil, fmt.Errorf("unexpectedly allocated less resources than required. Requested: %d, Got: %d",
@@ -104,13 +104,13 @@ func (m *manager) preferLocked(ctx context.Context, c Container, available, incl
 	if err != nil {
 		return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %w", err)
 	}
-	wish := set{}
+	preferred := set{}
 	if len(response.GetContainerResponses()) > 0 {
 		for _, id := range response.GetContainerResponses()[0].GetDeviceIDs() {
-			wish[id] = struct{}{}
+			preferred[id] = struct{}{}
 		}
 	}
-	return wish, nil
+	return preferred, nil
 }
 
 func (m *manager) callPrefer(
@@ -144,7 +144,7 @@ func (m *manager) reusableLocked(c Container) set {
 	return minus(ofInits, ofOthers)
 }
 
-// alignedLocked returns the available devices on the container's NUMA nodes. Without a wish of the
+// alignedLocked returns the available devices on the container's NUMA nodes. Without a preference of the
 // Topology Manager, or when no device of the resource names a node, there are none.
 func (m *manager) alignedLocked(c Container, available set) set {
 	aligned := set{}

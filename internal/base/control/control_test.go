@@ -76,7 +76,9 @@ func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 // answers waits until a server answers at socket.
 func answers(t *testing.T, socket string) {
 	t.Helper()
-	poll.Until(t, "a server answers", func() bool { return control.Call(t.Context(), socket, "echo", "there?", nil) == nil })
+	poll.Until(t, "a server answers", func() bool {
+		return control.Call(t.Context(), socket, "echo", "there?", nil) == nil
+	})
 }
 
 func TestCalls(t *testing.T) {

@@ -90,7 +90,7 @@ func (d *desk) wants(layout, origin string) mig.DesiredLayout {
 	d.t.Helper()
 	w := d.Desired().Value()
 	if w.Layout != layout || w.Origin != origin {
-		d.t.Errorf("the wish is %q from %q, want %q from %q", w.Layout, w.Origin, layout, origin)
+		d.t.Errorf("the desired layout is %q from %q, want %q from %q", w.Layout, w.Origin, layout, origin)
 	}
 	return w
 }
@@ -114,7 +114,7 @@ func TestMostRecentRequestWins(t *testing.T) {
 	first := d.wants("all-disabled", "configuration file")
 	if want := (mig.DesiredLayout{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour,
 		Origin: "configuration file"}); !cmp.Equal(want, first) {
-		t.Errorf("the first wish is %+v", first)
+		t.Errorf("the first desired layout is %+v", first)
 	}
 	d.SetLabel(t.Context(), "all-balanced")
 	d.wants("all-disabled", "configuration file") // the label is disabled
@@ -169,7 +169,7 @@ func TestUnknownLayout(t *testing.T) {
 	refused := func(what, why string) {
 		t.Helper()
 		if w := d.wants("a", "configuration file"); !cmp.Equal(w.File.Names(), first.File.Names()) {
-			t.Errorf("%s: the wish has another file", what)
+			t.Errorf("%s: the desired layout has another file", what)
 		}
 		if err := d.Choices().Value().Err; err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: error %v, want %q", what, err, why)

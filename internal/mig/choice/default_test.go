@@ -64,7 +64,7 @@ func TestDefaultLabelOfOperator(t *testing.T) {
 					t.Errorf("the decision is %+v, want refused: %v", got, tt.refused)
 				}
 				if want := tt.labels[len(tt.labels)-1]; (got.Desired.Layout == want) == tt.refused {
-					t.Errorf("the wish is %q, refused: %v", got.Desired.Layout, tt.refused)
+					t.Errorf("the desired layout is %q, refused: %v", got.Desired.Layout, tt.refused)
 				}
 			}
 		})

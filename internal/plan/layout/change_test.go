@@ -54,9 +54,9 @@ func gpu(device uint32, instances ...string) layout.GPU {
 	return g
 }
 
-// wish returns a layout that wants the given devices on all GPUs.
-func wish(devices map[string]int) layout.Layout {
-	return layout.Layout{Name: "wish", Items: []layout.Item{{All: true, Enabled: true, Devices: devices}}}
+// onAllGPUs returns a layout that wants the given devices on all GPUs.
+func onAllGPUs(devices map[string]int) layout.Layout {
+	return layout.Layout{Name: "test", Items: []layout.Item{{All: true, Enabled: true, Devices: devices}}}
 }
 
 // show writes the steps of a change, one a line.
@@ -255,7 +255,7 @@ func TestImpossible(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := layout.Plan(wish(tt.devices), []layout.GPU{tt.gpu})
+			c := layout.Plan(onAllGPUs(tt.devices), []layout.GPU{tt.gpu})
 			if c.Possible() || c.GPUs[0].Reason != tt.want {
 				t.Errorf("got  %s\nwant %s", c.GPUs[0].Reason, tt.want)
 			}
@@ -293,7 +293,7 @@ func TestDriverThatIsWrong(t *testing.T) {
 		g := gpu(h100)
 		g.Profiles = []inventory.MIGProfile{profile, {Name: "7g.80gb", Count: 1, Size: 8, Starts: []int{0}}}
 		want := "the GPU has no profile 1g.10gb: give some of 7g.80gb"
-		if c := layout.Plan(wish(map[string]int{"1g.10gb": 1}), []layout.GPU{g}); c.GPUs[0].Reason != want {
+		if c := layout.Plan(onAllGPUs(map[string]int{"1g.10gb": 1}), []layout.GPU{g}); c.GPUs[0].Reason != want {
 			t.Errorf("%s: %q, want %q", name, c.GPUs[0].Reason, want)
 		}
 	}
@@ -303,12 +303,12 @@ func TestDriverThatIsWrong(t *testing.T) {
 	for i := range maxSlices {
 		many.Profiles[1].Starts = append(many.Profiles[1].Starts, i)
 	}
-	if c := layout.Plan(wish(map[string]int{"1g.10gb": 32}), []layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 ||
+	if c := layout.Plan(onAllGPUs(map[string]int{"1g.10gb": 32}), []layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 ||
 		c.GPUs[0].After.Instances[31].Start != 31 {
 		t.Errorf("32 instances on 64 slices: %s %v", c.GPUs[0].Reason, show(c.GPUs[0]))
 	}
 	twice := gpu(h100, "3g.40gb@4", "3g.40gb@4", "4g.40gb@2")
-	c := layout.Plan(wish(map[string]int{"3g.40gb": 1}), []layout.GPU{twice}).GPUs[0]
+	c := layout.Plan(onAllGPUs(map[string]int{"3g.40gb": 1}), []layout.GPU{twice}).GPUs[0]
 	want := []string{
 		"destroy-compute-instance 2/0", "destroy-gpu-instance 2", "destroy-compute-instance 3/0", "destroy-gpu-instance 3",
 	}

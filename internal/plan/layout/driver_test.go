@@ -113,7 +113,7 @@ func (d *driven) make(c layout.GPUChange) error {
 	return nil
 }
 
-// TestDriverTakesSteps makes the steps of one random wish after the other on simulated GPUs. The
+// TestDriverTakesSteps makes the steps of one random layout after the other on simulated GPUs. The
 // driver takes each step, the GPU ends as the plan says, instances that are kept are the same ones,
 // and nothing is left to do.
 func TestDriverTakesSteps(t *testing.T) {
@@ -132,7 +132,7 @@ func TestDriverTakesSteps(t *testing.T) {
 			}
 			devices[name]++
 		}
-		l := wish(devices)
+		l := onAllGPUs(devices)
 		if r.IntN(40) == 0 {
 			l = layout.Layout{Items: []layout.Item{{All: true}}}
 		}
@@ -144,18 +144,18 @@ func TestDriverTakesSteps(t *testing.T) {
 			continue
 		}
 		if err := d.make(c); err != nil {
-			t.Fatalf("wish %d, %v of a GPU with %+v: %v\n%v", n, devices, g.Instances, err, show(c))
+			t.Fatalf("layout %d, %v of a GPU with %+v: %v\n%v", n, devices, g.Instances, err, show(c))
 		}
 		made++
 		after := d.gpu(n % 4)
 		after.InUse = maps.Clone(g.InUse)
 		if again := layout.Plan(l, []layout.GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" {
-			t.Fatalf("wish %d: steps are left: %v %s", n, show(again), again.Reason)
+			t.Fatalf("layout %d: steps are left: %v %s", n, show(again), again.Reason)
 		}
 		exported, lost := layout.Export([]layout.GPU{after})
 		if again := layout.Plan(exported, []layout.GPU{after}).GPUs[0]; len(again.Steps) > 0 || again.Reason != "" ||
 			len(lost) > 0 {
-			t.Fatalf("wish %d: what is exported is not what is there: %v %s %q", n, show(again), again.Reason, lost)
+			t.Fatalf("layout %d: what is exported is not what is there: %v %s %q", n, show(again), again.Reason, lost)
 		}
 		var want, got []inventory.GPUInstance
 		for i, part := range c.After.Instances {
@@ -173,10 +173,10 @@ func TestDriverTakesSteps(t *testing.T) {
 			want, got = append(want, part.GPUInstance), append(got, there)
 		}
 		if diff := cmp.Diff(want, got); diff != "" || len(after.Instances) != len(want) {
-			t.Fatalf("wish %d (-planned +there):\n%s", n, diff)
+			t.Fatalf("layout %d (-planned +there):\n%s", n, diff)
 		}
 	}
 	if made < 300 || kept < 50 {
-		t.Errorf("%d wishes came true and %d instances were kept: the test does not try what it should", made, kept)
+		t.Errorf("%d layouts were created and %d instances were kept: the test does not try what it should", made, kept)
 	}
 }

@@ -110,7 +110,7 @@ func media(names []string) bool {
 
 // judge says what is wrong with a change; nothing if it is right.
 func judge(g layout.GPU, devices map[string]int, c layout.GPUChange) string {
-	// The wish as instances: compute instances of one slice fill instances one after the other.
+	// The wanted devices as instances: compute instances of one slice fill instances one after the other.
 	o := oracle{gpu: g}
 	var names []string
 	fits := true

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// random returns a GPU with random instances that have a place, and a random wish for it.
+// random returns a GPU with random instances that have a place, and a random layout for it.
 func random(r *rand.Rand, device uint32) (layout.GPU, map[string]int) {
 	profiles := profilesOf(device)
 	var instances []string
@@ -58,10 +58,10 @@ func TestRandomLayouts(t *testing.T) {
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 12))
 		g, wanted := random(r, ids[seed%uint64(len(ids))])
-		c := layout.Plan(wish(wanted), []layout.GPU{g}).GPUs[0]
-		if diff := cmp.Diff(c, layout.Plan(wish(maps.Clone(wanted)), []layout.GPU{g}).GPUs[0],
+		c := layout.Plan(onAllGPUs(wanted), []layout.GPU{g}).GPUs[0]
+		if diff := cmp.Diff(c, layout.Plan(onAllGPUs(maps.Clone(wanted)), []layout.GPU{g}).GPUs[0],
 			cmpopts.IgnoreUnexported(layout.Part{})); diff != "" {
-			t.Fatalf("seed %d: the same wish gives another change:\n%s", seed, diff)
+			t.Fatalf("seed %d: the same layout gives another change:\n%s", seed, diff)
 		}
 		problem := judge(g, wanted, c)
 		if c.Reason == "" {
@@ -73,7 +73,7 @@ func TestRandomLayouts(t *testing.T) {
 		}
 	}
 	if possible < 600 || possible > 2400 {
-		t.Errorf("%d of 3000 wishes are possible: the test does not try both", possible)
+		t.Errorf("%d of 3000 layouts are possible: the test does not try both", possible)
 	}
 }
 
@@ -83,7 +83,7 @@ func FuzzPlan(f *testing.F) {
 	ids := devices()
 	f.Fuzz(func(t *testing.T, a, b uint64) {
 		g, wanted := random(rand.New(rand.NewPCG(a, b)), ids[a%uint64(len(ids))])
-		if problem := judge(g, wanted, layout.Plan(wish(wanted), []layout.GPU{g}).GPUs[0]); problem != "" {
+		if problem := judge(g, wanted, layout.Plan(onAllGPUs(wanted), []layout.GPU{g}).GPUs[0]); problem != "" {
 			t.Errorf("%v has %v, wants %v: %s", g.PCIDevice, g.Instances, wanted, problem)
 		}
 	})
@@ -112,7 +112,7 @@ func BenchmarkPlan(b *testing.B) {
 				gpus = append(gpus, g)
 			}
 			for b.Loop() {
-				layout.Plan(wish(devices), gpus)
+				layout.Plan(onAllGPUs(devices), gpus)
 			}
 		})
 	}

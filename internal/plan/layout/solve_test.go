@@ -41,7 +41,7 @@ func TestPack(t *testing.T) {
 			}
 		}
 		var got []string
-		for _, i := range layout.Plan(wish(devices), []layout.GPU{gpu(h100)}).GPUs[0].After.Instances {
+		for _, i := range layout.Plan(onAllGPUs(devices), []layout.GPU{gpu(h100)}).GPUs[0].After.Instances {
 			var one []string
 			for _, c := range i.Computes {
 				one = append(one, fmt.Sprintf("%d:%d", c.Start, c.Slices))
@@ -65,11 +65,11 @@ func TestPackEnds(t *testing.T) {
 			{Name: "7g.81gb", Count: 1, Size: 8, Starts: []int{0}}} // says how many memory slices the GPU has
 		return g
 	}
-	if c := layout.Plan(wish(map[string]int{"1c.7g.80gb": 43}),
+	if c := layout.Plan(onAllGPUs(map[string]int{"1c.7g.80gb": 43}),
 		[]layout.GPU{wrong(7)}).GPUs[0]; len(c.After.Instances) != 7 {
 		t.Errorf("43 of one slice are packed into %d GPU instances of seven: %s", len(c.After.Instances), c.Reason)
 	}
-	if c := layout.Plan(wish(map[string]int{"2c.7g.80gb": 16}), []layout.GPU{wrong(5)}); c.Possible() {
+	if c := layout.Plan(onAllGPUs(map[string]int{"2c.7g.80gb": 16}), []layout.GPU{wrong(5)}); c.Possible() {
 		t.Error("16 of two slices, of which three fit into each of five GPU instances, are possible")
 	}
 }
@@ -91,7 +91,7 @@ func TestMostThatFits(t *testing.T) {
 			all = append(all, p)
 			wanted[p.Name]++
 		}
-		reason := layout.Plan(wish(wanted), []layout.GPU{gpu(device)}).GPUs[0].Reason
+		reason := layout.Plan(onAllGPUs(wanted), []layout.GPU{gpu(device)}).GPUs[0].Reason
 		_, text, found := strings.Cut(reason, "of them, ")
 		if !found {
 			continue // all of it fits, or more of a profile than the GPU can have
@@ -113,7 +113,7 @@ func TestMostThatFits(t *testing.T) {
 		}
 	}
 	if compared < 200 {
-		t.Errorf("%d wishes were compared", compared)
+		t.Errorf("%d layouts were compared", compared)
 	}
 }
 

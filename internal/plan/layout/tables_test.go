@@ -23,7 +23,7 @@ func TestTablesAreTheDrivers(t *testing.T) {
 		same := func(what string, g layout.GPU, devices map[string]int) {
 			t.Helper()
 			plan := func(g layout.GPU) (calls []inventory.MIGStep, reason string) {
-				c := layout.Plan(wish(devices), []layout.GPU{g}).GPUs[0]
+				c := layout.Plan(onAllGPUs(devices), []layout.GPU{g}).GPUs[0]
 				for _, s := range c.Steps {
 					calls = append(calls, s.Call(0))
 				}
@@ -115,7 +115,7 @@ func TestComputeInstancesAreNVIDIAs(t *testing.T) {
 					name = fmt.Sprintf("%dc.%s", size, name)
 				}
 				var planned []int
-				for _, i := range layout.Plan(wish(map[string]int{name: len(starts)}),
+				for _, i := range layout.Plan(onAllGPUs(map[string]int{name: len(starts)}),
 					[]layout.GPU{gpu(device)}).GPUs[0].After.Instances {
 					for _, c := range i.Computes {
 						planned = append(planned, c.Start)

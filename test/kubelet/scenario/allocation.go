@@ -37,7 +37,7 @@ var allocation = []scenario{
 		l.admit("pod", 1) // the container starts again
 		l.same("calls of a second start", []string{"PreStartContainer"}, p.Calls())
 	}},
-	{name: "the plugin is asked for its wish even when there is no choice", run: func(l *lab) {
+	{name: "the plugin is asked for its preference even when there is no choice", run: func(l *lab) {
 		asked := make(chan *v1beta1.ContainerPreferredAllocationRequest, 1)
 		l.start("p.sock", prefers(asked), "a", "b")
 		l.same("allocation", []string{"a", "b"}, l.admit("pod", 2).IDs)
@@ -46,24 +46,24 @@ var allocation = []scenario{
 		l.same("to be included", 0, len(r.GetMustIncludeDeviceIDs()))
 		l.same("size", int32(2), r.GetAllocationSize())
 	}},
-	{name: "a wish is no more than that", run: func(l *lab) {
+	{name: "a preference is not binding", run: func(l *lab) {
 		asked := make(chan *v1beta1.ContainerPreferredAllocationRequest, 3)
 		l.start("p.sock", prefers(asked, "b", "no-such-device"), "a", "b", "c")
 		l.same("first", true, slices.Contains(l.admit("first", 2).IDs, "b"))    // short: filled up
 		l.same("second", false, slices.Contains(l.admit("second", 1).IDs, "b")) // held: ignored
 	}},
-	{name: "a wish that fails fails the pod, and takes nothing", run: func(l *lab) {
+	{name: "a failing preference fails the pod, and takes nothing", run: func(l *lab) {
 		fail := true
 		l.start("p.sock", Script{
 			Options: asksAll,
 			Prefer: func(*v1beta1.ContainerPreferredAllocationRequest) ([]string, error) {
 				if fail {
-					return nil, errors.New("no wish today")
+					return nil, errors.New("no preference today")
 				}
 				return nil, nil
 			},
 		}, "a", "b")
-		l.refuse("first", 1, kubelet.UnexpectedAdmission, "no wish today")
+		l.refuse("first", 1, kubelet.UnexpectedAdmission, "no preference today")
 		fail = false
 		l.admit("second", 2)
 	}},

@@ -12,39 +12,39 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-const wishKey = "gpu-device-plugin.github.io/quiesce."
+const quiesceKey = "gpu-device-plugin.github.io/quiesce."
 
-// wish sets the annotations by which the driver is released until a time; empty takes them away.
-func (s *stage) wish(server *apiserver.Server, until string) {
+// annotate sets the annotations by which the driver is released until a time; empty takes them away.
+func (s *stage) annotate(server *apiserver.Server, until string) {
 	s.t.Helper()
 	if err := server.ChangeNode(nodeName, func(n *corev1.Node) {
 		if n.Annotations == nil {
 			n.Annotations = map[string]string{}
 		}
-		n.Annotations[wishKey+"until"], n.Annotations[wishKey+"by"] = until, "kured"
+		n.Annotations[quiesceKey+"until"], n.Annotations[quiesceKey+"by"] = until, "kured"
 		if until == "" {
-			delete(n.Annotations, wishKey+"until")
+			delete(n.Annotations, quiesceKey+"until")
 		}
 	}); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// TestRollOutDuringAWish: a process of a roll-out that starts while the driver is released for an
-// annotation uses it when the wish ends, and becomes Ready. It dies, and the earlier one, which led
+// TestRollOutDuringQuiesceAnnotation: a process of a roll-out that starts while the driver is released for an
+// annotation uses it when the time ends, and becomes Ready. It dies, and the earlier one, which led
 // before, uses the driver again, too.
-func TestRollOutDuringAWish(t *testing.T) {
+func TestRollOutDuringQuiesceAnnotation(t *testing.T) {
 	t.Parallel()
 	s, server := openAgent(t, "", "--node-quiesce")
 	s.start()
 	s.shows(8, 8)
-	s.wish(server, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	s.annotate(server, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 	s.shows(8, 0)
 	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--state-dir", s.Path("state"), "--cdi-dir",
 		s.Path("cdi"))...)
 	later.start()
 	later.firstLine("quiesced: the driver is released since")
-	s.wish(server, "")
+	s.annotate(server, "")
 	later.becomesReady("ready")
 	d := later.Running()
 	s.signal(d, syscall.SIGKILL)
@@ -54,16 +54,16 @@ func TestRollOutDuringAWish(t *testing.T) {
 	s.admit("work", 8)
 }
 
-// TestWishOfTheNode: an annotation of the Node releases the driver of a real daemon, also through a
-// kill, and the next process uses it again at the time that the annotation has. Then another wish
+// TestQuiesceAnnotation: an annotation of the Node releases the driver of a real daemon, also through a
+// kill, and the next process uses it again at the time that the annotation has. Then another annotation
 // is obeyed, and ends when the annotation goes.
-func TestWishOfTheNode(t *testing.T) {
+func TestQuiesceAnnotation(t *testing.T) {
 	t.Parallel()
 	s, server := openAgent(t, "", "--node-quiesce", "--state-dir", t.TempDir())
 	s.start()
 	s.shows(8, 8)
-	const key = wishKey
-	wish := func(until string) { s.wish(server, until) }
+	const key = quiesceKey
+	annotate := func(until string) { s.annotate(server, until) }
 	says := func(state string) {
 		t.Helper()
 		s.eventually("the Node says "+state, func() bool {
@@ -73,7 +73,7 @@ func TestWishOfTheNode(t *testing.T) {
 		})
 	}
 	until := time.Now().Add(40 * time.Second).Truncate(time.Second)
-	wish(until.UTC().Format(time.RFC3339))
+	annotate(until.UTC().Format(time.RFC3339))
 	says("done")
 	s.shows(8, 0)
 	d := s.Running()
@@ -86,10 +86,10 @@ func TestWishOfTheNode(t *testing.T) {
 		t.Errorf("it ended %v early", early)
 	}
 	s.shows(8, 8)
-	wish(time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+	annotate(time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 	says("done")
 	s.shows(8, 0)
-	wish("")
+	annotate("")
 	says("")
 	s.shows(8, 8)
 }
