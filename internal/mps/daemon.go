@@ -132,7 +132,7 @@ func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err,
 			multiUser)
 	}
-	klog.FromContext(ctx).Info("The MPS control daemon does not support several users: clients wait for clients of other users",
+	klog.FromContext(ctx).Info("The MPS control daemon serves one user at a time: the driver does not support several",
 		"resource", d.group.Resource, "reason", err.Error())
 	return d.beginWith(ctx)
 }

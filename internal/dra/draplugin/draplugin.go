@@ -291,7 +291,7 @@ func (s *Plugin) look(ctx context.Context, f *folder) others {
 		}
 		status.CompetingDriver = rival
 		if others.foreign != "" && status.NameConflict == "" {
-			klog.FromContext(ctx).Info("Another driver of the same name is registered with the kubelet; this driver waits until it stops",
+			klog.FromContext(ctx).Info("Another driver of the same name is registered; waiting until it stops",
 				"socket", others.foreign)
 		}
 		status.NameConflict = others.foreign

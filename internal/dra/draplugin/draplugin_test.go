@@ -56,7 +56,8 @@ func TestServes(t *testing.T) {
 			poll.Until(t, "the health of gpu-0 is Unhealthy", func() bool {
 				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_UNHEALTHY
 			})
-			if got := k.Health("gpu-0"); got.GetMessage() != "XID 79; remedy: reset" || got.GetDevice().GetPoolName() != "node-1" {
+			if got := k.Health("gpu-0"); got.GetMessage() != "XID 79; remedy: reset" ||
+				got.GetDevice().GetPoolName() != "node-1" {
 				t.Errorf("health: %v", got)
 			}
 			if got := k.Health("gpu-1").GetHealth(); got != healthv1.HealthStatus_HEALTHY {

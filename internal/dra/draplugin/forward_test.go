@@ -99,7 +99,7 @@ func TestOnlyLeaderRegisters(t *testing.T) {
 	logged := func(what string) int { return strings.Count(earlier.logged()+later.logged(), what) }
 	poll.Until(t, "the process that kubelet called says that it failed",
 		func() bool { return logged("A call for a claim failed") > 0 })
-	if times := logged("does not answer calls for claims yet"); times > 1 { // the socket of the process called by the kubelet
+	if times := logged("does not answer calls for claims yet"); times > 1 {
 		t.Errorf("each call that another process forwards is logged: %d", times)
 	}
 }

@@ -364,7 +364,7 @@ func (l *loop) decide(ctx context.Context, b Records) {
 	before := l.unsaved
 	l.write(ctx)
 	if l.unsaved != nil && (before == nil || before.Error() != l.unsaved.Error()) {
-		klog.FromContext(ctx).Info("Cannot save the verdicts on CUDA; the daemon retries, and a restart before then repeats the proofs",
+		klog.FromContext(ctx).Info("Cannot save the verdicts on CUDA; a restart before the next try repeats the proofs",
 			"dir", l.options.StateDir, "reason", l.unsaved.Error())
 	}
 }
