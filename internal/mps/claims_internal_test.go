@@ -183,8 +183,7 @@ func TestListOfClaims(t *testing.T) {
 	}
 }
 
-// TestTasksOfClaims: tasks of released claims are stopped, except tasks that remove leftovers;
-// stopped tasks are forgotten; a file without devices starts no task.
+// TestTasksOfClaims: tasks of released claims stop, except tasks that remove leftovers.
 func TestTasksOfClaims(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{"wanted.json": wantsA, "ending.ending": wantsA, "odd.json": "{",
@@ -215,8 +214,7 @@ func TestTasksOfClaims(t *testing.T) {
 	}
 }
 
-// TestClaimEndIsRetried until the mode of the GPU is restored. Until then the files of the claim
-// stay, for another process.
+// TestClaimEndIsRetried until the mode of the GPU is restored. Until then the claim's files stay.
 func TestClaimEndIsRetried(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{"uid.ending": wantsA, "uid/pipe/x": ""})

@@ -109,8 +109,7 @@ func TestFailedStarts(t *testing.T) {
 	}
 }
 
-// TestLimitsAreReadBack: a limit counts if the daemon confirms it, or if the answer has an unknown
-// format.
+// TestLimitsAreReadBack: a limit counts if the daemon confirms it, or answers in an unknown format.
 func TestLimitsAreReadBack(t *testing.T) {
 	for _, tt := range []struct {
 		name, set, get string
@@ -135,8 +134,7 @@ func TestLimitsAreReadBack(t *testing.T) {
 	}
 }
 
-// TestOnlyConsecutiveFailedProbesStopADaemon: only consecutive probes without an answer stop a
-// daemon. Each probe has several tries.
+// TestOnlyConsecutiveFailedProbesStopADaemon, and each probe has several tries.
 func TestOnlyConsecutiveFailedProbesStopADaemon(t *testing.T) {
 	c := newScript(t, "[ $(wc -l <$dir/asked) = 11 ]") // the first question of the third probe alone
 	d := &daemon{control: c}
@@ -151,8 +149,7 @@ func TestOnlyConsecutiveFailedProbesStopADaemon(t *testing.T) {
 	}
 }
 
-// TestProcessesOfADaemon: the processes of the directory count, but not programs that send
-// commands.
+// TestProcessesOfADaemon: the processes of the directory count, except clients of the daemon.
 func TestProcessesOfADaemon(t *testing.T) {
 	t.Parallel()
 	begin := func(c control, arguments ...string) *exec.Cmd {
@@ -218,8 +215,7 @@ func TestProcessesOfADaemon(t *testing.T) {
 	}
 }
 
-// TestSELinuxLabelOfFolders, and no label elsewhere: containers of any user may use
-// the folders.
+// TestSELinuxLabelOfFolders: the label lets containers of any user use the folders.
 func TestSELinuxLabelOfFolders(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), pipeFolder)
@@ -256,8 +252,7 @@ func TestWhatACommandPrints(t *testing.T) {
 	}
 }
 
-// TestClientLimits: a daemon has one figure for all GPUs, and serves groups with the same
-// figure.
+// TestClientLimits: a daemon has one figure for all GPUs, also across groups.
 func TestClientLimits(t *testing.T) {
 	t.Parallel()
 	a, b := GPU{UUID: "GPU-a", Replicas: 1}, GPU{UUID: "GPU-b", Replicas: 4}
@@ -325,8 +320,7 @@ func TestProbesOfProber(t *testing.T) {
 	}
 }
 
-// TestLookInterval: a ready daemon is probed at every tenth look, and without resources no
-// timer wakes the process.
+// TestLookInterval: a ready daemon is probed at every tenth look; without resources no timer runs.
 func TestLookInterval(t *testing.T) {
 	c := newScript(t, "true")
 	clock := clocktest.NewFakeClock(time.Unix(0, 0))

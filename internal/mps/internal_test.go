@@ -117,8 +117,7 @@ func TestOutputLimit(t *testing.T) {
 	})
 }
 
-// TestDaemonStopsAnswering: the daemon is given up after three probes. A stopped daemon is
-// not probed.
+// TestDaemonStopsAnswering: three failed probes stop a daemon. A stopped daemon is not probed.
 func TestDaemonStopsAnswering(t *testing.T) {
 	t.Parallel()
 	const every = 100 * time.Millisecond

@@ -76,8 +76,7 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// listen listens at the socket of another program. The file of the socket stays after the program's
-// end.
+// listen listens at the socket of another program. Closing the listener keeps the file.
 func listen(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -111,8 +110,7 @@ func TestForeignCounts(t *testing.T) {
 	}
 }
 
-// TestSocketOfKilledProgram: the socket of a killed program belongs to no running driver, even if the wait
-// for the check is over.
+// TestSocketOfKilledProgram: a killed program's socket does not count as a running driver's.
 func TestSocketOfKilledProgram(t *testing.T) {
 	t.Parallel()
 	dir := loopback.Folder(t)
