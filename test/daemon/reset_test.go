@@ -121,7 +121,7 @@ func TestResetOfAGPUInUse(t *testing.T) {
 	}
 	s.eventually("the pod is waited for", waits)
 	s.shows(8, 7)
-	if out, ok := s.resets("--gpu", "3"); ok || !strings.Contains(out, "another reset is under way") {
+	if out, ok := s.resets("--gpu", "3"); ok || !strings.Contains(out, "another reset is running") {
 		t.Errorf("a second reset: %v\n%s", ok, out)
 	}
 	cancel()
