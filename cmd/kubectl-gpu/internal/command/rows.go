@@ -255,7 +255,7 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 			if p.format == "wide" {
 				fmt.Fprintf(w, "\t%s\t%s", dash(r.UUID), age(r.Since))
 			}
-			fmt.Fprintf(w, "\t%s\t%s\n", dash(r.Remedy()), dash(r.Reason))
+			fmt.Fprintf(w, "\t%s\t%s\n", dash(r.RemedyText()), dash(r.Reason))
 		}
 	})
 	return errors.Join(err, incomplete(facts, answers))

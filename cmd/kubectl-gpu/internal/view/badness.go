@@ -66,9 +66,9 @@ func SortGPUs(gpus []GPU) {
 	slices.SortStableFunc(gpus, func(a, b GPU) int { return cmp.Compare(b.Badness(), a.Badness()) })
 }
 
-// Remedy returns what makes the GPU usable again, in words where the name of the remedy does not
+// RemedyText returns what makes the GPU usable again, in words where the name of the remedy does not
 // say what to do; empty if it needs none.
-func (g GPU) Remedy() string {
+func (g GPU) RemedyText() string {
 	if g.Remedy == string(inventory.RemedyHuman) {
 		return "manual (needs an operator)"
 	}
