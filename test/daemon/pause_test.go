@@ -132,7 +132,7 @@ func (m driverManager) answer() string {
 		m.c.t.Error(err)
 		return ""
 	}
-	return n.Annotations[wishKey+"state"] + " " + n.Annotations[wishKey+"answer"]
+	return n.Annotations[quiesceKey+"state"] + " " + n.Annotations[quiesceKey+"answer"]
 }
 
 // pod has a pod with a claim run on a GPU, and the daemon's own pod, which has no label of the
