@@ -292,6 +292,26 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 	})
 }
 
+// TestGPUsThatGrowOneAfterTheOther: each has its devices half a second after its last offer in the
+// old form, whatever the other waits for.
+func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	for range 10 { // devices come in any order
+		c := newChanging(t, 2)
+		c.plan(1)
+		c.plan(2)
+		c.holds("G0", "G1")
+		c.holds("G1")
+		c.lists("G0::0", "G1")
+		clear(c.held)
+		for _, d := range []time.Duration{growsAfter / 2, growsAfter / 2} {
+			c.clock.Step(d)
+			c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		}
+		c.lists("G0::0", "G0::1", "G1::0")
+	}
+}
+
 // Kubelet's checkpoint names a pod that has ended until kubelet writes it again. PodResources has
 // shown the pod, and does so no more.
 func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {

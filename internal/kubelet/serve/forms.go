@@ -86,7 +86,9 @@ func (s *Servers) limitGrowth(plan resource.Plan) resource.Plan {
 		for _, d := range entry.list.retiring {
 			if at := d.lastOffered.Add(growsAfter); !d.offered && now.Before(at) {
 				before[devices{name, d.device.UUID}]++
-				s.forms.growsAt = at
+				if s.forms.growsAt.IsZero() || at.Before(s.forms.growsAt) {
+					s.forms.growsAt = at
+				}
 			}
 		}
 	}
