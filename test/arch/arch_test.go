@@ -125,6 +125,7 @@ var callHomes = []struct {
 var pure = []string{
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
 	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
+	"internal/plan/holders",
 }
 
 // pureReads are packages of which pure ones may use values.

@@ -4,52 +4,25 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 )
 
-type deviceKey struct{ resource, id string }
-
-// A holder is the container that holds a device, and its pod.
-type holder struct {
-	pod string
-	// checkpointOnly says that only the kubelet's checkpoint names the pod. The pod may have ended
-	// since.
-	checkpointOnly bool
-	container      string
+// evidence is one reading of the kubelet's accounts.
+type evidence struct {
+	holders.Account
+	others
 }
 
-// A source is the kubelet that named the holders of devices. A holder has ended only if the same
-// kubelet no longer names the holder. The zero value means no kubelet.
-type source struct{ incarnation, connections uint64 }
-
-// evidence is what the kubelet's checkpoint and PodResources say, at one moment, about the pods
-// that hold devices.
-type evidence struct {
-	kubelet uint64    // incarnation of the running kubelet; 0 if none runs
-	source  source    // of what PodResources has told
-	began   time.Time // when the accounts were read; zero if they were not
-	held    map[deviceKey]holder
-	// unknownBecause is why a pod may hold a device missing from held; empty if no pod can.
-	unknownBecause string
-	partial        bool // there is a gap, and held is what one of the accounts says
-	unreadable     bool // the checkpoint cannot be read
-	// noCheckpoint says that the checkpoint does not exist although the kubelet has answered. The
-	// kubelet writes a checkpoint as soon as it has a device.
-	noCheckpoint bool
-	// noPodResources says that PodResources cannot be asked. Then the kubelet's checkpoint names ended
-	// pods until the kubelet gives devices to another pod.
-	noPodResources bool
-	checkpoint     kubelet.Checkpoint
+// others is what an account says about the devices of other plugins.
+type others struct {
+	checkpoint kubelet.Checkpoint
 	// healthy are the devices that the kubelet considers healthy, by resource. alone says that no
 	// other GPU device plugin listens. Both are known only after readOthers.
 	healthy map[string][]string
 	alone   bool
 }
-
-// tells reports whether at least one of the accounts says who holds devices.
-func (e evidence) tells() bool { return e.unknownBecause == "" || e.partial }
 
 // accounts reads the kubelet's checkpoint and asks PodResources. Use it from one goroutine only.
 type accounts struct {
@@ -67,33 +40,33 @@ type accounts struct {
 func (a *accounts) read(ctx context.Context) evidence {
 	there, began := a.Incarnation.Value(), a.Clock.Now()
 	checkpoint, unreadable := a.Checkpoint()
-	e := evidence{kubelet: there, began: began, checkpoint: checkpoint, held: heldIn(checkpoint)}
+	e := evidence{holders.Account{Kubelet: there, Began: began, Held: heldIn(checkpoint)}, others{checkpoint: checkpoint}}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	before := a.connections()
 	answer, failed := a.Accountant.Held(ctx)
 	connected := a.connections()
 	for _, d := range answer {
-		e.held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, container: d.Container}
+		e.Held[holders.Key{Resource: d.Resource, ID: d.ID}] = holders.Holder{Pod: d.Pod, Container: d.Container}
 	}
-	e.noPodResources = e.kubelet != 0 && errors.Is(failed, kubelet.ErrNoPodResources)
-	if a.kubelet != e.kubelet {
-		a.kubelet, a.answered = e.kubelet, false
+	e.NoPodResources = e.Kubelet != 0 && errors.Is(failed, kubelet.ErrNoPodResources)
+	if a.kubelet != e.Kubelet {
+		a.kubelet, a.answered = e.Kubelet, false
 	}
 	switch {
-	case e.kubelet == 0:
-		e.unknownBecause = "the kubelet is not running"
-	case a.Incarnation.Value() != e.kubelet, connected != before && connected > 1:
-		e.unknownBecause = "kubelet has just restarted"
+	case e.Kubelet == 0:
+		e.UnknownBecause = "the kubelet is not running"
+	case a.Incarnation.Value() != e.Kubelet, connected != before && connected > 1:
+		e.UnknownBecause = "kubelet has just restarted"
 	case unreadable != nil:
-		e.unknownBecause, e.unreadable, e.partial = unreadable.Error(), true, failed == nil
-		e.noCheckpoint = failed == nil && errors.Is(unreadable, fs.ErrNotExist)
+		e.UnknownBecause, e.Unreadable, e.Partial = unreadable.Error(), true, failed == nil
+		e.NoCheckpoint = failed == nil && errors.Is(unreadable, fs.ErrNotExist)
 	case failed != nil && a.answered:
-		e.unknownBecause, e.partial = failed.Error(), true
+		e.UnknownBecause, e.Partial = failed.Error(), true
 	}
 	a.answered = a.answered || failed == nil
-	if e.unknownBecause == "" && failed == nil {
-		e.source = source{e.kubelet, connected}
+	if e.UnknownBecause == "" && failed == nil {
+		e.Source = holders.Source{Incarnation: e.Kubelet, Connections: connected}
 	}
 	return e
 }
@@ -120,10 +93,11 @@ func (a *accounts) readOthers(ctx context.Context, e *evidence) {
 }
 
 // heldIn returns the devices held by pods according to a checkpoint.
-func heldIn(checkpoint kubelet.Checkpoint) map[deviceKey]holder {
-	held := make(map[deviceKey]holder, len(checkpoint.Held))
+func heldIn(checkpoint kubelet.Checkpoint) map[holders.Key]holders.Holder {
+	held := make(map[holders.Key]holders.Holder, len(checkpoint.Held))
 	for _, d := range checkpoint.Held {
-		held[deviceKey{d.Resource, d.ID}] = holder{pod: d.Pod, container: d.Container, checkpointOnly: true}
+		held[holders.Key{Resource: d.Resource, ID: d.ID}] = holders.Holder{Pod: d.Pod, Container: d.Container,
+			CheckpointOnly: true}
 	}
 	return held
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 )
 
 // TestGapsInTheEvidence: what tells that a pod may hold a device that no account names.
@@ -19,7 +20,7 @@ func TestGapsInTheEvidence(t *testing.T) {
 	var unreadable, failed error
 	var meanwhile func()
 	connections := uint64(0)
-	key := deviceKey{gpuName, "GPU-0"}
+	key := keyOf(gpuName, "GPU-0")
 	a := accounts{Collaborators: Collaborators{Incarnation: incarnation, Clock: clock.RealClock{},
 		Connections: func() uint64 { return connections },
 		Checkpoint: func() (kubelet.Checkpoint, error) {
@@ -41,42 +42,42 @@ func TestGapsInTheEvidence(t *testing.T) {
 		failed, unreadable error
 		meanwhile          func()
 		gap                string
-		want               holder
+		want               holders.Holder
 	}{
-		{"PodResources has never answered", 1, away, nil, nil, "", holder{pod: "saved", checkpointOnly: true}},
-		{"it answers", 1, nil, nil, nil, "", holder{pod: "told", checkpointOnly: false}},
-		{"it answers no more", 1, away, nil, nil, "away", holder{pod: "saved", checkpointOnly: true}},
-		{"nor later", 1, away, nil, nil, "away", holder{pod: "saved", checkpointOnly: true}},
-		{"that of another kubelet has not answered", 2, away, nil, nil, "", holder{pod: "saved", checkpointOnly: true}},
-		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holder{pod: "told", checkpointOnly: false}},
-		{"there is none", 2, nil, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holder{pod: "told", checkpointOnly: false}},
+		{"PodResources has never answered", 1, away, nil, nil, "", holders.Holder{Pod: "saved", CheckpointOnly: true}},
+		{"it answers", 1, nil, nil, nil, "", holders.Holder{Pod: "told", CheckpointOnly: false}},
+		{"it answers no more", 1, away, nil, nil, "away", holders.Holder{Pod: "saved", CheckpointOnly: true}},
+		{"nor later", 1, away, nil, nil, "away", holders.Holder{Pod: "saved", CheckpointOnly: true}},
+		{"that of another kubelet has not answered", 2, away, nil, nil, "", holders.Holder{Pod: "saved", CheckpointOnly: true}},
+		{"the checkpoint is damaged", 2, nil, damaged, nil, "damaged", holders.Holder{Pod: "told", CheckpointOnly: false}},
+		{"there is none", 2, nil, fs.ErrNotExist, nil, fs.ErrNotExist.Error(), holders.Holder{Pod: "told", CheckpointOnly: false}},
 		{"there is none, and PodResources fails", 2, away, fs.ErrNotExist, nil, fs.ErrNotExist.Error(),
-			holder{pod: "saved", checkpointOnly: true}},
-		{"it is asked by the first connection", 2, nil, nil, connects, "", holder{pod: "told", checkpointOnly: false}},
+			holders.Holder{Pod: "saved", CheckpointOnly: true}},
+		{"it is asked by the first connection", 2, nil, nil, connects, "", holders.Holder{Pod: "told", CheckpointOnly: false}},
 		{"it is asked by another connection", 2, nil, nil, connects, "kubelet has just restarted",
-			holder{pod: "told", checkpointOnly: false}},
-		{"it is asked by the same connection", 2, nil, nil, nil, "", holder{pod: "told", checkpointOnly: false}},
+			holders.Holder{Pod: "told", CheckpointOnly: false}},
+		{"it is asked by the same connection", 2, nil, nil, nil, "", holders.Holder{Pod: "told", CheckpointOnly: false}},
 		{"it cannot be asked", 2, kubelet.ErrNoPodResources, nil, nil, kubelet.ErrNoPodResources.Error(),
-			holder{pod: "saved", checkpointOnly: true}},
+			holders.Holder{Pod: "saved", CheckpointOnly: true}},
 		{"kubelet restarts meanwhile", 2, nil, nil, func() { incarnation.Publish(3) }, "kubelet has just restarted",
-			holder{pod: "told", checkpointOnly: false}},
+			holders.Holder{Pod: "told", CheckpointOnly: false}},
 		{"no kubelet", 0, kubelet.ErrNoPodResources, damaged, nil, "the kubelet is not running",
-			holder{pod: "saved", checkpointOnly: true}},
+			holders.Holder{Pod: "saved", CheckpointOnly: true}},
 	} {
 		incarnation.Publish(step.kubelet)
 		failed, unreadable, meanwhile = step.failed, step.unreadable, step.meanwhile
 		e := a.read(t.Context())
-		if e.unknownBecause != step.gap || e.kubelet != step.kubelet || e.held[key] != step.want ||
-			e.unreadable != (step.unreadable != nil && step.kubelet > 0) {
+		if e.UnknownBecause != step.gap || e.Kubelet != step.kubelet || e.Held[key] != step.want ||
+			e.Unreadable != (step.unreadable != nil && step.kubelet > 0) {
 			t.Errorf("%s: %+v, want the gap %q and %+v", step.name, e, step.gap, step.want)
 		}
-		told := source{step.kubelet, connections}
+		told := holders.Source{Incarnation: step.kubelet, Connections: connections}
 		if step.gap != "" || step.failed != nil {
-			told = source{}
+			told = holders.Source{}
 		}
-		if e.source != told || e.noCheckpoint != (step.name == "there is none") ||
-			e.noPodResources != (step.gap == kubelet.ErrNoPodResources.Error()) {
-			t.Errorf("%s: told by %v, absent %v, unasked %v", step.name, e.source, e.noCheckpoint, e.noPodResources)
+		if e.Source != told || e.NoCheckpoint != (step.name == "there is none") ||
+			e.NoPodResources != (step.gap == kubelet.ErrNoPodResources.Error()) {
+			t.Errorf("%s: told by %v, absent %v, unasked %v", step.name, e.Source, e.NoCheckpoint, e.NoPodResources)
 		}
 	}
 }
@@ -94,7 +95,7 @@ func TestWhatOthersServe(t *testing.T) {
 	for _, err := range []error{nil, errors.New("away")} {
 		account := &notedAccount{answer: func(int) ([]string, error) { return []string{"told"}, err }}
 		a := accounts{Collaborators: Collaborators{Registrar: &sharedDirectory{listening: err != nil}, Accountant: account}}
-		e := evidence{checkpoint: kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"saved"}}}}
+		e := evidence{others: others{checkpoint: kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"saved"}}}}}
 		a.readOthers(t.Context(), &e)
 		if got, want := e.healthy[gpuName][0], map[bool]string{true: "told", false: "saved"}[err == nil]; got != want ||
 			e.alone != (err == nil) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -24,15 +25,17 @@ type changing struct {
 	*Servers
 	clock *clocktesting.FakeClock
 	gpus  []inventory.GPU
-	held  map[deviceKey]holder
+	held  map[holders.Key]holders.Holder
 }
 
 const gpuName = "nvidia.com/gpu"
 
+func keyOf(resource, id string) holders.Key { return holders.Key{Resource: resource, ID: id} }
+
 func newChanging(t *testing.T, gpus int) *changing {
 	t.Helper()
 	clock := clocktesting.NewFakeClock(time.Now())
-	c := &changing{T: t, Servers: NewServers(Collaborators{Clock: clock}), clock: clock, held: map[deviceKey]holder{}}
+	c := &changing{T: t, Servers: NewServers(Collaborators{Clock: clock}), clock: clock, held: map[holders.Key]holders.Holder{}}
 	for i := range gpus {
 		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i,
 			Health: inventory.Health{State: inventory.Healthy}})
@@ -67,13 +70,13 @@ func (c *changing) allocate(id string) string {
 // reads has the accounts read a second later.
 func (c *changing) reads() {
 	c.clock.Step(time.Second)
-	c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: c.held}, c.clock.Now())
+	c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now(), Held: c.held}}, c.clock.Now())
 }
 
 func (c *changing) holds(ids ...string) {
-	c.held = map[deviceKey]holder{}
+	c.held = map[holders.Key]holders.Holder{}
 	for _, id := range ids {
-		c.held[deviceKey{gpuName, id}] = holder{pod: "p"}
+		c.held[keyOf(gpuName, id)] = holders.Holder{Pod: "p"}
 	}
 	c.reads()
 }
@@ -205,13 +208,13 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.clock.Step(growsAfter - 1)
-		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now()}}, c.clock.Now())
 		c.lists("G0::0")
 		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was on offer in another form a moment ago") {
 			t.Errorf("Allocate: %s", got)
 		}
 		c.clock.Step(1)
-		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now()}}, c.clock.Now())
 		c.lists("G0::0", "G0::1")
 	})
 	t.Run("it is given once more, and then nothing is known", func(t *testing.T) {
@@ -219,8 +222,8 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.allocate("G0")
-		c.clock.Step(2 * freeFor)
-		c.drop(evidence{kubelet: 1, unknownBecause: "PodResources does not answer"}, c.clock.Now())
+		c.clock.Step(2 * holders.FreeFor)
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "PodResources does not answer"}}, c.clock.Now())
 		c.lists("G0")
 	})
 	t.Run("back again after it was given once more", func(t *testing.T) {
@@ -287,7 +290,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.reads()
-		c.drop(evidence{kubelet: 1, unknownBecause: "kubelet has just restarted"}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "kubelet has just restarted"}}, c.clock.Now())
 		c.lists("G0::0", "G0::1")
 	})
 }
@@ -306,7 +309,8 @@ func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
 		clear(c.held)
 		for _, d := range []time.Duration{growsAfter / 2, growsAfter / 2} {
 			c.clock.Step(d)
-			c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+			c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1},
+				Began: c.clock.Now()}}, c.clock.Now())
 		}
 		c.lists("G0::0", "G0::1", "G1::0")
 	}
@@ -319,13 +323,13 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	c := newChanging(t, 1)
 	c.plan(1)
 	c.plan(2)
-	key := deviceKey{gpuName, "G0"}
-	c.held[key] = holder{pod: "p", checkpointOnly: true} // an init container may be the holder
+	key := keyOf(gpuName, "G0")
+	c.held[key] = holders.Holder{Pod: "p", CheckpointOnly: true} // an init container may be the holder
 	c.reads()
 	c.lists("G0")
-	c.held[key] = holder{pod: "p"}
+	c.held[key] = holders.Holder{Pod: "p"}
 	c.reads()
-	c.held[key] = holder{pod: "p", checkpointOnly: true}
+	c.held[key] = holders.Holder{Pod: "p", CheckpointOnly: true}
 	c.reads()
 	c.lists("G0::0")
 	c.reads()
@@ -437,8 +441,8 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused: ") {
 		t.Errorf("Allocate of a withheld device: %s", got)
 	}
-	if l := c.resources[gpuName].list; l.retiring["G0"].gpuReassigned || len(l.lastAllocate) > 0 {
-		t.Errorf("the pod's device is taken: %v; allocated: %v", l.retiring["G0"].gpuReassigned, l.lastAllocate)
+	if l := c.resources[gpuName].list; l.retiring["G0"].gpuReassigned || c.holders.IsHeld(l.key("G0::0")) {
+		t.Errorf("the pod's device is taken: %v; allocated: %v", l.retiring["G0"].gpuReassigned, c.holders.IsHeld(l.key("G0::0")))
 	}
 	if got := c.allocate("G0"); got != "G0" {
 		t.Errorf("Allocate of the device on offer: %s", got)

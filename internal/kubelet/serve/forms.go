@@ -9,12 +9,9 @@ import (
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
-
-// unreadableFor is how long the kubelet's checkpoint must be unreadable, while the kubelet runs,
-// before a device about which nothing is known no longer counts as held.
-const unreadableFor = 10 * time.Second
 
 // unservedFor is how long no plugin must be known to serve a resource before this plugin serves the
 // resource for the pods that hold its devices. A plugin that restarts, or registers with a new
@@ -27,7 +24,7 @@ const unservedFor = 10 * time.Second
 func (s *Servers) refresh() {
 	for name, entry := range s.resources {
 		r, _ := s.wanted.plan.Resource(name)
-		entry.list.replace(r)
+		entry.list.replace(r, s.holders)
 		for id, d := range entry.list.retiring {
 			if d.offered {
 				d.lastOffered = s.collaborators.Clock.Now()
@@ -48,15 +45,15 @@ func (s *Servers) refresh() {
 		withheld[h.Resource][h.UUID] = true
 	}
 	plan := s.limitGrowth(s.wanted.plan.Under(holds))
-	if why := s.observed.unreadable.reason; why != "" {
+	if why := s.holders.Silence(); why != "" {
 		plan.Warnings = append(slices.Clone(plan.Warnings),
 			"it is not known which devices pods hold: a GPU whose name or sharing "+
 				"changed is offered, although a pod may hold it in its old form: "+why)
 	}
-	if s.forms.blocked.counts() {
+	if s.forms.blocked.Counts() {
 		plan.Warnings = append(slices.Clone(plan.Warnings),
 			"a GPU whose resource has another name now is offered, although a pod may hold it "+
-				"under the old name: "+s.forms.blocked.reason)
+				"under the old name: "+s.forms.blocked.Reason)
 	}
 	for name, entry := range s.resources {
 		r, planned := plan.Resource(name)
@@ -141,8 +138,8 @@ type oldForm struct {
 // are on offer.
 func (s *Servers) findHeldForms() {
 	old := map[resource.Device]*oldForm{}
-	for _, entry := range s.resources {
-		containers := s.unitContainers(entry.list)
+	for name, entry := range s.resources {
+		containers := s.holders.Containers(name)
 		for _, id := range slices.Sorted(maps.Keys(entry.list.retiring)) {
 			d := entry.list.retiring[id]
 			form := resource.Device{Resource: d.device.Resource, UUID: d.device.UUID, Sharing: d.device.Sharing}
@@ -154,7 +151,7 @@ func (s *Servers) findHeldForms() {
 			if d.lastGrant.After(f.lastGrant) {
 				f.lastGrant = d.lastGrant
 			}
-			if !d.counts() || s.isFree(entry.list, d, containers) {
+			if !d.Counts() || s.isFree(entry.list, d, containers) {
 				f.others = append(f.others, id)
 				continue
 			}
@@ -171,9 +168,9 @@ func (s *Servers) findHeldForms() {
 		}
 	}
 	gpus := s.unblockable()
-	s.forms.blocked.update(len(gpus) > 0, s.collaborators.Clock.Now(), blockedFor,
+	s.forms.blocked.Update(len(gpus) > 0, s.collaborators.Clock.Now(), blockedFor,
 		"there is no PodResources socket of the kubelet, and the end of that pod is seen when another one gets a GPU")
-	if s.forms.blocked.counts() {
+	if s.forms.blocked.Counts() {
 		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldShape) bool { return gpus[s.gpuOf(h)] })
 		maps.DeleteFunc(old, func(_ resource.Device, f *oldForm) bool { return gpus[f.device.GPU] })
 	}
@@ -196,7 +193,7 @@ const blockedFor = 30 * time.Second
 // device to another pod. That would never happen.
 func (s *Servers) unblockable() map[string]bool {
 	gpus := map[string]bool{}
-	if !s.observed.noPodResources {
+	if !s.holders.NoPodResources() {
 		return gpus
 	}
 	for _, r := range s.wanted.plan.Resources {
@@ -207,8 +204,8 @@ func (s *Servers) unblockable() map[string]bool {
 				c.GPU = s.gpuOf(c)
 				if c.Conflicts(d) {
 					_, served := s.resources[c.Resource]
-					_, held := s.observed.evidence.held[deviceKey{c.Resource, c.ID}]
-					waits, pods = true, pods && (served || held) // otherwise another plugin offers it
+					named := s.holders.IsNamed(holders.Key{Resource: c.Resource, ID: c.ID})
+					waits, pods = true, pods && (served || named) // otherwise another plugin offers it
 				}
 			}
 			if waits && pods && d.Healthy && gpu == "" {
@@ -250,24 +247,19 @@ func (s *Servers) offer(f *oldForm) {
 		last = first
 	case 0 < waiting && waiting < len(f.held) && !f.keptOnOffer:
 		first, last = 0, waiting
-		slices.SortStableFunc(f.held, func(a, b string) int { return s.countHolders(f.list, a) - s.countHolders(f.list, b) })
+		known := func(id string) int {
+			if s.holders.IsHeld(f.list.key(id)) {
+				return 1
+			}
+			return 0
+		}
+		slices.SortStableFunc(f.held, func(a, b string) int { return known(a) - known(b) })
 	}
 	for i, id := range slices.Concat(f.others, f.held) {
 		d := f.list.retiring[id]
-		d.device.Healthy, d.offered = well && d.counts(), well && first <= i && i < last
+		d.device.Healthy, d.offered = well && d.Counts(), well && first <= i && i < last
 		f.list.retiring[id] = d
 	}
-}
-
-// countHolders returns 1 if a pod is known to hold the device or was given the device a short time
-// ago, and otherwise 0.
-func (s *Servers) countHolders(l *list, id string) int {
-	_, held := s.observed.evidence.held[deviceKey{l.name, id}]
-	_, given := l.lastAllocate[id]
-	if held || given {
-		return 1
-	}
-	return 0
 }
 
 // contests reports whether the GPU of a device counts as held in another form.
@@ -284,25 +276,24 @@ func (s *Servers) allocating(l *list, request *pluginapi.AllocateRequest) *view 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.collaborators.Clock.Now()
-	maps.DeleteFunc(l.lastAllocate, func(_ string, at time.Time) bool { return now.Sub(at) >= freeFor })
 	changed := false
 	for _, container := range request.GetContainerRequests() {
 		for _, id := range container.GetDevicesIds() {
-			s.allocationCount[deviceKey{l.name, id}]++
+			s.holders.Ask(l.key(id), now)
 			device, planned := l.resource.Device(id)
 			d, departing := l.retiring[id]
 			switch {
 			case planned && device.Healthy:
-				l.lastAllocate[id] = now
+				s.holders.Give(l.key(id), now)
 				s.markReassigned(device)
 			case departing && !d.gpuReassigned && !s.contests(d.device):
-				if !d.counts() {
+				if !d.Counts() {
 					changed = true
 					s.clearOffered(d)
 				}
 				changed = changed || !d.offered && l.resource.UnitClients(d.device.UUID) > 0
-				l.lastAllocate[id] = now
-				d.holdState, d.lastGrant = d.allocate(now), now
+				s.holders.Give(l.key(id), now)
+				d.State, d.lastGrant = d.Allocate(now), now
 				s.lastRegrant = now
 				l.retiring[id] = d
 			}
@@ -325,9 +316,6 @@ func (s *Servers) allocating(l *list, request *pluginapi.AllocateRequest) *view 
 	}
 	return view
 }
-
-// waitsForAllocate is why a device counts as held that a pod may have received a short time ago.
-const waitsForAllocate = "kubelet may have allocated it within the last 10s"
 
 // clearOffered records that no pod can hold the planned devices that wait for a retiring device
 // which is allocated once more.
@@ -356,7 +344,7 @@ func (s *Servers) markReassigned(device resource.Device) {
 
 // heldForm returns the form of a retiring device that counts as held.
 func (d retiringDevice) heldForm() resource.HeldShape {
-	form := resource.HeldShape{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.waitsFor}
+	form := resource.HeldShape{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.WaitsFor()}
 	if d.keptOnOffer {
 		form.Reason = waitsForTaint
 	}
@@ -374,12 +362,12 @@ func (s *Servers) findUnservedForms() []resource.HeldShape {
 			foreign = append(foreign, resource.HeldShape{Resource: name, ID: id, Reason: reason})
 		}
 	}
-	for key, holder := range s.observed.evidence.held {
-		add(key.resource, key.id, heldBy(holder.pod))
+	for key, holder := range s.holders.Complete().Held {
+		add(key.Resource, key.ID, holder.Reason())
 	}
-	for name, ids := range s.observed.evidence.checkpoint.Healthy {
+	for name, ids := range s.observed.checkpoint.Healthy {
 		for _, id := range ids {
-			if _, held := s.observed.evidence.held[deviceKey{name, id}]; !held {
+			if !s.holders.IsNamed(holders.Key{Resource: name, ID: id}) {
 				add(name, id, "another device plugin offers it, or did so until a short time ago")
 			}
 		}
@@ -394,31 +382,21 @@ func (s *Servers) findUnservedForms() []resource.HeldShape {
 // the checkpoint can be read. It reports whether a new checkpoint would say more, and whether the
 // held forms or the resources changed.
 func (s *Servers) update(e evidence, now time.Time) (outdated, changed bool) {
-	before, silence := s.observed.unservedForms, s.observed.unreadable.reason
-	s.observed.unreadable.update(e.unreadable, now, unreadableFor, e.unknownBecause)
+	before, kubelet := s.observed.unservedForms, s.holders.Complete().Kubelet
 	since := s.observed.unservedSince
 	s.observed.unservedSince = map[string]time.Time{}
-	if e.tells() {
-		s.observed.holders = maps.Clone(e.held)
-		for key, h := range s.observed.evidence.held {
-			if _, named := e.held[key]; e.unreadable && h.checkpointOnly && !named {
-				s.observed.holders[key] = h // it may be an init container, which PodResources leaves out
-			}
-		}
-	}
-	if e.unknownBecause == "" {
-		if s.observed.evidence.kubelet != e.kubelet {
+	warns := s.holders.Tell(e.Account, now)
+	if e.UnknownBecause == "" {
+		if kubelet != e.Kubelet {
 			since = nil
 		}
-		s.observed.evidence = e
+		s.observed.others = e.others
 		s.forms.held, s.observed.unservedForms = nil, s.findUnservedForms()
 		changed = s.serveUnserved(since, now)
 	}
-	changed = changed || s.forms.blocked.isDue(now, blockedFor) || s.observed.unreadable.reason != silence ||
-		e.noPodResources != s.observed.noPodResources ||
+	changed = changed || warns || s.forms.blocked.IsDue(now, blockedFor) ||
 		!slices.Equal(before, s.observed.unservedForms)
-	s.observed.noPodResources = e.noPodResources
-	return e.unreadable || len(s.observed.unservedForms) > 0, changed
+	return e.Unreadable || len(s.observed.unservedForms) > 0, changed
 }
 
 // serveUnserved begins to serve resources whose devices pods hold and which no plugin has served
@@ -426,18 +404,18 @@ func (s *Servers) update(e evidence, now time.Time) (outdated, changed bool) {
 // configuration has changed. So the kubelet keeps listing the devices of its pods. It reports
 // whether it added resources. since says how long each resource has been known.
 func (s *Servers) serveUnserved(since map[string]time.Time, now time.Time) (changed bool) {
-	if !s.observed.evidence.alone {
+	if !s.observed.alone {
 		return false
 	}
 	ours := map[string]bool{}
-	for key := range s.observed.evidence.held {
-		uuid, _ := resource.SplitID(key.id)
-		mayBe := resource.MayBeOurs(key.resource, key.id) || s.wanted.uuids[uuid] && resource.IsName(key.resource)
-		before, known := ours[key.resource]
-		ours[key.resource] = mayBe && (before || !known)
+	for key := range s.holders.Complete().Held {
+		uuid, _ := resource.SplitID(key.ID)
+		mayBe := resource.MayBeOurs(key.Resource, key.ID) || s.wanted.uuids[uuid] && resource.IsName(key.Resource)
+		before, known := ours[key.Resource]
+		ours[key.Resource] = mayBe && (before || !known)
 	}
 	for name, ours := range ours {
-		if _, served := s.resources[name]; served || !ours || len(s.observed.evidence.healthy[name]) > 0 {
+		if _, served := s.resources[name]; served || !ours || len(s.observed.healthy[name]) > 0 {
 			continue
 		}
 		began, waited := since[name]
@@ -453,6 +431,3 @@ func (s *Servers) serveUnserved(since map[string]time.Time, now time.Time) (chan
 	}
 	return changed
 }
-
-// heldBy returns the reason of a device held by a pod.
-func heldBy(pod string) string { return "pod " + pod + " holds it" }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -26,7 +27,7 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 			reads := func(unasked bool, want ...string) {
 				t.Helper()
 				c.clock.Step(time.Second)
-				c.drop(evidence{kubelet: 1, began: c.clock.Now(), held: heldIn(saved), checkpoint: saved, noPodResources: unasked},
+				c.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.clock.Now(), Held: heldIn(saved), NoPodResources: unasked}, others: others{checkpoint: saved}},
 					c.clock.Now())
 				if got := slices.Sorted(slices.Values(c.resources[other].list.views.Value().healthy())); !slices.Equal(got, want) {
 					t.Errorf("%s has %q Healthy, want %q", other, got, want)
@@ -124,9 +125,9 @@ func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 	c.plan(1)
 	for range 100 {
 		c.clock.Step(time.Second)
-		c.drop(evidence{kubelet: 1, began: c.clock.Now(), noPodResources: true}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.clock.Now(), NoPodResources: true}}, c.clock.Now())
 	}
-	if got := c.Offered().Value().Warnings; len(got) > 0 || c.forms.blocked != (lasting{}) {
+	if got := c.Offered().Value().Warnings; len(got) > 0 || c.forms.blocked != (holders.Lasting{}) {
 		t.Errorf("the plan warns of %q", got)
 	}
 }
@@ -142,15 +143,15 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 		c := newChanging(t, 2)
 		c.plan(1)
 		for i, tt := range []struct {
-			held map[deviceKey]holder
+			held map[holders.Key]holders.Holder
 			says string
 		}{
 			{nil, "its GPU may still be in use as nvidia.com/another G0 (another device plugin offers it, or did so until a short time ago)"},
-			{map[deviceKey]holder{{another, "G0"}: {pod: "p"}},
+			{map[holders.Key]holders.Holder{keyOf(another, "G0"): {Pod: "p"}},
 				"its GPU may still be in use as nvidia.com/another G0 (pod p holds it)"},
 		} {
 			c.clock.Step(time.Second)
-			said := evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), held: tt.held, checkpoint: offers}
+			said := evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now(), Held: tt.held}, others: others{checkpoint: offers}}
 			if outdated := c.drop(said, c.clock.Now()); !outdated || len(c.observed.unservedForms) != 4 {
 				t.Errorf("reading %d: a new checkpoint says more: %v; claims %v", i, outdated, c.observed.unservedForms)
 			}
@@ -163,7 +164,7 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 			}
 		}
 		c.clock.Step(time.Second)
-		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now()}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now()}}, c.clock.Now())
 		c.lists("G0", "G1")
 	}
 }
@@ -179,7 +180,7 @@ func TestAMIGDeviceIsNotGivenBesideItsGPU(t *testing.T) {
 			Health: inventory.Health{State: inventory.Healthy}}}
 		c.plan(1)
 		offers := kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/other": {id}}}
-		c.drop(evidence{kubelet: 1, source: source{1, 1}, began: c.clock.Now(), checkpoint: offers}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now()}, others: others{checkpoint: offers}}, c.clock.Now())
 		if healthy := len(c.resources[mig].list.views.Value().healthy()) > 0; healthy != want {
 			t.Errorf("another plugin offers %s: M0 is Healthy: %v, want %v", id, healthy, want)
 		}
@@ -195,7 +196,7 @@ func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	offers := kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/other": {"G0"}}}
 	for range 2 * int(blockedFor/time.Second) {
 		c.clock.Step(time.Second)
-		c.drop(evidence{kubelet: 1, began: c.clock.Now(), checkpoint: offers, noPodResources: true}, c.clock.Now())
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.clock.Now(), NoPodResources: true}, others: others{checkpoint: offers}}, c.clock.Now())
 	}
 	c.lists()
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
@@ -23,35 +22,19 @@ func TestWhatUsersSays(t *testing.T) {
 	away := errors.New("away")
 	for name, steps := range map[string][]struct {
 		offered              bool   // the device
-		allocates            bool   // before the question, long ago
 		saved, told          string // the device that the checkpoint and PodResources name
 		unread, failed, lost error  // of the checkpoint, PodResources, and what kubelet counts
 		healthy              string // the device that kubelet counts
-		kubelet              uint64 // another one from now on
 		want, says           string
 		again                bool // the lists are sent again
 	}{
-		"on offer":                        {{offered: true, says: "device GPU-0 is still on offer"}},
-		"nobody":                          {{}},
-		"only the checkpoint names a pod": {{saved: id, want: mine, again: true}},
-		"both name it":                    {{saved: id, told: id, want: mine}},
-		"a replica":                       {{saved: id + "::1", told: id + "::1", want: "GPU-0::1 p"}},
-		"another device":                  {{saved: "GPU-1", told: "GPU-1", healthy: "GPU-1"}},
-		"it has ended":                    {{saved: id, told: id, want: mine}, {saved: id, again: true}, {saved: id}},
-		"it has ended at another kubelet": {{saved: id, told: id, want: mine},
-			{saved: id, kubelet: 2, want: mine, again: true}},
-		"nobody was asked": {{saved: id, failed: away, want: mine, again: true}},
-		"allocated again": {{saved: id, told: id, want: mine},
-			{allocates: true, saved: id, want: mine, again: true}},
-		"on offer meanwhile": {
-			{saved: id, told: id, want: mine},
-			{offered: true, saved: id, want: mine, says: "still on offer", again: true},
-			{saved: id, want: mine},
-		},
-		"shown while on offer": {
-			{offered: true, saved: id, told: id, want: mine, says: "still on offer"},
-			{saved: id, want: mine, again: true},
-		},
+		"on offer":                          {{offered: true, says: "device GPU-0 is still on offer"}},
+		"nobody":                            {{}},
+		"only the checkpoint names a pod":   {{saved: id, want: mine, again: true}},
+		"both name it":                      {{saved: id, told: id, want: mine}},
+		"a replica":                         {{saved: id + "::1", told: id + "::1", want: "GPU-0::1 p"}},
+		"another device":                    {{saved: "GPU-1", told: "GPU-1", healthy: "GPU-1"}},
+		"it has ended":                      {{saved: id, told: id, want: mine}, {saved: id, again: true}, {saved: id}},
 		"a kubelet that never had a device": {{unread: fs.ErrNotExist}},
 		"no checkpoint, and kubelet counts a device": {{unread: fs.ErrNotExist, healthy: "GPU-1",
 			says: "which devices pods hold"}},
@@ -75,10 +58,6 @@ func TestWhatUsersSays(t *testing.T) {
 			return s.resources[gpuName].list
 		}
 		for i, step := range steps {
-			if step.allocates {
-				s.allocating(offer(true), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
-				clock.Step(freeFor)
-			}
 			clock.Step(time.Millisecond)
 			l := offer(step.offered)
 			before := l.resend.Value()
@@ -92,9 +71,6 @@ func TestWhatUsersSays(t *testing.T) {
 			account.held, account.failed, account.lost, account.healthy = held(step.told), step.failed, step.lost, nil
 			if step.healthy != "" {
 				account.healthy = map[string][]string{gpuName: {step.healthy}}
-			}
-			if step.kubelet > 0 {
-				s.collaborators.Incarnation.Publish(step.kubelet)
 			}
 			got, err := s.Holders(t.Context(), []string{id})
 			var users []string

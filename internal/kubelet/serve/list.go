@@ -11,14 +11,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
-
-// freeFor is how long no pod must be known to hold a device that left the plan, before the list
-// drops the device. The kubelet crashes when the last list lacks a device that the kubelet is
-// allocating or that a pod holds. During an allocation, the kubelet's checkpoint does not name the
-// pod yet. An allocation takes much less than freeFor.
-const freeFor = 10 * time.Second
 
 // A list is the advertised devices of one resource, over all registrations of its server. Its
 // methods need the lock of Servers. Readers get immutable views without the lock.
@@ -32,11 +27,10 @@ type list struct {
 
 	resource resource.Resource
 	// UUIDs of devices of the resource that were on offer at some time since they were added
-	everOffered  map[string]bool
-	retiring     map[string]retiringDevice // by device ID: devices that left the plan and are still listed
-	lastAllocate map[string]time.Time      // by device ID: the last Allocate, if it was within freeFor
-	retired      bool                      // the resource left the plan for good
-	units        units                     // if the devices are units of memory
+	everOffered map[string]bool
+	retiring    map[string]retiringDevice // by device ID: devices that left the plan and are still listed
+	retired     bool                      // the resource left the plan for good
+	units       units                     // if the devices are units of memory
 	// IDs in the kubelet's list, if another process sent the list; nil if the last view was sent
 	adoptedIDs map[string]bool
 }
@@ -45,7 +39,7 @@ type list struct {
 // device counts as held and its GPU is healthy: the kubelet gives a held device to no other pod,
 // and the scheduler's count of the node stays the same.
 type retiringDevice struct {
-	holdState
+	holders.State
 	device      resource.Device // Healthy if Allocate gives it; only ID and UUID are known if the node does not have it
 	nodes       []int64         // the NUMA nodes that kubelet has noted, if an earlier process listed it
 	reason      string          // why Allocate refuses it
@@ -59,8 +53,8 @@ type retiringDevice struct {
 	gpuReassigned bool
 }
 
-// counts reports whether the device counts as held by a pod.
-func (d retiringDevice) counts() bool { return d.keptOnOffer || d.holdState.counts() }
+// Counts reports whether the device counts as held by a pod.
+func (d retiringDevice) Counts() bool { return d.keptOnOffer || d.State.Counts() }
 
 // A view is the content of a list at one moment. It is immutable.
 type view struct {
@@ -75,20 +69,16 @@ type view struct {
 func newList(name string, c clock.PassiveClock) *list {
 	return &list{name: name, clock: c, views: feed.New(&view{response: &pluginapi.ListAndWatchResponse{}}),
 		resend:      feed.New(uint64(0)),
-		everOffered: map[string]bool{}, retiring: map[string]retiringDevice{}, lastAllocate: map[string]time.Time{}}
+		everOffered: map[string]bool{}, retiring: map[string]retiringDevice{}}
 }
 
 // replace applies the resource of a new plan. Devices missing from the plan begin to retire.
-func (l *list) replace(r resource.Resource) {
+func (l *list) replace(r resource.Resource, h *holders.Holders) {
 	for device := range l.resource.Without(r) {
-		d := retiringDevice{device: device, holdState: holdState{lastAllocate: l.lastAllocate[device.ID],
-			waitsFor: waitsForReading},
-			wasOffered: l.everOffered[device.UUID] && device.Healthy && (l.units.gpu == "" || l.units.gpu == device.UUID),
+		ever := l.everOffered[device.UUID]
+		l.retiring[device.ID] = retiringDevice{device: device, State: h.Leaves(l.key(device.ID), ever), gpuReassigned: !ever,
+			wasOffered: ever && device.Healthy && (l.units.gpu == "" || l.units.gpu == device.UUID),
 			reason:     "the device is not on this node any more, or the configuration no longer offers it"}
-		if !l.everOffered[device.UUID] {
-			d.holding, d.gpuReassigned = unheld, true
-		}
-		l.retiring[device.ID] = d
 	}
 	offered := map[string]bool{}
 	for _, device := range r.Devices {
@@ -98,7 +88,7 @@ func (l *list) replace(r resource.Resource) {
 	}
 	for id, d := range l.retiring {
 		if device, returns := r.Device(id); returns {
-			if !d.cannotBeHeld() {
+			if !d.CannotBeHeld() {
 				offered[device.UUID] = true
 			}
 			delete(l.retiring, id)
@@ -107,8 +97,8 @@ func (l *list) replace(r resource.Resource) {
 	l.resource, l.everOffered = r, offered
 }
 
-// waitsForReading is why a device is still listed before the first reading.
-const waitsForReading = "kubelet's checkpoint was not read since the device left the plan"
+// key returns the kubelet's name for a device of the list.
+func (l *list) key(id string) holders.Key { return holders.Key{Resource: l.name, ID: id} }
 
 // adopt adds the known devices that the plan lacks, as retiring, each with its NUMA nodes: if a
 // list lacks the NUMA node of a device that a running pod holds, the kubelet refuses the pod at its
@@ -121,7 +111,7 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 			continue
 		}
 		l.retiring[id] = retiringDevice{device: resource.ByID(id), nodes: slices.Sorted(slices.Values(nodes)),
-			holdState: holdState{lastAllocate: l.clock.Now(), waitsFor: waitsForReading},
+			State: holders.Adopted(l.clock.Now()),
 			reason: "an earlier process listed the device, and it is not on this node now, cannot be read, or is not in " +
 				"the configuration"}
 		changed = true
@@ -135,19 +125,18 @@ func (l *list) adopt(known map[string][]int64) (changed bool) {
 	return changed
 }
 
-// drop applies new evidence and drops the retiring devices held by no pod for freeFor. It reports
-// whether the checkpoint may be outdated, and whether the list or the reasons for waiting changed.
-// silent says that the kubelet's accounts have been unreadable long enough to count.
-func (l *list) drop(e evidence, silent bool) (outdated, changed bool) {
+// drop applies new evidence and drops the retiring devices held by no pod for holders.FreeFor. It
+// reports whether the checkpoint may be outdated, and whether the list or the reasons for waiting
+// changed.
+func (l *list) drop(a holders.Account, h *holders.Holders) (outdated, changed bool) {
 	now := l.clock.Now()
 	for id, d := range l.retiring {
 		before := d
-		holder, named := e.held[deviceKey{l.name, id}]
-		outdated = outdated || named && holder.checkpointOnly
-		d.holdState = before.read(e, holder, named, silent, now)
-		dropped := d.over(e.began) && !d.keptOnOffer
-		changed = changed || dropped || d.counts() != before.counts() ||
-			d.counts() && !d.keptOnOffer && d.waitsFor != before.waitsFor
+		outdated = outdated || a.Held[l.key(id)].CheckpointOnly
+		d.State = before.Read(h, a, l.key(id), now)
+		dropped := d.IsOver(a.Began) && !d.keptOnOffer
+		changed = changed || dropped || d.Counts() != before.Counts() ||
+			d.Counts() && !d.keptOnOffer && d.WaitsFor() != before.WaitsFor()
 		if l.retiring[id] = d; dropped {
 			delete(l.retiring, id)
 		}
@@ -165,7 +154,7 @@ func (l *list) leaving() (departing, ended bool) {
 func (l *list) retiringDevices() []RetiringDevice {
 	var all []RetiringDevice
 	for _, id := range slices.Sorted(maps.Keys(l.retiring)) {
-		all = append(all, RetiringDevice{ID: id, Reason: l.retiring[id].reason, Waiting: l.retiring[id].waitsFor})
+		all = append(all, RetiringDevice{ID: id, Reason: l.retiring[id].reason, Waiting: l.retiring[id].WaitsFor()})
 	}
 	return all
 }

@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -21,114 +21,6 @@ func oneGPU() resource.Resource {
 	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{{UUID: "GPU-0",
 		Health: inventory.Health{State: inventory.Healthy}}}}
 	return resource.New(snapshot, resource.Options{}).Resources[0]
-}
-
-func TestADepartingDeviceIsDroppedOnEvidenceAlone(t *testing.T) {
-	t.Parallel()
-	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
-	free := evidence{kubelet: 1}
-	restarted := evidence{kubelet: 2}
-	silent := evidence{kubelet: 1, unknownBecause: "kubelet's checkpoint is damaged"}
-	held := evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}
-	type reading struct {
-		after time.Duration
-		says  evidence
-	}
-	tests := map[string]struct {
-		readings []reading
-		stays    bool
-	}{
-		"not free for long enough": {[]reading{{time.Hour, free}, {10*time.Second - 1, free}}, true},
-		"free for long enough":     {[]reading{{time.Second, free}, {10 * time.Second, free}}, false},
-		"a reading that began before that": {[]reading{{0, free},
-			{time.Hour, evidence{kubelet: 1, began: time.Unix(1, 0)}}}, true},
-		"never an account": {[]reading{{time.Hour, silent}, {24 * time.Hour, silent}}, true},
-		"the account is away once on the way": {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free},
-			{9 * time.Second, free}}, true},
-		"and then is there for long enough": {[]reading{{0, free}, {9 * time.Second, silent}, {time.Second, free},
-			{10 * time.Second, free}}, false},
-		"kubelet restarts on the way": {[]reading{{0, free}, {9 * time.Second, restarted},
-			{9 * time.Second, restarted}}, true},
-		"and that one says so for long enough": {[]reading{{0, free}, {9 * time.Second, restarted},
-			{10 * time.Second, restarted}}, false},
-		"held after a while": {[]reading{{0, free}, {9 * time.Second, held}, {9 * time.Second, free},
-			{9 * time.Second, free}}, true},
-		"held, and then free for long enough": {[]reading{{0, held}, {time.Hour, free}, {10 * time.Second, free}}, false},
-		"another resource's device of the name": {[]reading{{0,
-			evidence{kubelet: 1, held: map[deviceKey]holder{{"other", "GPU-0"}: {}}}}, {10 * time.Second, free}}, false},
-	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
-			l := newList(r.Name, c)
-			l.replace(r)
-			l.publish(r, Options{}, nil)
-			l.replace(resource.Resource{Name: r.Name})
-			for _, reading := range test.readings {
-				c.Step(reading.after)
-				reading.says.began = cmp.Or(reading.says.began, c.Now())
-				l.drop(reading.says, false)
-			}
-			if departing, _ := l.leaving(); departing != test.stays {
-				t.Errorf("still listed: %v, want %v", departing, test.stays)
-			}
-		})
-	}
-}
-
-// Kubelet asks for a device before it says in any account that a pod holds it. From then on the
-// accounts count.
-func TestADeviceThatKubeletAskedForCountsAsHeld(t *testing.T) {
-	t.Parallel()
-	const name, id = "nvidia.com/gpu", "GPU-0"
-	holders := func(checkpointOnly bool) map[deviceKey]holder {
-		return map[deviceKey]holder{{name, id}: {pod: "p", checkpointOnly: checkpointOnly}}
-	}
-	type reading struct {
-		after time.Duration // the Allocate
-		late  time.Duration // how long before its end it began
-		held  map[deviceKey]holder
-		want  bool
-	}
-	tests := map[string][]reading{
-		"no account shows the pod": {{0, 0, nil, true}, {10*time.Second - 1, 0, nil, true},
-			{10 * time.Second, 0, nil, false}},
-		"Allocate was long ago":          {{time.Hour, time.Hour, nil, true}, {2 * time.Hour, 0, nil, false}},
-		"PodResources has shown the pod": {{time.Second, 0, holders(false), true}, {2 * time.Second, 0, nil, false}},
-		"a question before Allocate shows it": {{time.Second, 2 * time.Second, holders(false), true},
-			{2 * time.Second, 0, nil, true}},
-		"the checkpoint may show the last one": {{time.Second, 0, holders(true), true}, {2 * time.Second, 0, nil, true},
-			{10 * time.Second, 0, nil, false}},
-	}
-	for title, readings := range tests {
-		t.Run(title, func(t *testing.T) {
-			t.Parallel()
-			c := clocktesting.NewFakeClock(time.Now())
-			s := NewServers(Collaborators{Clock: c})
-			s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
-			l := s.resources[name].list
-			began := c.Now()
-			s.allocating(l, &pluginapi.AllocateRequest{
-				ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id, "unknown"}}},
-			})
-			s.Apply(resource.Plan{}, Options{}, 1)
-			if !l.retiring[id].counts() {
-				t.Error("not held before the accounts were read")
-			}
-			for _, r := range readings {
-				c.SetTime(began.Add(r.after))
-				s.drop(evidence{kubelet: 1, began: c.Now().Add(-r.late), held: r.held}, c.Now())
-				d, listed := l.retiring[id]
-				if got := listed && d.counts(); got != r.want {
-					t.Errorf("%v after Allocate: held = %v, want %v", r.after, got, r.want)
-				}
-				if got := d.waitsFor; (got == waitsForAllocate) != (r.want && r.held == nil) {
-					t.Errorf("%v after Allocate: it waits for %q", r.after, got)
-				}
-			}
-		})
-	}
 }
 
 // A device that nobody asked for may be held while kubelet's checkpoint cannot be read, but not for
@@ -141,10 +33,10 @@ func TestAnUnreadableCheckpointHoldsADeviceForTenSeconds(t *testing.T) {
 	l := s.resources["nvidia.com/gpu"].list
 	s.Apply(resource.Plan{}, Options{}, 1)
 	began := c.Now()
-	for _, at := range []time.Duration{0, unreadableFor - 1, unreadableFor} {
+	for _, at := range []time.Duration{0, 10*time.Second - 1, 10 * time.Second} {
 		c.SetTime(began.Add(at))
-		s.drop(evidence{kubelet: 1, began: c.Now(), unknownBecause: "damaged", unreadable: true}, c.Now())
-		if got, want := l.retiring["GPU-0"].counts(), at < unreadableFor; got != want {
+		s.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.Now(), UnknownBecause: "damaged", Unreadable: true}}, c.Now())
+		if got, want := l.retiring["GPU-0"].Counts(), at < 10*time.Second; got != want {
 			t.Errorf("after %v: held = %v, want %v", at, got, want)
 		}
 	}
@@ -159,39 +51,39 @@ func TestAnUnreadableCheckpointThatWasReadMeanwhile(t *testing.T) {
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	l := s.resources["nvidia.com/gpu"].list
 	s.Apply(resource.Plan{}, Options{}, 1)
-	began, unread := c.Now(), evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true}
+	began, unread := c.Now(), evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}
 	for _, tt := range []struct {
 		at                    time.Duration
 		says                  evidence
 		held, changed, damage bool
 	}{
 		{0, unread, true, false, true},
-		{9 * time.Second, evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}, true,
+		{9 * time.Second, evidence{Account: holders.Account{Kubelet: 1, Held: map[holders.Key]holders.Holder{keyOf("nvidia.com/gpu", "GPU-0"): {Pod: "p"}}}}, true,
 			false, false},
 		{12 * time.Second, unread, true, false, true},
 		{22 * time.Second, unread, false, true, true},
 		{23 * time.Second, unread, false, false, true},
 	} {
 		c.SetTime(began.Add(tt.at))
-		tt.says.began = c.Now()
+		tt.says.Began = c.Now()
 		if _, changed := s.update(tt.says, c.Now()); changed != tt.changed {
 			t.Errorf("after %v: claims changed: %v, want %v", tt.at, changed, tt.changed)
 		}
 		s.drop(tt.says, c.Now())
-		if d := l.retiringDevices()[0]; l.retiring["GPU-0"].counts() != tt.held || (d.Waiting == "damaged") != tt.damage {
+		if d := l.retiringDevices()[0]; l.retiring["GPU-0"].Counts() != tt.held || (d.Waiting == "damaged") != tt.damage {
 			t.Errorf("after %v: held = %v, want %v; it waits for %q", tt.at, !tt.held, tt.held, d.Waiting)
 		}
 	}
-	holds := evidence{kubelet: 1, held: map[deviceKey]holder{{"nvidia.com/gpu", "GPU-0"}: {pod: "p"}}}
+	holds := evidence{Account: holders.Account{Kubelet: 1, Held: map[holders.Key]holders.Holder{keyOf("nvidia.com/gpu", "GPU-0"): {Pod: "p"}}}}
 	for i, want := range []bool{true, false} {
-		if _, changed := l.drop(holds, false); changed != want {
+		if _, changed := l.drop(holds.Account, holders.New()); changed != want {
 			t.Errorf("claims changed: %v, want %v, when kubelet says for the %d. time that a pod holds the device", changed,
 				want, i+1)
 		}
 	}
-	l.drop(evidence{kubelet: 1, began: c.Now()}, false)
+	l.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.Now()}}.Account, holders.New())
 	// What a device that nobody holds waits for is nobody's claim.
-	if _, changed := l.drop(evidence{kubelet: 1, began: c.Now()}, false); changed {
+	if _, changed := l.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.Now()}}.Account, holders.New()); changed {
 		t.Error("claims changed when nobody holds the device")
 	}
 	if got := l.retiringDevices()[0].Waiting; got != "no pod holds it; it is dropped after 10s" {
@@ -206,8 +98,8 @@ func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
 	s := NewServers(Collaborators{Clock: clocktesting.NewFakeClock(time.Now())})
 	s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 	for resource, want := range map[string]bool{"nvidia.com/gpu": false, "nvidia.com/other": true} {
-		held := map[deviceKey]holder{{resource, "GPU-0"}: {pod: "p"}}
-		if got := s.drop(evidence{kubelet: 1, held: held}, time.Now()); got != want {
+		held := map[holders.Key]holders.Holder{keyOf(resource, "GPU-0"): {Pod: "p"}}
+		if got := s.drop(evidence{Account: holders.Account{Kubelet: 1, Held: held}}, time.Now()); got != want {
 			t.Errorf("a pod holds a device of %s: the checkpoint may be outdated: %v, want %v", resource, got, want)
 		}
 	}
@@ -215,7 +107,7 @@ func TestADeviceUnderAnotherResourceAsksForANewCheckpoint(t *testing.T) {
 
 func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 	t.Parallel()
-	key := deviceKey{"nvidia.com/gpu", "GPU-0"}
+	key := keyOf("nvidia.com/gpu", "GPU-0")
 	var afresh resendPacing
 	for i, outdated := range []bool{true, true, false, true} {
 		if got, want := afresh.due(time.Unix(1, 0), outdated), i == 0 || i == 3; got != want {
@@ -226,13 +118,13 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 		says evidence
 		at   []int // the seconds at which the list is sent again
 	}{
-		"PodResources names the pod, too": {evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p"}}}, nil},
-		"no holder":                       {evidence{kubelet: 1}, nil},
+		"PodResources names the pod, too": {evidence{Account: holders.Account{Kubelet: 1, Held: map[holders.Key]holders.Holder{key: {Pod: "p"}}}}, nil},
+		"no holder":                       {evidence{Account: holders.Account{Kubelet: 1}}, nil},
 		"only the checkpoint names one": {
-			evidence{kubelet: 1, held: map[deviceKey]holder{key: {pod: "p", checkpointOnly: true}}}, []int{0, 1, 3, 7, 15, 31,
+			evidence{Account: holders.Account{Kubelet: 1, Held: map[holders.Key]holders.Holder{key: {Pod: "p", CheckpointOnly: true}}}}, []int{0, 1, 3, 7, 15, 31,
 				61, 91},
 		},
-		"the checkpoint cannot be read": {evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true},
+		"the checkpoint cannot be read": {evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}},
 			[]int{0, 1, 3, 7, 15, 31, 61, 91}},
 	}
 	for name, test := range tests {
@@ -241,9 +133,9 @@ func TestTheListIsSentAgainWhileTheCheckpointMayBeOutdated(t *testing.T) {
 			c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
 			s := NewServers(Collaborators{Clock: c})
 			l := s.add(r.Name).list
-			l.replace(r)
+			l.replace(r, holders.New())
 			l.publish(r, Options{}, nil)
-			l.replace(resource.Resource{Name: r.Name})
+			l.replace(resource.Resource{Name: r.Name}, holders.New())
 			var pacing resendPacing
 			var at []int
 			for second := range 100 {
@@ -286,18 +178,18 @@ func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 		c, r := clocktesting.NewFakeClock(time.Now()), oneGPU()
 		gone := resource.Resource{Name: r.Name}
 		l := newList(r.Name, c)
-		l.replace(r)
+		l.replace(r, holders.New())
 		l.publish(r, Options{}, nil)
-		l.replace(gone)
+		l.replace(gone, holders.New())
 		if free {
 			c.Step(time.Hour)
-			l.drop(evidence{kubelet: 1, began: c.Now()}, false)
+			l.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.Now()}}.Account, holders.New())
 		}
-		l.replace(r)
+		l.replace(r, holders.New())
 		l.publish(r, Options{}, map[string]bool{"GPU-0": true})
-		l.replace(gone)
-		if got := l.retiring["GPU-0"]; got.cannotBeHeld() != free || got.counts() == free {
-			t.Errorf("free before: %v; afterwards it cannot be held: %v, counts %v", free, got.cannotBeHeld(), got.counts())
+		l.replace(gone, holders.New())
+		if got := l.retiring["GPU-0"]; got.CannotBeHeld() != free || got.Counts() == free {
+			t.Errorf("free before: %v; afterwards it cannot be held: %v, counts %v", free, got.CannotBeHeld(), got.Counts())
 		}
 	}
 }
@@ -308,12 +200,12 @@ func TestADeviceThatWasOnOfferMayBeHeld(t *testing.T) {
 	r := oneGPU()
 	l := newList(r.Name, clocktesting.NewFakeClock(time.Now()))
 	for _, withheld := range []bool{false, true} {
-		l.replace(r)
+		l.replace(r, holders.New())
 		l.publish(r, Options{}, map[string]bool{"GPU-0": withheld})
 	}
-	l.replace(resource.Resource{Name: r.Name})
-	if got := l.retiring["GPU-0"]; got.cannotBeHeld() || !got.counts() {
-		t.Errorf("it cannot be held: %v, counts %v, want that it counts as held", got.cannotBeHeld(), got.counts())
+	l.replace(resource.Resource{Name: r.Name}, holders.New())
+	if got := l.retiring["GPU-0"]; got.CannotBeHeld() || !got.Counts() {
+		t.Errorf("it cannot be held: %v, counts %v, want that it counts as held", got.CannotBeHeld(), got.Counts())
 	}
 }
 
@@ -324,11 +216,11 @@ func TestOneDeviceOfSeveralIsEnough(t *testing.T) {
 		c := clocktesting.NewFakeClock(time.Now())
 		l := newList(gpuName, c)
 		l.adopt(map[string][]int64{"GPU-0": nil, "GPU-1": nil, "GPU-2": nil})
-		said := evidence{kubelet: 1, held: map[deviceKey]holder{{gpuName, "GPU-0"}: {pod: "p"},
-			{gpuName, "GPU-2"}: {pod: "p"}}}
-		l.drop(said, false)
-		said.held[deviceKey{gpuName, "GPU-1"}] = holder{pod: "p", checkpointOnly: true}
-		if outdated, changed := l.drop(said, false); !outdated || !changed {
+		said := evidence{Account: holders.Account{Kubelet: 1, Held: map[holders.Key]holders.Holder{keyOf(gpuName, "GPU-0"): {Pod: "p"},
+			keyOf(gpuName, "GPU-2"): {Pod: "p"}}}}
+		l.drop(said.Account, holders.New())
+		said.Held[keyOf(gpuName, "GPU-1")] = holders.Holder{Pod: "p", CheckpointOnly: true}
+		if outdated, changed := l.drop(said.Account, holders.New()); !outdated || !changed {
 			t.Fatalf("round %d: outdated %v, changed %v, want both", round, outdated, changed)
 		}
 	}
@@ -434,7 +326,7 @@ func TestWhatKubeletHasInItsListStays(t *testing.T) {
 func TestWhatIsAdopted(t *testing.T) {
 	t.Parallel()
 	l := newList(gpuName, clocktesting.NewFakeClock(time.Now()))
-	l.replace(oneGPU())
+	l.replace(oneGPU(), holders.New())
 	l.publish(oneGPU(), Options{}, nil)
 	for _, tt := range []struct {
 		known   []string
@@ -453,7 +345,7 @@ func TestWhatIsAdopted(t *testing.T) {
 				tt.departs)
 		}
 	}
-	if d := l.retiring["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.counts() || d.waitsFor != waitsForReading {
+	if d := l.retiring["GPU-1"]; !slices.Equal(d.nodes, []int64{2}) || !d.Counts() || d.WaitsFor() != "kubelet's checkpoint was not read since the device left the plan" {
 		t.Errorf("the adopted device: %+v", d)
 	}
 }

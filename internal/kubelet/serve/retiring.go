@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 )
 
 // This file handles devices and resources that left the plan. list.go decides when a list drops a
@@ -127,7 +128,7 @@ func (s *Servers) runReaper(ctx context.Context) error {
 		if r.pacing.due(now, outdated && waits) {
 			s.sendAgain()
 		}
-		if e.unknownBecause != "" {
+		if e.UnknownBecause != "" {
 			r.lookIn(checkLater)
 		}
 		if !waits && s.hasUnservedForms() {
@@ -228,13 +229,10 @@ func (s *Servers) waits(ticked bool) (waits, ending bool) {
 		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
 		}
-		waits, ending = waits || departs || entry.list.units.used > 0 || len(entry.list.units.grants) > 0, ending || ended
+		waits, ending = waits || departs || entry.list.units.used > 0 || s.holders.Awaits(entry.list.name), ending || ended
 	}
-	if !waits {
-		counted := s.observed.unreadable.counts()
-		if s.observed.unreadable = (lasting{}); counted {
-			s.refresh()
-		}
+	if !waits && s.holders.EndSilence() {
+		s.refresh()
 	}
 	return waits, ending
 }
@@ -243,7 +241,7 @@ func (s *Servers) waits(ticked bool) (waits, ending bool) {
 func (s *Servers) isBusy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.collaborators.Clock.Since(s.lastRegrant) < freeFor
+	return s.collaborators.Clock.Since(s.lastRegrant) < holders.FreeFor
 }
 
 // drop applies new evidence, and reports whether the kubelet's checkpoint may be outdated.
@@ -255,9 +253,9 @@ func (s *Servers) drop(e evidence, now time.Time) (outdated bool) {
 		s.forms.drain.next != "" && s.shrink.since.IsZero()
 	changed = changed || !s.forms.growsAt.IsZero() && !now.Before(s.forms.growsAt)
 	for _, entry := range s.resources {
-		o, c := entry.list.drop(e, s.observed.unreadable.counts())
+		o, c := entry.list.drop(e.Account, s.holders)
 		outdated, changed = outdated || o, changed || c
-		o, c = s.updateUnits(entry.list, e)
+		o, c = s.updateUnits(entry.list, e.Account)
 		outdated, changed = outdated || o, changed || c
 	}
 	if changed {

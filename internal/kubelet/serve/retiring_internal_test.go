@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -100,7 +101,7 @@ func TestABusyNodeIsReadSoon(t *testing.T) {
 		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 		set.Apply(resource.Plan{}, Options{}, 1)
 		set.lastRegrant = began
-		for d := time.Duration(0); d <= freeFor; d += readSoon {
+		for d := time.Duration(0); d <= holders.FreeFor; d += readSoon {
 			want = append(want, d)
 		}
 		want = append(want, 11*time.Second, 12*time.Second)
@@ -245,16 +246,16 @@ func TestTheWarningOfAnUnreadableCheckpoint(t *testing.T) {
 	c.plan(1)
 	for range 12 {
 		warns("a moment ago", false)
-		c.clock.Step(unreadableFor / 12)
-		c.drop(evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true}, c.clock.Now())
+		c.clock.Step(10 * time.Second / 12)
+		c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}, c.clock.Now())
 	}
-	c.clock.Step(unreadableFor)
-	c.drop(evidence{kubelet: 1, unknownBecause: "damaged", unreadable: true}, c.clock.Now())
+	c.clock.Step(10 * time.Second)
+	c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}, c.clock.Now())
 	warns("ten seconds ago", true)
 	c.gpus = all
 	c.plan(1)
 	warns("nothing departs any more", false)
-	if c.observed.unreadable != (lasting{}) {
+	if c.holders.EndSilence() || c.holders.Silence() != "" {
 		t.Error("the ten seconds do not begin anew")
 	}
 }

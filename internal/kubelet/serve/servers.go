@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -158,14 +159,15 @@ type Servers struct {
 	shrinkNumber  *feed.Feed[uint64]        // the number of the change that waits for ApproveShrink
 	holderReader  holderReader
 
-	mu              sync.Mutex // guards all following fields
-	resources       map[string]*servedResource
-	wanted          wanted
-	observed        observed
-	forms           heldForms
-	shrink          pendingShrink
-	allocationCount map[deviceKey]uint64 // how often each device was allocated
-	lastRegrant     time.Time            // the last Allocate of a retiring device
+	mu          sync.Mutex // guards all following fields
+	resources   map[string]*servedResource
+	wanted      wanted
+	holders     *holders.Holders
+	observed    observed
+	forms       heldForms
+	shrink      pendingShrink
+	lastRegrant time.Time    // the last Allocate of a retiring device
+	usersPacing resendPacing // of the lists, for Users
 }
 
 // wanted is the latest argument of Apply.
@@ -175,13 +177,11 @@ type wanted struct {
 	uuids   map[string]bool // those of the plan
 }
 
-// observed is the latest information from the kubelet.
+// observed is the latest information from the kubelet about resources without a server in this
+// process.
 type observed struct {
-	evidence       evidence             // the last one without a gap
-	holders        map[deviceKey]holder // as far as the accounts told last
+	others                              // of the last account without a gap
 	checkpointRead bool                 // the checkpoint was read for the first plan
-	unreadable     lasting              // the checkpoint cannot be read
-	noPodResources bool                 // PodResources cannot be asked
 	unservedForms  []resource.HeldShape // devices that kubelet has under resources that this process does not serve
 	unservedSince  map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
 }
@@ -189,35 +189,9 @@ type observed struct {
 // heldForms are the forms in which GPUs count as held and which differ from the plan.
 type heldForms struct {
 	held    []resource.HeldShape
-	growsAt time.Time // when more devices of a GPU in its new form may be on offer; zero if there are none
+	growsAt time.Time // the next time when a GPU in its new form may have more devices on offer; zero if none may
 	drain   drain
-	blocked lasting // a resource has nothing to give because PodResources cannot be asked
-}
-
-// A lasting condition counts once it has lasted for some time.
-type lasting struct {
-	since  time.Time // since when it lasts; zero if it does not
-	reason string    // why it counts; empty if it does not
-}
-
-// update records whether the condition is true now. The condition counts, with this reason, once it
-// has been true for the time least.
-func (l *lasting) update(is bool, now time.Time, least time.Duration, reason string) {
-	switch {
-	case !is:
-		*l = lasting{}
-	case l.since.IsZero():
-		*l = lasting{since: now}
-	case now.Sub(l.since) >= least:
-		l.reason = reason
-	}
-}
-
-func (l *lasting) counts() bool { return l.reason != "" }
-
-// isDue reports whether the condition will start to count at the next update.
-func (l *lasting) isDue(now time.Time, least time.Duration) bool {
-	return !l.counts() && !l.since.IsZero() && now.Sub(l.since) >= least
+	blocked holders.Lasting // a resource has nothing to give because PodResources cannot be asked
 }
 
 // A servedResource is one resource of Servers.
@@ -249,10 +223,9 @@ func NewServers(c Collaborators) *Servers {
 	if c.ExtendEnd == nil {
 		c.ExtendEnd = func(time.Duration) {}
 	}
-	return &Servers{collaborators: c, resources: map[string]*servedResource{}, allocationCount: map[deviceKey]uint64{},
-		holderReader: holderReader{accounts: accounts{Collaborators: c}, confirmations: map[deviceKey]confirmation{}},
-		added:        feed.New(0),
-		offered:      feed.New(resource.Plan{}), shrinkNumber: feed.New(uint64(0)), reaperWoken: make(chan struct{},
+	return &Servers{collaborators: c, resources: map[string]*servedResource{}, holders: holders.New(),
+		holderReader: holderReader{accounts: accounts{Collaborators: c}}, added: feed.New(0),
+		offered: feed.New(resource.Plan{}), shrinkNumber: feed.New(uint64(0)), reaperWoken: make(chan struct{},
 			1), pulse: supervise.NewPulse()}
 }
 
@@ -310,9 +283,8 @@ func (s *Servers) readOnce() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.observed.evidence, s.observed.checkpointRead = evidence{began: began, checkpoint: checkpoint,
-		held: heldIn(checkpoint)}, true
-	s.observed.holders = s.observed.evidence.held
+	s.observed.checkpoint, s.observed.checkpointRead = checkpoint, true
+	s.holders.Begin(holders.Account{Began: began, Held: heldIn(checkpoint)})
 }
 
 // wakeReaper makes runReaper read the accounts at once.
@@ -326,7 +298,7 @@ func (s *Servers) wakeReaper() {
 // add adds a resource, with the devices known to the kubelet at the last reading.
 func (s *Servers) add(name string) *servedResource {
 	entry := &servedResource{list: newList(name, s.collaborators.Clock)}
-	entry.list.adopt(knownOf(s.observed.evidence.checkpoint, name))
+	entry.list.adopt(knownOf(s.observed.checkpoint, name))
 	s.resources[name] = entry
 	s.added.Publish(s.added.Value() + 1)
 	return entry

@@ -83,7 +83,7 @@ func (s *Servers) releaseKept() {
 		for id, d := range entry.list.retiring {
 			if d.keptOnOffer {
 				d.lastGrant = time.Time{}
-				d.holdState = holdState{lastAllocate: entry.list.lastAllocate[id], waitsFor: waitsForReading}
+				d.State = s.holders.Leaves(entry.list.key(id), true)
 			}
 			d.wasOffered, d.keptOnOffer = false, false
 			entry.list.retiring[id] = d

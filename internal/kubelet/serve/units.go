@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -24,55 +25,12 @@ const (
 
 // units is the state of the units of a list's resource.
 type units struct {
-	grants   map[string]unitGrant // by device ID: those that the accounts need not show yet
-	calls    uint64               // of Allocate
-	lastCall time.Time            // the last call
-	gpu      string               // the GPU whose free units are on offer; empty for all
+	lastCall time.Time // the last call of Allocate that gave units
+	gpu      string    // the GPU whose free units are on offer; empty for all
 	// which devices of the resource are on offer, followed by the kept units without a container
 	offered []bool
 	used    int       // how many units containers hold
 	changed time.Time // when offered changed last
-}
-
-// A unitGrant is a unit given in a call of Allocate.
-type unitGrant struct {
-	at   time.Time
-	call uint64 // each is for one container
-}
-
-// give records that a container received a unit in the current call of Allocate.
-func (u *units) give(id string, now time.Time) {
-	if u.grants == nil {
-		u.grants = map[string]unitGrant{}
-	}
-	u.grants[id] = unitGrant{now, u.calls}
-	u.lastCall = now
-}
-
-// update removes grants shown by the accounts, and grants without a container although the accounts
-// were read long after the grant. Without the checkpoint, an init container may hold the unit.
-func (u *units) update(name string, e evidence) {
-	for id, g := range u.grants {
-		_, held := e.held[deviceKey{name, id}]
-		if after := e.began.Sub(g.at); held && after > 0 || after >= freeFor && !e.unreadable {
-			delete(u.grants, id)
-		}
-	}
-}
-
-// unitContainers returns the container that holds each unit of a resource, by device ID. The names
-// only tell containers apart.
-func (s *Servers) unitContainers(l *list) map[string]string {
-	all := make(map[string]string, len(l.units.grants))
-	for key, h := range s.observed.holders {
-		if key.resource == l.name {
-			all[key.id] = h.pod + " " + h.container
-		}
-	}
-	for id, g := range l.units.grants {
-		all[id] = fmt.Sprint(g.call)
-	}
-	return all
 }
 
 // isFree reports whether no container holds a unit that left the plan and is not kept, while its
@@ -80,9 +38,8 @@ func (s *Servers) unitContainers(l *list) map[string]string {
 // unit itself is not on offer. Before the first reading of the accounts, any unit may be held.
 func (s *Servers) isFree(l *list, d retiringDevice, containers map[string]string) bool {
 	_, named := containers[d.device.ID]
-	_, held := s.observed.evidence.held[deviceKey{l.name, d.device.ID}]
-	return !d.keptOnOffer && l.resource.UnitClients(d.device.UUID) > 0 && !named && !held &&
-		!s.observed.evidence.began.IsZero()
+	return !d.keptOnOffer && l.resource.UnitClients(d.device.UUID) > 0 && !named &&
+		!s.holders.IsNamed(l.key(d.device.ID)) && !s.holders.Complete().Began.IsZero()
 }
 
 // useOf returns the known use of the units of a resource.
@@ -102,7 +59,7 @@ func (s *Servers) useOf(l *list, containers map[string]string) resource.UnitUse 
 		switch _, named := containers[id]; {
 		case d.keptOnOffer && !named:
 			use.Kept[d.device.UUID]++
-		case !d.keptOnOffer && (named || d.counts() && !s.isFree(l, d, containers)):
+		case !d.keptOnOffer && (named || d.Counts() && !s.isFree(l, d, containers)):
 			use.Departing[d.device.UUID]++
 		}
 	}
@@ -114,7 +71,7 @@ func (s *Servers) offerUnits(l *list, r resource.Resource) []bool {
 	if !r.InUnits() {
 		return nil
 	}
-	now, containers := s.collaborators.Clock.Now(), s.unitContainers(l)
+	now, containers := s.collaborators.Clock.Now(), s.holders.Containers(l.name)
 	use := s.useOf(l, containers)
 	offered, kept, gpu := r.OfferUnits(use, l.units.gpu, now.Sub(l.units.lastCall) < unitsStay)
 	if len(use.Kept) > 0 {
@@ -145,15 +102,14 @@ func (l *list) offerKept(count map[string]int, containers map[string]string) (of
 
 // updateUnits applies new evidence about the units of a list. It reports whether the checkpoint
 // names containers that may have ended, and whether other units are to be on offer.
-func (s *Servers) updateUnits(l *list, e evidence) (outdated, changed bool) {
+func (s *Servers) updateUnits(l *list, a holders.Account) (outdated, changed bool) {
 	r := l.views.Value().resource
-	if !r.InUnits() || !e.tells() {
+	if !r.InUnits() || !a.Tells() {
 		return false, false
 	}
-	l.units.update(l.name, e)
-	if e.source != (source{}) {
-		for key, h := range e.held {
-			outdated = outdated || h.checkpointOnly && key.resource == l.name
+	if a.Source != (holders.Source{}) {
+		for key, h := range a.Held {
+			outdated = outdated || h.CheckpointOnly && key.Resource == l.name
 		}
 	}
 	before := l.units.offered
@@ -184,7 +140,7 @@ func (s *Servers) readPause() time.Duration {
 // overbooked returns why a container cannot get units: as many containers as can use its GPU at the
 // same time hold units already.
 func (s *Servers) overbooked(l *list, ids []string) string {
-	containers := s.unitContainers(l)
+	containers := s.holders.Containers(l.name)
 	uuid, _ := resource.SplitID(ids[0])
 	others := map[string]bool{}
 	for id, container := range containers {
@@ -219,12 +175,12 @@ func (s *Servers) giveUnits(l *list, ids []string, now time.Time) (refusal strin
 	if refusal = s.overbooked(l, ids); refusal != "" {
 		return refusal
 	}
-	l.units.calls++
-	for _, id := range ids {
+	given := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		device, planned := l.resource.Device(id)
-		if planned && device.Healthy || l.retiring[id].lastGrant.Equal(now) {
-			l.units.give(id, now)
-		}
+		return !(planned && device.Healthy || l.retiring[id].lastGrant.Equal(now))
+	})
+	if s.holders.Occupy(l.name, given, now); len(given) > 0 {
+		l.units.lastCall = now
 	}
 	return ""
 }

@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -15,10 +15,10 @@ import (
 func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 	t.Parallel()
 	const name = "nvidia.com/mig-1g.10gb"
-	held := func(resource string) map[deviceKey]holder {
-		return map[deviceKey]holder{{resource, "MIG-00000000-0000-0000-0000-000000000000"}: {pod: "p"}}
+	held := func(resource string) map[holders.Key]holders.Holder {
+		return map[holders.Key]holders.Holder{keyOf(resource, "MIG-00000000-0000-0000-0000-000000000000"): {Pod: "p"}}
 	}
-	is := evidence{kubelet: 1, alone: true, held: held(name)}
+	is := evidence{Account: holders.Account{Kubelet: 1, Held: held(name)}, others: others{alone: true}}
 	but := func(change func(*evidence)) evidence { e := is; change(&e); return e }
 	for title, tt := range map[string]struct {
 		meanwhile evidence // after five seconds
@@ -28,14 +28,14 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 		"nearly":                    {is, unservedFor - 1, false},
 		"ten seconds":               {is, unservedFor, true},
 		"another listens meanwhile": {but(func(e *evidence) { e.alone = false }), unservedFor, false},
-		"a gap":                     {but(func(e *evidence) { e.unknownBecause = "damaged" }), unservedFor, false},
-		"another kubelet":           {but(func(e *evidence) { e.kubelet = 2 }), unservedFor, false},
+		"a gap":                     {but(func(e *evidence) { e.UnknownBecause = "damaged" }), unservedFor, false},
+		"another kubelet":           {but(func(e *evidence) { e.Kubelet = 2 }), unservedFor, false},
 		"another serves it": {but(func(e *evidence) { e.healthy = map[string][]string{name: {"x"}} }), unservedFor,
 			false},
 		"another resource is served": {but(func(e *evidence) { e.healthy = map[string][]string{"x": {"x"}} }), unservedFor,
 			true},
-		"no pod holds it":   {but(func(e *evidence) { e.held = nil }), unservedFor, false},
-		"of another vendor": {but(func(e *evidence) { e.held = held("example.com/gpu") }), unservedFor, false},
+		"no pod holds it":   {but(func(e *evidence) { e.Held = nil }), unservedFor, false},
+		"of another vendor": {but(func(e *evidence) { e.Held = held("example.com/gpu") }), unservedFor, false},
 	} {
 		c := clocktesting.NewFakeClock(time.Now())
 		s := NewServers(Collaborators{Clock: c})
@@ -72,9 +72,9 @@ func TestWhoseResourceItIs(t *testing.T) {
 			c := clocktesting.NewFakeClock(time.Now())
 			s := NewServers(Collaborators{Clock: c})
 			s.wanted.uuids = map[string]bool{"GPU-0": true}
-			e := evidence{kubelet: 1, alone: true, held: map[deviceKey]holder{}}
+			e := evidence{Account: holders.Account{Kubelet: 1, Held: map[holders.Key]holders.Holder{}}, others: others{alone: true}}
 			for _, id := range tt.ids {
-				e.held[deviceKey{tt.resource, id}] = holder{pod: "p"}
+				e.Held[keyOf(tt.resource, id)] = holders.Holder{Pod: "p"}
 			}
 			if s.update(e, c.Now()); len(s.observed.unservedForms) != tt.claims {
 				t.Errorf("%s: claims %v, want %d", name, s.observed.unservedForms, tt.claims)
@@ -114,48 +114,4 @@ func TestHowAServerIsShown(t *testing.T) {
 	s.setDifference(entry, "")
 	s.setPhase(entry, PhaseYielding)
 	is("it is silent", PhaseYielding, false, "")
-}
-
-// TestWhatWasJustAllocated: within ten seconds an account must have shown the pod.
-func TestWhatWasJustAllocated(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		after    time.Duration
-		asked    bool
-		departed bool // before the question
-		held     bool
-		shown    uint64 // the kubelet that has shown the pod
-		want     bool   // that it is not known
-	}{
-		"a moment ago":                  {asked: true, want: true},
-		"a moment ago, and it departed": {asked: true, departed: true, want: true},
-		"nearly ten seconds ago":        {after: freeFor - 1, asked: true, want: true},
-		"ten seconds ago":               {after: freeFor, asked: true},
-		"another device":                {},
-		"a pod is shown":                {asked: true, held: true},
-		"a pod was shown":               {asked: true, shown: 1},
-		"an earlier kubelet showed it":  {asked: true, shown: 2, want: true},
-	} {
-		c := clocktesting.NewFakeClock(time.Now())
-		s := NewServers(Collaborators{Clock: c})
-		plan := resource.Plan{Resources: []resource.Resource{oneGPU()}}
-		s.Apply(plan, Options{}, 1)
-		l := s.resources[gpuName].list
-		s.allocating(l, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0"}}}})
-		if tt.departed {
-			s.Apply(resource.Plan{}, Options{}, 1)
-			clear(l.lastAllocate)
-		}
-		e := evidence{source: source{incarnation: 1}, held: map[deviceKey]holder{}}
-		if tt.held {
-			e.held[deviceKey{gpuName, "GPU-0"}] = holder{pod: "p"}
-		}
-		if tt.shown > 0 {
-			s.holderReader.confirmations[deviceKey{gpuName, "GPU-0"}] = confirmation{source: source{incarnation: tt.shown}}
-		}
-		c.Step(tt.after)
-		if err := s.justAllocated(func(string) bool { return tt.asked }, e, nil); (err != nil) != tt.want {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 }

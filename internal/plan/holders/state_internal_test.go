@@ -1,4 +1,4 @@
-package serve
+package holders
 
 // Inside: the table of states is private, and no call from outside tells one state from another
 // that counts the same.
@@ -21,7 +21,7 @@ func TestTheTableOfHoldings(t *testing.T) {
 	_, section, _ := strings.Cut(string(text), "## A device that left the plan")
 	for h, name := range names {
 		title := name
-		if holding(h).counts() {
+		if holding(h).Counts() {
 			title = "**" + name + "**"
 		}
 		var next []string
@@ -40,14 +40,14 @@ func TestTheTableOfHoldings(t *testing.T) {
 // it.
 func TestAHolderIsNotForgottenWithTheAccounts(t *testing.T) {
 	t.Parallel()
-	p := holdState{holding: unheld}
+	p := State{holding: unheld}
 	for i, step := range []struct {
 		finding observation
 		counts  bool
 	}{{saysNothing, false}, {namesPod, true}, {saysNothing, true}, {namesNone, false}, {saysNothing, false}} {
 		p.holding = transitions[p.holding][step.finding]
-		if p.counts() != step.counts {
-			t.Errorf("step %d: it counts as held: %v", i, p.counts())
+		if p.Counts() != step.counts {
+			t.Errorf("step %d: it counts as held: %v", i, p.Counts())
 		}
 	}
 }
