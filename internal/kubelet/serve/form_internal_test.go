@@ -369,6 +369,50 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	c.lists("G0::0", "G0::1", "G1")
 }
 
+// TestARefusedDeviceIsNotHeld: a pod holds the GPU in another form. A call for the device of a form
+// before that, which kubelet chose earlier, is refused and leaves nothing behind.
+func TestARefusedDeviceIsNotHeld(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	c.holds()
+	c.holds("G0::0")
+	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, resource.Options{Sharing: resource.Sharing{
+		Mode: resource.TimeSliced, RenameByDefault: true, Rules: []resource.SharingRule{{Name: gpuName, Replicas: 2}},
+	}}), Options{}, 1)
+	for range 4 { // the last reading says the same
+		c.holds("G0::0")
+	}
+	c.lists("G0::0")
+	if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
+		t.Errorf("Allocate: %s", got)
+	}
+	c.lists("G0::0")
+}
+
+// TestADeviceThatAnotherProcessGaveIsGivenAgain: this process never offered the device, and an
+// account names a pod for it. The next pod counts as holding it, too, before an account says so.
+func TestADeviceThatAnotherProcessGaveIsGivenAgain(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	c.holds("G0")
+	c.plan(1)
+	c.holds("G0::1")
+	c.lists("G0::1")
+	if got := c.allocate("G0::1"); got != "G0" {
+		t.Errorf("Allocate: %s", got)
+	}
+	c.holds()
+	c.lists("G0::1")
+	for range 10 {
+		c.holds()
+	}
+	c.lists("G0")
+}
+
 // In a roll-out, pods that the scheduler sends by the old count find a device from the first list
 // on.
 func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {

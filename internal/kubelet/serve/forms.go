@@ -391,7 +391,7 @@ func (s *Servers) update(e evidence, now time.Time) (outdated, changed bool) {
 			since = nil
 		}
 		s.observed.others = e.others
-		s.forms.held, s.observed.unservedForms = nil, s.findUnservedForms()
+		s.observed.unservedForms = s.findUnservedForms()
 		changed = s.serveUnserved(since, now)
 	}
 	changed = changed || warns || s.forms.blocked.IsDue(now, blockedFor) ||

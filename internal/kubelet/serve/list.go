@@ -134,6 +134,7 @@ func (l *list) drop(a holders.Account, h *holders.Holders) (outdated, changed bo
 		before := d
 		outdated = outdated || a.Held[l.key(id)].CheckpointOnly
 		d.State = before.Read(h, a, l.key(id), now)
+		d.gpuReassigned = d.gpuReassigned && !d.State.Counts()
 		dropped := d.IsOver(a.Began) && !d.keptOnOffer
 		changed = changed || dropped || d.Counts() != before.Counts() ||
 			d.Counts() && !d.keptOnOffer && d.WaitsFor() != before.WaitsFor()
