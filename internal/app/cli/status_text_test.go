@@ -38,6 +38,7 @@ func sickStatus() status.Status {
 				Remedy: "reboot"},
 		},
 		Holds: []status.Hold{{Device: "GPU-1", Resource: "a/b", Reason: "busy", Listed: true},
+			{Device: "GPU-1", Resource: "a/b", Reason: "not tried", Listed: true, Waits: true},
 			{Device: "GPU-2", Resource: "a/b", Reason: "no file"}},
 		Resources: []status.Resource{
 			{Name: "a/b", Devices: 2, Healthy: 1, Server: "registering", Problem: "refused"}, {Name: "a/c", Server: "serving"},
@@ -63,6 +64,7 @@ func TestPrintStatus(t *testing.T) {
 			"0:0  MIG-01234567  MIG 1g  Lost   90s ago  reboot\n\n",
 		"a/b       2        1        registering\n  refused\n",
 		"not offered yet: a/b GPU-1; busy\n",
+		"not offered yet: a/b GPU-1; not tried (another reason counts first)\n",
 		"no longer offered: a/c GPU-19: renamed; still listed: pod p holds it\n",
 		"no longer offered: a/c: 2 more devices, see -o json\n",
 	} {

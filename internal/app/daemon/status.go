@@ -174,7 +174,7 @@ func holds(put []resource.Hold) []status.Hold {
 	var holds []status.Hold
 	for _, h := range put {
 		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden,
-			Node: h.Node})
+			Node: h.Node, Waits: h.Waits})
 	}
 	return holds
 }

@@ -14,6 +14,9 @@ type Hold struct {
 	Hidden bool
 	// Node reports whether the reason is a missing device node.
 	Node bool
+	// Waits says that another reason keeps the device from pods and counts first: the device is not
+	// Healthy, an earlier hold applies, or the device is hidden. Under sets it in Plan.Holds.
+	Waits bool
 }
 
 // A GPUHold makes the devices of a GPU temporarily not allocatable, except those of some GPU
@@ -68,12 +71,17 @@ func (p Plan) Under(holds []Hold) Plan {
 			if every, anywhere := of[[2]string{"", d.UUID}]; anywhere && (!here || every.Hidden && !h.Hidden) {
 				h, here = every, true
 			}
-			if h.Resource, h.UUID = r.Name, d.UUID; here && !slices.Contains(held.Holds, h) {
+			h.Resource, h.UUID, h.Waits = r.Name, d.UUID, !d.Healthy && !h.Hidden
+			same := func(other Hold) bool { other.Waits = h.Waits; return other == h }
+			if here && !slices.ContainsFunc(held.Holds, same) {
 				held.Holds = append(held.Holds, h)
 			}
 			switch {
 			case here && h.Hidden:
 				changed = true
+				for i, other := range held.Holds {
+					held.Holds[i].Waits = other.Waits || !same(other) && other.Resource == r.Name && other.UUID == d.UUID
+				}
 				if !leftOut[d.UUID] {
 					leftOut[d.UUID] = true
 					held.LeftOut = append(held.LeftOut, LeftOut{UUID: d.UUID, Index: d.Index, Reason: h.Reason})

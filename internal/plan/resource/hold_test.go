@@ -1,6 +1,8 @@
 package resource_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -150,5 +152,51 @@ func TestUnderGPUs(t *testing.T) {
 	leftOut := []resource.LeftOut{{UUID: "GPU-c", Index: "2", Reason: "it is not known yet how its GPU is to be divided"}}
 	if diff := cmp.Diff(leftOut, held.LeftOut); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
+	}
+}
+
+// TestHoldsThatWait: for each device one reason counts: its health, a hold that hides it, or else
+// the first hold. The other holds wait.
+func TestHoldsThatWait(t *testing.T) {
+	t.Parallel()
+	hold := func(uuid, reason string) []resource.Hold { return []resource.Hold{{UUID: uuid, Reason: reason}} }
+	hide := func(uuid, reason string) []resource.Hold {
+		return []resource.Hold{{UUID: uuid, Reason: reason, Hidden: true}}
+	}
+	for name, tt := range map[string]struct {
+		holds [][]resource.Hold // one after the other
+		want  string
+	}{
+		"one":                    {[][]resource.Hold{hold("GPU-1", "x")}, "a GPU-1 x"},
+		"a second one":           {[][]resource.Hold{hold("GPU-1", "x"), hold("GPU-1", "y")}, "a GPU-1 x; a GPU-1 y waits"},
+		"the same again":         {[][]resource.Hold{hold("GPU-1", "x"), hold("GPU-1", "x")}, "a GPU-1 x"},
+		"of a bad device":        {[][]resource.Hold{hold("GPU-2", "x")}, "b GPU-2 x waits"},
+		"a bad device is hidden": {[][]resource.Hold{hide("GPU-2", "x")}, "b GPU-2 x"},
+		"one that hides":         {[][]resource.Hold{hold("GPU-1", "x"), hide("GPU-1", "y")}, "a GPU-1 x waits; a GPU-1 y"},
+		"hidden already":         {[][]resource.Hold{hide("GPU-1", "x"), hold("GPU-1", "y")}, "a GPU-1 x"},
+		"of two resources": {[][]resource.Hold{hold("GPU-0", "x"), {{Resource: "b", UUID: "GPU-0", Reason: "y"}}},
+			"a GPU-0 x; b GPU-0 x; b GPU-0 y waits"},
+		"hidden in one": {[][]resource.Hold{hold("GPU-0", "x"), {{Resource: "b", UUID: "GPU-0", Reason: "y", Hidden: true}}},
+			"a GPU-0 x; b GPU-0 x waits; b GPU-0 y"},
+	} {
+		plan := twoResources()
+		for _, holds := range tt.holds {
+			before, was := plan, slices.Clone(plan.Holds)
+			plan = plan.Under(holds)
+			if !slices.Equal(before.Holds, was) {
+				t.Errorf("%s: the holds of the plan before have changed: %v", name, before.Holds)
+			}
+		}
+		var got []string
+		for _, h := range plan.Holds {
+			text := h.Resource + " " + h.UUID + " " + h.Reason
+			if h.Waits {
+				text += " waits"
+			}
+			got = append(got, text)
+		}
+		if text := strings.Join(got, "; "); text != tt.want {
+			t.Errorf("%s: %q, want %q", name, text, tt.want)
+		}
 	}
 }

@@ -272,8 +272,8 @@ func TestDevicesUnderAHold(t *testing.T) {
 		t.Errorf("reasons (-want +got):\n%s", diff)
 	}
 	wantHolds := []resource.Hold{
-		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"}, {Resource: "nvidia.com/gpu", UUID: "GPU-b",
-			Reason: "no MPS"},
+		{Resource: "nvidia.com/gpu", UUID: "GPU-a", Reason: "no MPS"},
+		{Resource: "nvidia.com/gpu", UUID: "GPU-b", Reason: "no MPS", Waits: true}, // it is Lost
 	}
 	if diff := cmp.Diff(wantHolds, unfit.Holds); diff != "" {
 		t.Errorf("holds (-want +got):\n%s", diff)

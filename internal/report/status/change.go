@@ -211,10 +211,12 @@ func Held(holds []Hold) []string {
 	var sentences []string
 	counted := map[Hold]int{}
 	for _, h := range holds {
-		counted[Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}]++
+		h.Device, h.Node = "", false
+		counted[h]++
 	}
 	for _, h := range holds {
-		devices, key := h.Resource+" "+h.Device, Hold{Resource: h.Resource, Reason: h.Reason, Listed: h.Listed}
+		devices, key := h.Resource+" "+h.Device, h
+		key.Device, key.Node = "", false
 		n := counted[key]
 		if n == 0 {
 			continue
@@ -223,7 +225,11 @@ func Held(holds []Hold) []string {
 		if n > 1 {
 			devices = fmt.Sprintf("%d × %s", n, h.Resource)
 		}
-		sentences = append(sentences, devices+"; "+h.Reason)
+		sentence := devices + "; " + h.Reason
+		if h.Waits {
+			sentence += " (another reason counts first)"
+		}
+		sentences = append(sentences, sentence)
 	}
 	return sentences
 }

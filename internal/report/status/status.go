@@ -265,6 +265,9 @@ type Hold struct {
 	Listed bool `json:"listed"`
 	// Node is true if a device node is missing.
 	Node bool `json:"node,omitempty"`
+	// Waits is true if another reason keeps the device from pods and counts first: the health of the
+	// device, or another hold.
+	Waits bool `json:"waits,omitempty"`
 }
 
 // A Resource is the state of one served resource.

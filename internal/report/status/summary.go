@@ -160,8 +160,8 @@ func problems(s Status) []string {
 	if s.MetricsError != "" {
 		problems = append(problems, "metrics are not served")
 	}
-	if len(s.Holds) > 0 {
-		problems = append(problems, fmt.Sprintf("not offered yet: %d", len(s.Holds)))
+	if holds := slices.DeleteFunc(slices.Clone(s.Holds), func(h Hold) bool { return h.Waits }); len(holds) > 0 {
+		problems = append(problems, fmt.Sprintf("not offered yet: %d", len(holds)))
 	}
 	if len(s.MPS) > 0 {
 		problems = append(problems, "MPS does not work")
