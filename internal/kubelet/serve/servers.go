@@ -167,7 +167,7 @@ type Servers struct {
 	forms       heldForms
 	shrink      pendingShrink
 	lastRegrant time.Time    // the last Allocate of a retiring device
-	usersPacing resendPacing // of the lists, for Users
+	usersPacing resendPacing // of the lists, for Holders
 }
 
 // wanted is the latest argument of Apply.
