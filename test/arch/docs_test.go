@@ -2,7 +2,6 @@ package arch
 
 import (
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,7 +26,7 @@ func TestLinks(t *testing.T) {
 			if link != "" {
 				target = filepath.Join(filepath.Dir(file), link)
 			}
-			if _, err := os.Stat(target); err != nil {
+			if _, err := fs.Stat(root, target); err != nil {
 				t.Errorf("%s: the link %s names no file", file, found[1])
 			} else if heading != "" && !anchors(pages[target])[heading] {
 				t.Errorf("%s: the link %s names no heading", file, found[1])
@@ -44,14 +43,14 @@ func TestPathsOfDocuments(t *testing.T) {
 	paths := regexp.MustCompile(`\bdocs/[a-z0-9/-]+\.md(#[a-z0-9-]+)?`)
 	found := 0
 	for _, folder := range []string{"api", "cmd", "deployments", "hack", "internal", "test"} {
-		err := filepath.WalkDir(folder, func(file string, entry fs.DirEntry, err error) error {
+		err := fs.WalkDir(root, folder, func(file string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return err
 			}
 			if !slices.Contains([]string{".go", ".yaml", ".txt", ".json", ".sh", ".md", ""}, filepath.Ext(file)) {
 				return nil
 			}
-			text, err := os.ReadFile(file)
+			text, err := fs.ReadFile(root, file)
 			if err != nil {
 				return err
 			}
@@ -121,14 +120,14 @@ func documents(t *testing.T) map[string]string {
 	pages := map[string]string{}
 	var paths []string
 	for _, pattern := range []string{"*.md", ".github/*.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"} {
-		found, err := filepath.Glob(pattern)
+		found, err := fs.Glob(root, pattern)
 		if err != nil {
 			t.Fatal(err)
 		}
 		paths = append(paths, found...)
 	}
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
+		text, err := fs.ReadFile(root, path)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,6 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -25,7 +24,7 @@ const (
 )
 
 func TestGlossary(t *testing.T) {
-	problems, err := judgeNames(os.DirFS("."))
+	problems, err := judgeNames(root)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,9 +2,7 @@ package arch
 
 import (
 	"io/fs"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -14,7 +12,7 @@ import (
 func TestTheDevicePluginLinksNoClient(t *testing.T) {
 	t.Parallel()
 	for program, isLean := range map[string]bool{lean: true, "cmd/gpu-node-agent": false} {
-		output, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./"+program).Output()
+		output, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "../../"+program).Output()
 		if err != nil {
 			t.Fatalf("go list: %v", err)
 		}
@@ -40,11 +38,11 @@ func TestTheDevicePluginLinksNoClient(t *testing.T) {
 func TestNothingSetsTemplates(t *testing.T) {
 	t.Parallel()
 	for _, folder := range []string{"cmd", "internal"} {
-		err := filepath.WalkDir(folder, func(file string, _ fs.DirEntry, err error) error {
+		err := fs.WalkDir(root, folder, func(file string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
 				return err
 			}
-			text, err := os.ReadFile(file)
+			text, err := fs.ReadFile(root, file)
 			for _, setter := range []string{".SetVersionTemplate(", ".SetHelpTemplate(", ".SetUsageTemplate("} {
 				if strings.Contains(string(text), setter) {
 					t.Errorf("%s calls %s: the programs get 4 MB larger by that", file, setter)

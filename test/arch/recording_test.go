@@ -1,7 +1,7 @@
 package arch
 
 import (
-	"os"
+	"io/fs"
 	"strings"
 	"testing"
 )
@@ -10,7 +10,7 @@ import (
 // frame has the reason and the remedy of the fault.
 func TestRecording(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("docs/run.svg")
+	text, err := fs.ReadFile(root, "docs/run.svg")
 	if err != nil {
 		t.Fatal(err)
 	}
