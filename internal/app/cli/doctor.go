@@ -47,9 +47,8 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the node: driver, container runtime, kubelet and the running daemon",
-		Long: "doctor reads the node's files and asks the running daemon, and prints what is wrong, with evidence and the " +
-			"commands that\n" +
-			"cure it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
+		Long: "doctor reads the node's files and asks the running daemon, and prints each problem with evidence and the\n" +
+			"commands to fix it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
 			"environment of the daemon; it takes the kubelet's sockets and the simulated node from the daemon that answers.\n" +
 			"A check that cannot see what it needs is printed as not checked.\n\n" +
 			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it " +

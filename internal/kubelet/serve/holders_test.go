@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestUsers follows devices from being on offer to being free for certain, with a pod on one of
+// TestHolders follows devices from being on offer to being free for certain, with a pod on one of
 // them.
-func TestUsers(t *testing.T) {
+func TestHolders(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
 		c := clocktesting.NewFakeClock(time.Now())

@@ -178,8 +178,8 @@ func newServer(s *service) *grpc.Server {
 // may begin at once: this registration was successful, or a new registration repairs the cause.
 // Otherwise leaveSocket closes the socket and returns the cause.
 func (l *registration) leaveSocket(socket *listener, proven bool, cause error) error {
-	cured := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
-	if proven || slices.ContainsFunc(cured, func(e error) bool { return errors.Is(cause, e) }) {
+	fixable := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
+	if proven || slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) }) {
 		l.previous.socket = socket
 		return nil
 	}

@@ -106,7 +106,7 @@ func TestHostileStatus(t *testing.T) {
 		}
 		if got := all.GPUs[0]; got.State != bad.State || got.Model != strings.ReplaceAll(bad.Model, " ", "-") || got.Reason != bad.Reason ||
 			got.Remedy != bad.Remedy {
-			t.Errorf("%s: state %q, model %q, cure %q, a reason of %d bytes", format, got.State, got.Model, got.Remedy,
+			t.Errorf("%s: state %q, model %q, remedy %q, a reason of %d bytes", format, got.State, got.Model, got.Remedy,
 				len(got.Reason))
 		}
 		out += told
