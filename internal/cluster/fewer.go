@@ -21,7 +21,7 @@ type fewerTaint struct {
 	daemon    daemon.View
 	api       *kubeapi.Client
 	alarm     *feed.Alarm
-	state     nodeevents.Fewer
+	state     nodeevents.Shrink
 	leadSince time.Time // start of the term
 	// this process requested the taint and did not remove it; the watch may not show it yet
 	requested bool
@@ -97,7 +97,7 @@ func (t *fewerTaint) checkPods(ctx context.Context, node kubeapi.Node, now, at t
 				"reason", err.Error())
 		}
 		later := now.Add(kubeapi.Backoff(err, t.failures))
-		if until := t.state.Tainted.Add(nodeevents.FewerMost); later.After(until) {
+		if until := t.state.Tainted.Add(nodeevents.ShrinkTimeout); later.After(until) {
 			later = until
 		}
 		if later.After(at) {

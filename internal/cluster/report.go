@@ -70,7 +70,8 @@ func (c *Cluster) report(ctx context.Context, d daemon.View) {
 	}
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition, r.keepTaint} {
+	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition,
+		r.keepTaint} {
 		loops.Go(func() { loop(ctx) })
 	}
 }
@@ -234,7 +235,7 @@ func (r *reporter) keepCondition(ctx context.Context) {
 			return err
 		}
 		written, at = patched, now
-		pace.Wrote(now)
+		pace.RecordWrite(now)
 		waker.wakeAt(now.Add(conditionRepeat), now)
 		return nil
 	})

@@ -1,7 +1,7 @@
 // Package featurefile writes the labels of a node into a feature file of node-feature-discovery
-// (NFD), whose worker gives them to the node. It needs no access to the API server.
+// (NFD), whose worker sets them on the Node. The package needs no access to the API server.
 //
-// It is the only home of the format of these files.
+// No other package knows the format of feature files.
 package featurefile
 
 import (
@@ -24,55 +24,53 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Times of the file. NFD drops the labels of a file that has expired, so that those of a daemon
-// that was removed go by themselves.
+// Times of the file. NFD drops the labels of an expired file, so the labels of a removed daemon
+// disappear without help.
 const (
-	// Lifetime is how long after it was written the file of a daemon expires.
+	// Lifetime is the time from a write of the daemon's file to its expiry.
 	Lifetime = time.Hour
-	// retry is how long after an error it is tried again.
+	// retry is the pause after an error.
 	retry = 30 * time.Second
 )
 
 // maxFile is the largest file that NFD reads, in bytes.
 const maxFile = 64 << 10
 
-// marker is in every file with the labels of GPUs, whichever program wrote it.
+// marker is in every file with labels of GPUs, from any program.
 const marker = "nvidia.com/gpu.count"
 
-// ownPrefix is that of labels that this program alone gives.
+// ownPrefix is the prefix of labels that only this program sets.
 const ownPrefix = "gpu-device-plugin.github.io/"
 
-// expiryComment says when the labels in the lines after it expire.
+// expiryComment begins the line with the expiry of the labels in the following lines.
 const expiryComment = "# +expiry-time="
 
-// A Target is a file and what is to be in it.
+// A Target is a file and its wanted content.
 type Target struct {
-	// Path is the file; empty for none. Then a file that was written stays where it is until it
-	// expires.
+	// Path is the file; empty for none. A file written before then stays until it expires.
 	Path string
-	// Labels are nil as long as they are not known: then the file keeps the labels that it has.
+	// Labels are nil while they are unknown: the file then keeps its labels.
 	Labels map[string]string
-	// Renewal is how often the file is written although nothing changed; 0 for never.
+	// Renewal is the interval of writes without a change; 0 for never.
 	Renewal time.Duration
-	// Lifetime is how long after it was written the file expires; 0 for never.
+	// Lifetime is the time from a write to the expiry of the file; 0 for never.
 	Lifetime time.Duration
 }
 
-// A Writer keeps a feature file up to date. It removes a file only when it has written the labels
-// under another name in the same folder: otherwise labels would vanish with each restart.
+// A Writer keeps a feature file up to date. It removes a file only after writing the labels under
+// another name in the same folder: otherwise labels would vanish with each restart.
 type Writer struct {
-	// Wanted returns what is to be written, and channels that are closed when the path or the labels
-	// change.
+	// Wanted returns the target, and channels that are closed when the path or the labels change.
 	Wanted func() (wanted Target, path, labels <-chan struct{})
-	// Problem gets the reason why the file differs from what is wanted, and nil when it does not any
-	// more. Other tasks may publish there, too.
+	// Problem receives the reason why the file is not as wanted, and nil after the repair. Other
+	// tasks may also publish to it.
 	Problem *feed.Feed[error]
 
 	reported error
-	written  string // the path that was written last; empty for none
+	written  string // last written path; empty for none
 }
 
-// Run writes the file when Wanted changes, and anew before it expires, until ctx ends. Then it
+// Run writes the file when Wanted changes, and before the file expires, until ctx ends. Then it
 // returns nil.
 func (w *Writer) Run(ctx context.Context) error {
 	for {
@@ -126,24 +124,23 @@ func (w *Writer) write(wanted Target) error {
 	return nil
 }
 
-// renew has labels that an earlier process wrote expire later: whether they still hold is not
-// known.
+// renew extends the expiry of labels from an earlier process whose correctness is unknown.
 func renew(wanted Target, now time.Time) error {
-	// what cannot be read has no time at which it expires, like what has none
+	// an unreadable file is treated like a file without expiry
 	content, _ := statefile.Read(wanted.Path, maxFile)
-	expiry, rest, _ := cutExpiry(string(content))
-	left := expiry.Sub(now)
-	if left <= 0 || left > wanted.Lifetime-wanted.Renewal {
+	expiry, body, _ := cutExpiry(string(content))
+	remaining := expiry.Sub(now)
+	if remaining <= 0 || remaining > wanted.Lifetime-wanted.Renewal {
 		return nil
 	}
-	later := []byte(expiryLine(now.Add(wanted.Lifetime)) + rest)
+	later := []byte(expiryLine(now.Add(wanted.Lifetime)) + body)
 	if err := statefile.Write(wanted.Path, later, 0o644, nil); err != nil {
 		return fmt.Errorf("write feature file: %w", err)
 	}
 	return nil
 }
 
-// report publishes and logs a problem when it is another one than before.
+// report publishes and logs a problem if it differs from the last one.
 func (w *Writer) report(ctx context.Context, err error) {
 	switch log := klog.FromContext(ctx); {
 	case fmt.Sprint(w.reported) == fmt.Sprint(err):
@@ -157,13 +154,13 @@ func (w *Writer) report(ctx context.Context, err error) {
 	w.Problem.Publish(err)
 }
 
-// Write puts a file with the labels in the place of the file at path. NFD never sees a part of one:
-// it ignores the temporary file, whose name begins with a dot. Labels expire at a time, or never if
-// that is zero.
+// Write replaces the file at path by a file with the labels. NFD never sees a partial file: it
+// ignores the temporary file, whose name begins with a dot. The labels expire at the time expires,
+// or never if it is zero.
 func Write(path string, labels map[string]string, expires time.Time) error {
 	content := Content(labels, expires)
 	if len(content) > maxFile {
-		return fmt.Errorf("the feature file has %d bytes, and node-feature-discovery reads %d", len(content), maxFile)
+		return fmt.Errorf("the feature file has %d bytes, and node-feature-discovery reads at most %d", len(content), maxFile)
 	}
 	if err := statefile.Write(path, content, 0o644, nil); err != nil {
 		return fmt.Errorf("write feature file: %w", err)
@@ -171,7 +168,7 @@ func Write(path string, labels map[string]string, expires time.Time) error {
 	return nil
 }
 
-// Print prints labels as a feature file has them.
+// Print prints labels in the format of a feature file.
 func Print(w io.Writer, labels map[string]string) error {
 	if _, err := w.Write(Content(labels, time.Time{})); err != nil {
 		return fmt.Errorf("print labels: %w", err)
@@ -179,7 +176,7 @@ func Print(w io.Writer, labels map[string]string) error {
 	return nil
 }
 
-// Content returns a feature file: one label in a line, in the order of their keys.
+// Content returns a feature file: one label a line, in the order of the keys.
 func Content(labels map[string]string, expires time.Time) []byte {
 	var b bytes.Buffer
 	if !expires.IsZero() {
@@ -195,25 +192,25 @@ func expiryLine(expires time.Time) string {
 	return expiryComment + expires.UTC().Format(time.RFC3339) + "\n"
 }
 
-// cutExpiry returns when the labels of a feature file expire, and what comes after that line. It
-// returns false if they never do.
-func cutExpiry(content string) (expiry time.Time, rest string, expires bool) {
-	first, rest, _ := strings.Cut(content, "\n")
+// cutExpiry returns the expiry of the labels of a feature file and the content after the expiry
+// line. It returns false if the labels never expire.
+func cutExpiry(content string) (expiry time.Time, body string, expires bool) {
+	first, body, _ := strings.Cut(content, "\n")
 	expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryComment))
-	return expiry, rest, err == nil
+	return expiry, body, err == nil
 }
 
-// prepare makes the folder of a file if the folder above is there, removes what a process left that
-// was killed while it wrote, and returns an error if another program has labels of GPUs there: then
-// NFD would mix the two. It returns the files of earlier names: the one that was written last, and
-// those of an earlier process of this program.
+// prepare creates the folder of a file if the parent folder exists, and removes temporary files of
+// killed processes. It returns an error if another program has labels of GPUs in the folder,
+// because NFD would mix the labels. It returns the files of earlier names: the last written file,
+// and files of earlier processes of this program.
 func prepare(path, written string, now time.Time) (earlier []string, err error) {
 	folder, own := filepath.Split(path)
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make the folder of the feature file: %w; mount the folder of node-feature-discovery there",
+		return nil, fmt.Errorf("create the folder of the feature file: %w; mount the folder of node-feature-discovery there",
 			err)
 	}
-	_ = statefile.Sweep(folder) // tried again next time
+	_ = statefile.Sweep(folder) // retried at the next write
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return nil, fmt.Errorf("read the folder of feature files: %w", err)
@@ -223,7 +220,7 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 		if name == own || strings.HasPrefix(name, ".") {
 			continue
 		}
-		// one that cannot be read has no labels for NFD either, which follows links
+		// NFD follows links, and cannot read an unreadable file either
 		content, err := statefile.Read(path, maxFile)
 		switch {
 		case path == written, err == nil && bytes.Contains(content, []byte("\n"+ownPrefix)):
@@ -231,14 +228,15 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 				earlier = append(earlier, path)
 			}
 		case err == nil && hasGPULabels(content, now):
-			return nil, fmt.Errorf("%s has labels of GPUs already: remove the program that writes it, such as gpu-feature-discovery, and the file",
+			return nil, fmt.Errorf("%s already has labels of GPUs: remove the file and the program that writes it, " +
+				"such as gpu-feature-discovery",
 				path)
 		}
 	}
 	return earlier, nil
 }
 
-// hasGPULabels reports whether a feature file has labels of GPUs that have not expired.
+// hasGPULabels reports whether a feature file has unexpired labels of GPUs.
 func hasGPULabels(content []byte, now time.Time) bool {
 	expiry, _, expires := cutExpiry(string(content))
 	return bytes.Contains(content, []byte(marker)) && (!expires || now.Before(expiry))

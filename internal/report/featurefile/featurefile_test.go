@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
 )
 
-// A rig is a Writer that runs on a virtual clock.
+// A rig is a Writer on a virtual clock.
 type rig struct {
 	t       *testing.T
 	folder  string
@@ -33,7 +33,7 @@ func (r *rig) want(labels map[string]string) {
 	synctest.Wait()
 }
 
-// check compares the content of the folder, by the names of the files.
+// check compares the contents of the folder, by file name.
 func (r *rig) check(when string, want map[string]string) {
 	r.t.Helper()
 	got := map[string]string{}
@@ -54,15 +54,16 @@ func (r *rig) put(name, content string) {
 	}
 }
 
-// run runs a Writer, and the test beside it.
+// run runs a Writer beside the test.
 func run(t *testing.T, test func(*rig)) {
 	t.Helper()
 	folder := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		r := &rig{
-			t: t, folder: filepath.Join(folder, "features.d"), wanted: feed.New(featurefile.Target{}), problem: feed.New[error](nil),
-			log: logger.GetSink().(ktesting.Underlier),
+			t: t, folder: filepath.Join(folder, "features.d"), wanted: feed.New(featurefile.Target{}),
+			problem: feed.New[error](nil),
+			log:     logger.GetSink().(ktesting.Underlier),
 		}
 		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
 		latest := func() (featurefile.Target, <-chan struct{}, <-chan struct{}) {
@@ -81,8 +82,8 @@ func run(t *testing.T, test func(*rig)) {
 	})
 }
 
-// expiring is the content of a file that was written at a time since the beginning of the virtual
-// clock, 2000-01-01.
+// expiring is the content of a file written at a time after the start of the virtual clock,
+// 2000-01-01.
 func expiring(at time.Duration, lines ...string) string {
 	expiry := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).Add(at + time.Hour)
 	return "# +expiry-time=" + expiry.Format(time.RFC3339) + "\n" + strings.Join(lines, "\n") + "\n"
@@ -125,8 +126,7 @@ func TestFile(t *testing.T) {
 	})
 }
 
-// TestAnotherName: when the file has another name, the labels move there at once, also after they
-// were off for a while.
+// TestAnotherName: when the name of the file changes, the labels move at once, even after a pause.
 func TestAnotherName(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -154,8 +154,8 @@ func TestAnotherName(t *testing.T) {
 	})
 }
 
-// TestAnotherNameAfterARestart: the file of an earlier process of this program goes, whatever its
-// name is.
+// TestAnotherNameAfterARestart: the file of an earlier process of this program is removed, whatever
+// its name.
 func TestAnotherNameAfterARestart(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -171,8 +171,8 @@ func TestAnotherNameAfterARestart(t *testing.T) {
 	})
 }
 
-// TestRestartWithoutADriver: labels of an earlier process do not expire while it is not known
-// whether they still hold. Nothing is done to those that have expired, and to a file that does not.
+// TestRestartWithoutADriver: labels of an earlier process do not expire while their correctness is
+// unknown. Expired labels, and files without expiry, are left alone.
 func TestRestartWithoutADriver(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
@@ -196,16 +196,18 @@ func TestRestartWithoutADriver(t *testing.T) {
 	})
 }
 
-// TestOthers: nothing is written beside another program's labels of GPUs; that is said once, and
-// ends with the other file.
-func TestOthers(t *testing.T) {
+// TestOtherPrograms: nothing is written beside another program's labels of GPUs. The problem is
+// reported once, and ends with the other file.
+func TestOtherPrograms(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {
 		if err := os.Mkdir(r.folder, 0o700); err != nil {
 			r.t.Fatal(err)
 		}
 		for name, content := range map[string]string{
-			"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n", ".gfd": "nvidia.com/gpu.count=1\n", ".gpu-device-plugin.12.gpu-device-plugin.tmp": "left", "gfd": "nvidia.com/gpu.count=8\n",
+			"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n",
+			".gfd": "nvidia.com/gpu.count=1\n", ".gpu-device-plugin.12.gpu-device-plugin.tmp": "left",
+			"gfd": "nvidia.com/gpu.count=8\n",
 		} {
 			r.put(name, content)
 		}
@@ -218,11 +220,12 @@ func TestOthers(t *testing.T) {
 		}
 		r.want(map[string]string{"nvidia.com/gpu.count": "8"})
 		others := map[string]string{"old": expiring(-2*time.Hour, "nvidia.com/gpu.count=8"), "other": "vendor/feature=1\n",
-			".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": "", "link": "nvidia.com/gpu.count=1\n"}
+			".gfd": "nvidia.com/gpu.count=1\n", "gfd": "nvidia.com/gpu.count=8\n", "folder": "",
+			"link": "nvidia.com/gpu.count=1\n"}
 		r.check("beside GFD", others)
 		time.Sleep(9*time.Minute + 45*time.Second)
-		for _, name := range []string{"gfd", "link"} { // which NFD follows
-			if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(), name+" has labels of GPUs already") {
+		for _, name := range []string{"gfd", "link"} { // NFD follows links
+			if err := r.problem.Value(); err == nil || !strings.Contains(err.Error(), name+" already has labels of GPUs") {
 				r.t.Errorf("problem beside %s: %v", name, err)
 			}
 			if err := os.Remove(filepath.Join(r.folder, name)); err != nil {
@@ -241,8 +244,8 @@ func TestOthers(t *testing.T) {
 	})
 }
 
-// TestNoFolder: without the folder of node-feature-discovery nothing is made, and it is tried
-// again.
+// TestNoFolder: without the folder of node-feature-discovery nothing is created, and writes are
+// retried.
 func TestNoFolder(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *rig) {

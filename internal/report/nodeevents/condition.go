@@ -17,8 +17,8 @@ const (
 	Unknown = "Unknown"
 )
 
-// The reasons of the node's GPU condition. GPUUnhealthy, GPULost and DriverNotReady are reasons of
-// Events too.
+// The reasons of the node's GPU condition. GPUUnhealthy, GPULost and DriverNotReady are also
+// reasons of Events.
 const (
 	AllHealthy     Reason = "AllHealthy"
 	GPUUnknown     Reason = "GPUUnknown"
@@ -26,23 +26,23 @@ const (
 	GPUNotReady    Reason = "GPUNotReady"
 )
 
-// released is the message of a node whose driver was released.
+// released is the message for a node with a released driver.
 const released = "the driver was released by quiesce"
 
-// stalledAfter is how old the last look may be until nothing is known any more.
+// stalledAfter is the age of the last scan from which the state of the GPUs is unknown.
 const stalledAfter = 2 * time.Minute
 
-// A Condition is the node's GPU condition without its times. Equal Conditions need no write.
+// A Condition is the node's GPU condition without times. Equal Conditions need no write.
 type Condition struct {
 	// Status is True, False or Unknown.
 	Status string
 	Reason Reason
-	// Message names each device that is not healthy: its UUID, its state, the XID or source, the
-	// remedy. At most 1024 bytes.
+	// Message names each unhealthy device: UUID, state, XID or source, and remedy, in at most 1024
+	// bytes.
 	Message string
 }
 
-// conditionRows has the meaning of each reason of the condition, for the documentation.
+// conditionRows explains each reason of the condition, for the documentation.
 var conditionRows = []struct {
 	Status string
 	Reason Reason
@@ -51,19 +51,19 @@ var conditionRows = []struct {
 	{True, AllHealthy, "All GPUs and MIG devices of the node can be used"},
 	{False, GPUUnhealthy, "At least one device is Unhealthy"},
 	{False, GPULost, "At least one GPU is Lost or cannot be read, or all GPUs of a node that had some are gone"},
-	{Unknown, DriverNotReady, "The driver does not answer, is not there or was released, and no device was known " +
+	{Unknown, DriverNotReady, "The driver does not answer, is missing or was released, and no device was known " +
 		"to be bad"},
-	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, and there is no verdict on it yet"},
-	{Unknown, GPUNotReady, "A step of `status` is not reached for a minute"},
-	{Unknown, MonitorStalled, "The last look at the GPUs ended more than 2 minutes ago, and no device was known " +
+	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, which has no verdict yet"},
+	{Unknown, GPUNotReady, "A step of `status` has not been reached for a minute"},
+	{Unknown, MonitorStalled, "The last scan of the GPUs ended more than 2 minutes ago, and no device was known " +
 		"to be bad"},
 }
 
-// Judge returns the condition that s stands for at a time. It returns false if s says nothing:
-// before the first look has ended, and for a node without GPUs, unless there is a condition of it
-// already.
-func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
-	if s.Version == "" || s.Looked.IsZero() && !there || len(s.GPUs)+len(s.Retries) == 0 && !there {
+// Judge returns the condition for s at the time now. It returns false if there should be none:
+// before the first scan has ended, and for a node without GPUs, unless the node already has the
+// condition.
+func Judge(s status.Status, now time.Time, exists bool) (Condition, bool) {
+	if s.Version == "" || s.Looked.IsZero() && !exists || len(s.GPUs)+len(s.Retries) == 0 && !exists {
 		return Condition{}, false
 	}
 	if s.Looked.IsZero() && s.Stale == "" && !s.Quiet {
@@ -98,9 +98,9 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	case s.Stale != "":
 		return Condition{Unknown, DriverNotReady, line(s.Stale)}, true
 	case now.Sub(s.Looked) > stalledAfter:
-		return Condition{Unknown, MonitorStalled, "the GPUs have not been looked at for more than 2 minutes"}, true
+		return Condition{Unknown, MonitorStalled, "the GPUs have not been scanned for more than 2 minutes"}, true
 	case len(s.GPUs) == 0:
-		return Condition{False, GPULost, "no GPU is found any more"}, true
+		return Condition{False, GPULost, "the GPUs of the node have disappeared"}, true
 	case len(unknown) > 0:
 		return Condition{Unknown, GPUUnknown, list("no verdict yet: ", unknown)}, true
 	}
@@ -110,9 +110,9 @@ func Judge(s status.Status, now time.Time, there bool) (Condition, bool) {
 	return Condition{True, AllHealthy, "all GPUs are healthy"}, true
 }
 
-// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or cannot be
-// read. It returns known false if s does not tell: while the driver does not answer, and while
-// there is no verdict on a GPU. Then a taint stays as it is.
+// NoHealthyGPU reports whether the node has GPUs and all of them are Unhealthy, Lost or unreadable.
+// It returns known false while the driver does not answer and while a GPU has no verdict. The taint
+// then stays unchanged.
 func NoHealthyGPU(s status.Status) (none, known bool) {
 	if s.Version == "" || s.Looked.IsZero() {
 		return false, false
@@ -130,7 +130,7 @@ func NoHealthyGPU(s status.Status) (none, known bool) {
 			return false, true
 		}
 	}
-	if gpus == 0 && len(s.Retries) > 0 { // none can be read
+	if gpus == 0 && len(s.Retries) > 0 { // no GPU can be read
 		return true, s.Stale == "" && !s.Quiet
 	}
 	if gpus == 0 {
@@ -139,13 +139,13 @@ func NoHealthyGPU(s status.Status) (none, known bool) {
 	return bad == gpus, bad == gpus
 }
 
-// worse reports whether c says more that is wrong than before.
+// worse reports whether c has more problems than before.
 func (c Condition) worse(before Condition) bool {
 	if gravity(c) != gravity(before) {
 		return gravity(c) > gravity(before)
 	}
 	if c.Status != False {
-		return false // another reason why nobody knows
+		return false // only the reason of the unknown state differs
 	}
 	for entry := range strings.SplitSeq(c.Message, "; ") {
 		if !strings.Contains(before.Message, entry) {

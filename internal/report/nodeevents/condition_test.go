@@ -18,7 +18,7 @@ func TestJudge(t *testing.T) {
 	for name, tt := range map[string]struct {
 		status status.Status
 		there  bool
-		want   string // empty if there is nothing to say
+		want   string // empty for no condition
 	}{
 		"all healthy": {node(whole, gpu(1, "Healthy")), false, "True AllHealthy all GPUs are healthy"},
 		"Suspect": {node(gpu(0, "Suspect xid 154 reset")), false,
@@ -74,12 +74,12 @@ func TestJudge(t *testing.T) {
 		"released": {with(node(whole), func(s *status.Status) { s.Quiet = true }), false,
 			"Unknown DriverNotReady the driver was released by quiesce"},
 		"not looked at": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-121 * time.Second) }), false,
-			"Unknown MonitorStalled the GPUs have not been looked at for more than 2 minutes"},
+			"Unknown MonitorStalled the GPUs have not been scanned for more than 2 minutes"},
 		"looked at a little": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-119 * time.Second) }), false,
 			"True AllHealthy all GPUs are healthy"},
 		"never had a GPU":    {node(), false, ""},
 		"never had a driver": {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), false, ""},
-		"had GPUs":           {node(), true, "False GPULost no GPU is found any more"},
+		"had GPUs":           {node(), true, "False GPULost the GPUs of the node have disappeared"},
 		"had a driver": {with(node(), func(s *status.Status) { s.Looked = time.Time{}; stale(s) }), true,
 			"Unknown DriverNotReady no driver"},
 		"first look": {with(node(), func(s *status.Status) { s.Looked = time.Time{} }), true, ""},
@@ -107,7 +107,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A message of many GPUs has 1024 bytes at most, and whole entries.
+// TestLongMessage: a message about many GPUs has at most 1024 bytes and only complete entries.
 func TestLongMessage(t *testing.T) {
 	var devices []status.Device
 	for i := range 64 {
@@ -121,7 +121,7 @@ func TestLongMessage(t *testing.T) {
 	}
 }
 
-// A reason that the table does not have is a warning.
+// TestRowOfAnotherReason: a reason outside of the table is a warning.
 func TestRowOfAnotherReason(t *testing.T) {
 	if diff := cmp.Diff(nodeevents.Row{Reason: "Other", Type: "Warning"}, nodeevents.Reason("Other").Row()); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
@@ -189,7 +189,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// Between two faults the GPUs were on their way to be better: the second has its own second.
+// TestPaceOfTwoFaults: the GPUs were recovering between two faults, so the second fault has its own
+// delay.
 func TestPaceOfTwoFaults(t *testing.T) {
 	away, p := nodeevents.Condition{Status: nodeevents.Unknown, Message: "?"}, nodeevents.Pace{}
 	bad := nodeevents.Condition{Status: nodeevents.False, Message: "a"}
@@ -200,8 +201,8 @@ func TestPaceOfTwoFaults(t *testing.T) {
 	}
 }
 
-// One GPU after the other becomes bad: the first write does not wait for the last of them. One that
-// flaps never is better.
+// TestPaceOfMany: GPUs become bad one after the other. The first write does not wait for the last
+// of them. A GPU that flaps is never better.
 func TestPaceOfMany(t *testing.T) {
 	good, p := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Pace{}
 	first := time.Time{}
@@ -227,8 +228,9 @@ func TestPaceOfMany(t *testing.T) {
 	}
 }
 
-// The slow repeat is spread, can be off, and a clock that went back does not end it.
-func TestBeat(t *testing.T) {
+// TestHeartbeat: repeated writes are spread, can be switched off, and survive a clock that is set
+// back.
+func TestHeartbeat(t *testing.T) {
 	c := nodeevents.Condition{Status: nodeevents.True}
 	for _, tt := range []struct {
 		beat          time.Duration
@@ -248,7 +250,8 @@ func TestBeat(t *testing.T) {
 	}
 }
 
-// What changes with every look is not written with every look: ten times, then once a minute.
+// TestWritesOfACondition: a condition that changes at every scan is written ten times, then once a
+// minute.
 func TestWritesOfACondition(t *testing.T) {
 	for name, conditions := range map[string][2]nodeevents.Condition{
 		"another source": {
@@ -260,11 +263,11 @@ func TestWritesOfACondition(t *testing.T) {
 		"good and bad": {{Status: nodeevents.True}, {Status: nodeevents.False, Message: "GPU-0"}},
 	} {
 		there, writes, p := conditions[0], 0, nodeevents.Pace{}
-		for i := range 900 { // an hour of looks
+		for i := range 900 { // an hour of scans
 			now, wanted := start.Add(time.Duration(i)*4*time.Second), conditions[i%2]
 			if due := p.Due(&there, start, wanted, now); !due.IsZero() && !due.After(now.Add(2*time.Second)) {
 				there = wanted
-				p.Wrote(now)
+				p.RecordWrite(now)
 				writes++
 			}
 		}
@@ -274,7 +277,7 @@ func TestWritesOfACondition(t *testing.T) {
 	}
 }
 
-// The tenth write in a row waits for nothing, and the eleventh for a minute.
+// TestWritesInARow: the tenth write in a row waits for nothing, and the eleventh for a minute.
 func TestWritesInARow(t *testing.T) {
 	good, bad, p := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Condition{Status: nodeevents.False,
 		Message: "GPU-0"}, nodeevents.Pace{}
@@ -282,14 +285,15 @@ func TestWritesInARow(t *testing.T) {
 		if due := p.Due(&good, start, bad, start); due.After(start.Add(30 * time.Second)) {
 			t.Errorf("write %d is due after %v", i+1, due.Sub(start))
 		}
-		p.Wrote(start)
+		p.RecordWrite(start)
 	}
 	if due := p.Due(&good, start, bad, start); !due.Equal(start.Add(time.Minute)) {
 		t.Errorf("the eleventh write is due after %v", due.Sub(start))
 	}
 }
 
-// A clock that goes back lengthens no wait: it begins anew.
+// TestPaceWhenTheClockGoesBack: a clock that is set back restarts a delay, but does not lengthen
+// it.
 func TestPaceWhenTheClockGoesBack(t *testing.T) {
 	good, bad := nodeevents.Condition{Status: nodeevents.True}, nodeevents.Condition{Status: nodeevents.False,
 		Message: "a"}

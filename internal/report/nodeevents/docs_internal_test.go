@@ -16,8 +16,8 @@ const (
 	tableEnd   = "<!-- end of reasons -->\n"
 )
 
-// TestDocs holds the tables of docs/reference.md to those of the code. `go test
-// ./internal/report/nodeevents -run TestDocs -update` writes them anew.
+// TestDocs compares the tables of docs/reference.md with the code. `go test
+// ./internal/report/nodeevents -run TestDocs -update` rewrites them.
 func TestDocs(t *testing.T) {
 	text, err := os.ReadFile(docs)
 	if err != nil {
@@ -55,7 +55,7 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// Each row is complete, and Kubernetes takes it.
+// TestRows: each row is complete and valid in Kubernetes.
 func TestRows(t *testing.T) {
 	for _, r := range Rows {
 		if r.Type != normal && r.Type != warning || r.Action == "" || len(r.Action) > 128 || len(r.Reason) > 128 ||
@@ -68,7 +68,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// A text that just fits is whole.
+// TestListThatJustFits: a text that just fits is complete.
 func TestListThatJustFits(t *testing.T) {
 	items := []string{"a", strings.Repeat("b", maxText-len("a; "))}
 	if got := list("", items); got != strings.Join(items, "; ") {
@@ -76,7 +76,7 @@ func TestListThatJustFits(t *testing.T) {
 	}
 }
 
-// What a message says of a device can be read back.
+// TestEntries: entries of a message can be parsed back.
 func TestEntries(t *testing.T) {
 	for _, v := range []verdict{
 		{state: unhealthy, xid: 79, remedy: "reboot"}, {state: lost, source: "reset-required",

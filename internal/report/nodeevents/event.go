@@ -9,32 +9,31 @@ import (
 	"unicode/utf8"
 )
 
-// maxText is how many bytes the note of an Event and the message of a condition may have. The first
-// is Kubernetes' limit.
+// maxText is the greatest size of the note of an Event and of the message of a condition, in bytes.
+// The limit for notes is Kubernetes'.
 const maxText = 1024
 
-// A NodeEvent is an Event that is to be written.
+// A NodeEvent is an Event to be written.
 type NodeEvent struct {
 	Reason Reason
 	// Note is a sentence of at most 1024 bytes.
 	Note string
-	// Devices are the UUIDs of the GPUs and MIG devices that it is about, in ascending order; none if
-	// it is about the node.
+	// Devices are the UUIDs of the affected GPUs and MIG devices, in ascending order; none for
+	// Events about the node.
 	Devices []string
-	// XID is the driver's error number that is the cause; 0 if there is none.
+	// XID is the driver's error number of the cause; 0 if there is none.
 	XID uint64
-	// Cause tells Events apart that have all of the above in common, but for the note.
+	// Cause distinguishes Events that are equal in all fields above, except for the note.
 	Cause string
-	// At is when the fact was seen.
+	// At is when the fact was observed.
 	At time.Time
-	// AtStart says that the fact was there when the daemon began to report: an earlier process may
+	// AtStart is true if the fact was there when the daemon began to report: an earlier process may
 	// have reported it.
 	AtStart bool
 }
 
-// Key is the same for Events of the same reason about the same devices, with the same XID and
-// cause: 16 characters of hexadecimal digits. Two daemons on one node, and a daemon before and
-// after its restart, give one fact the same key.
+// Key returns 16 hexadecimal digits. The key is the same for Events with the same reason, devices,
+// XID and cause, also in two daemons on a node, and before and after a restart of the daemon.
 func (e NodeEvent) Key() string {
 	sum := sha256.Sum256([]byte(strings.Join([]string{
 		string(e.Reason), strings.Join(e.Devices, ","), fmt.Sprint(e.XID), e.Cause,
@@ -42,7 +41,7 @@ func (e NodeEvent) Key() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// line returns text in one line and in valid UTF-8, with at most maxText bytes.
+// line returns text in one line of valid UTF-8, with at most maxText bytes.
 func line(text string) string {
 	text = strings.ToValidUTF8(strings.Join(strings.Fields(text), " "), "?")
 	if len(text) <= maxText {
@@ -56,7 +55,7 @@ func line(text string) string {
 	return text[:end] + more
 }
 
-// list joins as many items as fit, and says how many more there are.
+// list joins as many items as fit, and adds the number of omitted items.
 func list(prefix string, items []string) string {
 	const room = len("; and 1000 more")
 	text := prefix

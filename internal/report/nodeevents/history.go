@@ -10,63 +10,63 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// maxAlike is how many GPUs one change may concern for each to get an Event of its own.
+// maxAlike is the greatest number of GPUs with separate Events for the same change.
 const maxAlike = 4
 
-// The causes for which an Event is not written.
+// The causes of dropped Events.
 const (
-	DropSubjectRate = "subject rate" // of a GPU, the driver, the configuration, or what is left out
+	DropSubjectRate = "subject rate" // a GPU, the driver, the configuration, or left-out devices
 	DropNodeRate    = "node rate"
 	DropQueue       = "queue"
 )
 
-// The states of the driver of which Events tell.
+// The states of the driver in Events.
 const (
 	driverReady    = "ready"
 	driverNotReady = "not ready"
 	driverReleased = "released"
 )
 
-// A History records which Events were written about a node. The zero value has none. If a limit
-// delays an Event, it is written when the limit allows it and if it is still true then. So the last
-// Event about a GPU is soon true again.
+// A History records the Events about a node. The zero value is an empty History. If a limit delays
+// an Event, it is written as soon as the limit allows, provided it is still true. So the last Event
+// about a GPU soon becomes true again.
 type History struct {
 	begun   bool
 	hadGPUs bool
 	driver  string
-	config  string               // the error that was told
-	leftOut map[string]bool      // what was told to be left out
-	failed  map[string]bool      // the errors of NVSwitches that were told
-	labels  labelsTold           // why they are not as they are wanted
-	steps   map[string]bool      // those of which an Event told that they are reached, and that they are not
-	layout  layoutTold           // what was told of the MIG layout
-	bad     map[string]verdict   // of the devices that are not healthy, or gone, by UUID
-	gpus    map[string]string    // the names of the GPUs that were there, by UUID
-	used    map[string]time.Time // of the rates: by what they limit, and of the node under ""
-	denied  map[string]string    // what a limit kept back last, by subject
+	config  string               // the reported error
+	leftOut map[string]bool      // the reported devices
+	failed  map[string]bool      // the reported errors of NVSwitches
+	labels  labelsReport         // why labels are not as wanted
+	steps   map[string]bool      // last reported state by step
+	layout  layoutReport         // last reported MIG layout
+	bad     map[string]verdict   // verdicts of devices that are unhealthy or gone, by UUID
+	gpus    map[string]string    // names of the known GPUs, by UUID
+	used    map[string]time.Time // use of the rates by subject; the rate of the node has the key ""
+	denied  map[string]string    // last delayed Event by subject
 }
 
 // A Batch is a result of History.Next.
 type Batch struct {
 	Events []NodeEvent
-	// Dropped are the causes, one for each Event that a limit keeps back now and did not before.
+	// Dropped are causes, one for each Event that a limit delays for the first time.
 	Dropped []string
-	// Again is when a rate allows an Event that it keeps back; zero if there is none.
+	// Again is when a rate allows a delayed Event; zero if there is none.
 	Again time.Time
 }
 
-// A candidate is an Event that limits may keep back.
+// A candidate is an Event that limits may delay.
 type candidate struct {
 	NodeEvent
-	subject string // what it is about: only the latest fact about a subject is reported
-	limited string // whose rate it counts for: the UUID of a GPU, or a word; empty for that of the node alone
-	alike   string // the same for candidates that can be one Event; empty for one that stays alone
-	name    string // what it names in an Event for several
-	told    func() // notes that it was told
+	subject string // only the latest fact about a subject is reported
+	limited string // UUID of the GPU, or a word, whose rate applies; empty for the rate of the node only
+	alike   string // equal for candidates that can share an Event; empty for one that cannot
+	name    string // name in a shared Event
+	record  func() // records that the Event was written
 }
 
-// Recall sets what an earlier process told of the node: c is the condition of the node, zero if it
-// has none, and hadGPUs says that the node is known to have GPUs. It must be called before Next.
+// Recall sets the reports of an earlier process: c is the condition of the node, zero if it has
+// none, and hadGPUs is true if the node is known to have GPUs. It must be called before Next.
 func (h *History) Recall(c Condition, hadGPUs bool) {
 	h.init()
 	h.hadGPUs = h.hadGPUs || hadGPUs
@@ -90,8 +90,8 @@ func (h *History) init() {
 	}
 }
 
-// Next returns the Events that tell what changed to s, at most room of them. A status of a daemon
-// whose first look has not ended changes nothing.
+// Next returns Events about the changes up to s, at most room of them. A status from before the
+// first scan changes nothing.
 func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	if s.Version == "" || s.Looked.IsZero() && s.Stale == "" && !s.Quiet {
 		return Batch{}
@@ -105,8 +105,8 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	all = append(all, together(h.leftOutEvents(s))...)
 	all = append(all, h.layoutEvents(s)...)
 	batch := Batch{}
-	withheld, due := h.labelsEvents(s, now)
-	all, batch.Again = append(all, withheld...), due
+	labels, due := h.labelsEvents(s, now)
+	all, batch.Again = append(all, labels...), due
 	steps, due := h.stepEvents(s, now)
 	all = append(all, steps...)
 	if !due.IsZero() && (batch.Again.IsZero() || due.Before(batch.Again)) {
@@ -117,7 +117,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 		c.At, c.AtStart, c.Note = now, !h.begun, line(c.Note)
 		cause, again := h.limit(c.limited, now, room-len(batch.Events))
 		if cause == "" {
-			c.told()
+			c.record()
 			batch.Events = append(batch.Events, c.NodeEvent)
 			continue
 		}
@@ -133,7 +133,8 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	return batch
 }
 
-// limit takes one of the rates. If it cannot, it returns the cause, and when it could.
+// limit takes one Event from the rates. If it cannot, it returns the cause, and when a retry will
+// succeed.
 func (h *History) limit(limited string, now time.Time, room int) (cause string, again time.Time) {
 	if room <= 0 {
 		return DropQueue, time.Time{}
@@ -153,8 +154,8 @@ func (h *History) limit(limited string, now time.Time, room int) (cause string, 
 	return "", time.Time{}
 }
 
-// driverEvents returns the Events that say whether the driver answers. A node that never had a GPU
-// has none.
+// driverEvents returns Events about whether the driver answers. A node that never had a GPU has
+// none.
 func (h *History) driverEvents(s status.Status) []candidate {
 	is, c := driverReady, candidate{subject: "driver", limited: "driver"}
 	switch {
@@ -168,7 +169,7 @@ func (h *History) driverEvents(s status.Status) []candidate {
 	if is == h.driver || !h.hadGPUs || h.driver == "" && is == driverReady {
 		return nil
 	}
-	c.told = func() { h.driver = is }
+	c.record = func() { h.driver = is }
 	return []candidate{c}
 }
 
@@ -179,7 +180,7 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 		there[d.UUID] = true
 	}
 	for _, d := range own(s) {
-		before, told := h.bad[d.UUID]
+		before, reported := h.bad[d.UUID]
 		c := candidate{NodeEvent: NodeEvent{Devices: []string{d.UUID}}, subject: d.UUID, limited: d.UUID, name: d.UUID}
 		if d.GPU != "" {
 			c.limited = d.GPU
@@ -189,16 +190,16 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 			c.Reason, c.XID, c.Cause = now.reason(before), now.xid, now.source+","+now.remedy
 			c.Note = fmt.Sprintf("%s is %s: %s", name(d), d.State, because(d))
 			c.alike = fmt.Sprint(c.Reason, now)
-			c.told = func() { h.bad[d.UUID] = now }
-			if c.Reason == "" { // another cause, and for the operator the same
-				c.told()
+			c.record = func() { h.bad[d.UUID] = now }
+			if c.Reason == "" { // for the operator nothing changed
+				c.record()
 				continue
 			}
-		case d.State == healthy && told:
+		case d.State == healthy && reported:
 			c.Reason, c.XID, c.Cause = GPURecovered, before.xid, before.source+","+before.remedy
 			c.Note = fmt.Sprintf("%s is Healthy again; it was %s (%s)", name(d), before.state, before.what())
 			c.alike = fmt.Sprint(c.Reason, before)
-			c.told = func() { delete(h.bad, d.UUID) }
+			c.record = func() { delete(h.bad, d.UUID) }
 		default:
 			continue
 		}
@@ -220,10 +221,10 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 		all = append(all, candidate{
 			NodeEvent: NodeEvent{
 				Reason: GPURemoved, Devices: []string{uuid},
-				Note: h.gpus[uuid] + " is no longer there: it was unplugged, or unbound from the driver",
+				Note: h.gpus[uuid] + " has disappeared: it was unplugged, or unbound from the driver",
 			},
 			subject: uuid, limited: uuid, name: uuid, alike: string(GPURemoved),
-			told: func() {
+			record: func() {
 				delete(h.gpus, uuid)
 				h.bad[uuid] = verdict{state: removed, source: "unplugged or unbound"}
 			},
@@ -232,7 +233,7 @@ func (h *History) deviceEvents(s status.Status) []candidate {
 	return all
 }
 
-// switchEvents tells of each error of an NVSwitch once.
+// switchEvents returns an Event for each new error of an NVSwitch.
 func (h *History) switchEvents(s status.Status) []candidate {
 	var all []candidate
 	for _, what := range s.NVSwitches {
@@ -242,7 +243,8 @@ func (h *History) switchEvents(s status.Status) []candidate {
 					Reason: NVSwitchFailed, Cause: what,
 					Note: what + ", a fatal error: NVLinks of the node's GPUs have failed. Drain the node and restart it",
 				},
-				subject: what, limited: "NVSwitches", alike: string(NVSwitchFailed), name: what, told: func() { h.failed[what] = true },
+				subject: what, limited: "NVSwitches", alike: string(NVSwitchFailed), name: what,
+				record: func() { h.failed[what] = true },
 			})
 		}
 	}
@@ -259,7 +261,7 @@ func (h *History) configEvents(s status.Status) []candidate {
 			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s", s.ConfigFile,
 				s.ConfigError),
 		},
-		subject: "configuration", limited: "configuration", told: func() { h.config = s.ConfigError },
+		subject: "configuration", limited: "configuration", record: func() { h.config = s.ConfigError },
 	}
 	if s.ConfigError == "" {
 		c.NodeEvent = NodeEvent{Reason: ConfigApplied, Note: fmt.Sprintf("The configuration file %s is used again",
@@ -268,24 +270,23 @@ func (h *History) configEvents(s status.Status) []candidate {
 	return []candidate{c}
 }
 
-// labelsPatience is how long labels are not as they are wanted before an Event tells: a write that
-// failed is tried again.
+// labelsPatience is how long labels must differ before an Event: failed writes are retried.
 const labelsPatience = time.Minute
 
-// A labelsTold is what is known of the reason why labels are not as they are wanted.
-type labelsTold struct {
-	reason string
-	since  time.Time
-	told   bool
+// A labelsReport records why labels are not as wanted.
+type labelsReport struct {
+	reason   string
+	since    time.Time
+	reported bool
 }
 
-// labelsEvents tells why labels are not as they are wanted, once that has lasted, and when that
-// will be if it has not; zero for never.
+// labelsEvents returns an Event if labels have differed for long enough. Otherwise it returns when
+// they will have; zero for never.
 func (h *History) labelsEvents(s status.Status, now time.Time) (events []candidate, due time.Time) {
 	if s.LabelsError != h.labels.reason {
-		h.labels = labelsTold{reason: s.LabelsError, since: now}
+		h.labels = labelsReport{reason: s.LabelsError, since: now}
 	}
-	if h.labels.reason == "" || h.labels.told {
+	if h.labels.reason == "" || h.labels.reported {
 		return nil, time.Time{}
 	}
 	if due := h.labels.since.Add(labelsPatience); due.After(now) {
@@ -293,7 +294,7 @@ func (h *History) labelsEvents(s status.Status, now time.Time) (events []candida
 	}
 	return []candidate{{
 		NodeEvent: NodeEvent{Reason: LabelsWithheld, Cause: s.LabelsError, Note: "Labels of the node: " + s.LabelsError},
-		subject:   "labels", limited: "labels", told: func() { h.labels.told = true },
+		subject:   "labels", limited: "labels", record: func() { h.labels.reported = true },
 	}}, time.Time{}
 }
 
@@ -301,13 +302,13 @@ func (h *History) leftOutEvents(s status.Status) []candidate {
 	var all []candidate
 	is := map[string]bool{}
 	for _, sentence := range s.LeftOut {
-		what, _, _ := strings.Cut(sentence, ": ") // the reason may be another one at each look
+		what, _, _ := strings.Cut(sentence, ": ") // the reason may differ at each scan
 		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return what == "GPU "+d.Index && isBad(d) })
-		if !h.leftOut[what] && !is[what] && !known { // of a GPU that is lost, its own Event tells
+		if !h.leftOut[what] && !is[what] && !known { // a lost GPU has its own Event
 			all = append(all, candidate{
 				NodeEvent: NodeEvent{Reason: ResourceLeftOut, Note: "Not offered: " + sentence, Cause: what},
 				subject:   "left out " + what, limited: "left out", alike: string(ResourceLeftOut), name: sentence,
-				told: func() { h.leftOut[what] = true },
+				record: func() { h.leftOut[what] = true },
 			})
 		}
 		is[what] = true
@@ -316,7 +317,7 @@ func (h *History) leftOutEvents(s status.Status) []candidate {
 	return all
 }
 
-// together makes one candidate of those that are alike, where they are many.
+// together merges large groups of candidates that are alike.
 func together(all []candidate) []candidate {
 	alike := map[string][]candidate{}
 	for _, c := range all {
@@ -348,10 +349,10 @@ func join(group []candidate) candidate {
 	if len(c.Devices) == 0 {
 		c.Cause = strings.Join(names, "; ")
 	}
-	c.Note = list(fmt.Sprintf("%d alike. The first: %s. All: ", len(group), c.Note), names)
-	c.told = func() {
+	c.Note = list(fmt.Sprintf("%d similar Events. The first: %s. All: ", len(group), c.Note), names)
+	c.record = func() {
 		for _, other := range group {
-			other.told()
+			other.record()
 		}
 	}
 	return c

@@ -39,7 +39,7 @@ func mig(g status.Device, index int, state string) status.Device {
 	return d
 }
 
-// node is the status of a node whose last look has just succeeded.
+// node is the status of a node right after a successful scan.
 func node(devices ...status.Device) status.Status {
 	return status.Status{Version: "v1", Driver: "580.1", Looked: start, GPUs: devices, ConfigFile: "/c.yaml"}
 }
@@ -49,8 +49,8 @@ func with(s status.Status, change func(*status.Status)) status.Status {
 	return s
 }
 
-// said returns the Events' reasons, each with its devices and XID.
-func said(b nodeevents.Batch) []string {
+// reasonsOf returns the reasons of the Events, with devices and XID.
+func reasonsOf(b nodeevents.Batch) []string {
 	var all []string
 	for _, e := range b.Events {
 		text := string(e.Reason)
@@ -65,7 +65,7 @@ func said(b nodeevents.Batch) []string {
 	return all
 }
 
-// Every transition, and that its way back is told too, or is not where there is nothing to tell.
+// TestTransitions covers every transition and its reverse, with or without an Event.
 func TestTransitions(t *testing.T) {
 	stale := func(s *status.Status) { s.Stale = "no driver" }
 	quiet := func(s *status.Status) { s.Quiet = true; s.Stale = "released" }
@@ -157,13 +157,13 @@ func TestTransitions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var h nodeevents.History
 			h.Next(tt.before, start, plenty)
-			if diff := cmp.Diff(tt.want, said(h.Next(tt.after, start, plenty))); diff != "" {
+			if diff := cmp.Diff(tt.want, reasonsOf(h.Next(tt.after, start, plenty))); diff != "" {
 				t.Errorf("forth (-want +got):\n%s", diff)
 			}
 			if again := h.Next(tt.after, start, plenty); len(again.Events) != 0 {
-				t.Errorf("told twice: %v", said(again))
+				t.Errorf("told twice: %v", reasonsOf(again))
 			}
-			back := said(h.Next(tt.before, start, plenty))
+			back := reasonsOf(h.Next(tt.before, start, plenty))
 			if diff := cmp.Diff(tt.back, back); diff != "" {
 				t.Errorf("back (-want +got):\n%s", diff)
 			}
@@ -171,32 +171,32 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// What is between the states does not hide where a GPU came from.
+// TestStatesBetween: intermediate states do not hide the origin of a GPU.
 func TestStatesBetween(t *testing.T) {
 	var h nodeevents.History
 	bad := gpu(0, "Unhealthy xid 79 reboot")
 	h.Next(node(gpu(0, "Healthy")), start, plenty)
 	h.Next(node(bad), start, plenty)
 	h.Next(with(node(gpu(0, "Unknown silence none")), func(s *status.Status) { s.Stale = "away" }), start, plenty)
-	if got := said(h.Next(node(bad), start, plenty)); !cmp.Equal(got, []string{"DriverReady"}) {
+	if got := reasonsOf(h.Next(node(bad), start, plenty)); !cmp.Equal(got, []string{"DriverReady"}) {
 		t.Errorf("the same fault after the driver was away: %v", got)
 	}
 	h.Next(node(gpu(0, "Suspect xid 79 reboot")), start, plenty)
-	if got := said(h.Next(node(gpu(0, "Healthy")), start, plenty)); !cmp.Equal(got,
+	if got := reasonsOf(h.Next(node(gpu(0, "Healthy")), start, plenty)); !cmp.Equal(got,
 		[]string{"GPURecovered GPU-0 XID 79"}) {
 		t.Errorf("recovered by way of Suspect: %v", got)
 	}
 }
 
-// Three GPUs in different states: each has its own Event and key, also where the reason is the
-// same.
+// TestThreeGPUs: three GPUs in different states each have an Event and a key, even with the same
+// reason.
 func TestThreeGPUs(t *testing.T) {
 	var h nodeevents.History
 	h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy"), gpu(2, "Healthy")), start, plenty)
 	b := h.Next(node(gpu(0, "Unhealthy xid 79 reboot"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Lost lost reconnect")),
 		start, plenty)
 	want := []string{"GPUUnhealthy GPU-0 XID 79", "GPUUnhealthy GPU-1 XID 79", "GPULost GPU-2"}
-	if diff := cmp.Diff(want, said(b)); diff != "" {
+	if diff := cmp.Diff(want, reasonsOf(b)); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
 	if b.Events[0].Key() == b.Events[1].Key() || b.Events[0].Note == b.Events[1].Note {
@@ -205,14 +205,14 @@ func TestThreeGPUs(t *testing.T) {
 	if want := "GPU 0 (GPU-0) is Unhealthy: found by xid 79 reboot; remedy: reboot"; b.Events[0].Note != want {
 		t.Errorf("note %q, want %q", b.Events[0].Note, want)
 	}
-	got := said(h.Next(node(gpu(0, "Healthy"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Unhealthy flapping human")),
+	got := reasonsOf(h.Next(node(gpu(0, "Healthy"), gpu(1, "Unhealthy xid 79 reboot"), gpu(2, "Unhealthy flapping human")),
 		start, plenty))
 	if diff := cmp.Diff([]string{"GPURecovered GPU-0 XID 79", "GPUNeedsOperator GPU-2"}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// More than four GPUs alike are one Event; four are four.
+// TestAlike: more than four similar GPUs share one Event; four have four.
 func TestAlike(t *testing.T) {
 	for n := 4; n <= 16; n++ {
 		var h nodeevents.History
@@ -235,7 +235,7 @@ func TestAlike(t *testing.T) {
 			t.Errorf("%d GPUs: %v %q", n, first.Devices, first.Note)
 		}
 		if again := h.Next(node(bad...), start, plenty); len(again.Events) != 0 {
-			t.Errorf("%d GPUs: told twice: %v", n, said(again))
+			t.Errorf("%d GPUs: told twice: %v", n, reasonsOf(again))
 		}
 		if got := len(h.Next(node(append(good, gpu(n, "Healthy"))...), start, plenty).Events); got != want {
 			t.Errorf("%d GPUs: %d Events of recovery, want %d", n, got, want)
@@ -243,8 +243,8 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// A GPU that flaps gets five Events, then one in five minutes; what it told last is true when it
-// stops.
+// TestFlapping: a GPU that flaps gets five Events, then one in five minutes. When the flapping
+// stops, the last Event is true.
 func TestFlapping(t *testing.T) {
 	var h nodeevents.History
 	states := []status.Status{node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Healthy"))}
@@ -266,21 +266,22 @@ func TestFlapping(t *testing.T) {
 	if dropped < 200 {
 		t.Errorf("%d drops counted", dropped)
 	}
-	// It stops as Unhealthy: when the rate allows it, that is told, if the last one told was not that.
+	// The last state is Unhealthy. It is reported when the rate allows it, unless the last report
+	// said the same.
 	b := h.Next(states[0], now, plenty)
 	if last == "GPURecovered" {
 		if b.Again.IsZero() || b.Again.Sub(now) > 5*time.Minute {
 			t.Fatalf("again %v", b.Again)
 		}
-		if got := said(h.Next(states[0], b.Again, plenty)); !cmp.Equal(got, []string{"GPUUnhealthy GPU-0"}) {
+		if got := reasonsOf(h.Next(states[0], b.Again, plenty)); !cmp.Equal(got, []string{"GPUUnhealthy GPU-0"}) {
 			t.Errorf("the last state is not told: %v", got)
 		}
 	} else if len(b.Events) != 0 {
-		t.Errorf("told again: %v", said(b))
+		t.Errorf("told again: %v", reasonsOf(b))
 	}
 }
 
-// GPUs do not take the rates of each other; the node's rate holds for all.
+// TestRates: every GPU has its own rate; the node's rate applies to all.
 func TestRates(t *testing.T) {
 	var h nodeevents.History
 	one := func(i int, state string) status.Status {
@@ -313,11 +314,11 @@ func TestRates(t *testing.T) {
 	later := start.Add(time.Minute)
 	got := h.Next(one(9, "Unhealthy hang reset"), later, plenty)
 	if len(got.Events) != 1 {
-		t.Errorf("a minute later: %v", said(got))
+		t.Errorf("a minute later: %v", reasonsOf(got))
 	}
 }
 
-// A clock that goes back silences nothing for longer than the rates.
+// TestClockGoesBack: a clock that is set back delays nothing for longer than the rates.
 func TestClockGoesBack(t *testing.T) {
 	var h nodeevents.History
 	states := []status.Status{node(gpu(0, "Unhealthy hang reset")), node(gpu(0, "Healthy"))}
@@ -339,24 +340,24 @@ func TestClockGoesBack(t *testing.T) {
 	}
 }
 
-// A daemon that starts knows from the node's condition what was told. What is new is told, and what
-// ended meanwhile.
+// TestRestart: a new daemon learns past reports from the node's condition. It reports new facts,
+// and facts that ended meanwhile.
 func TestRestart(t *testing.T) {
 	before := node(gpu(0, "Unhealthy xid 79 reboot"), gpu(1, "Lost lost reconnect"), gpu(2, "Healthy"))
 	c, _ := nodeevents.Judge(before, start, false)
 	var same nodeevents.History
 	same.Recall(c, true)
-	if got := said(same.Next(before, start, plenty)); got != nil {
+	if got := reasonsOf(same.Next(before, start, plenty)); got != nil {
 		t.Errorf("the same state after a restart: %v", got)
 	}
 	var other nodeevents.History
 	other.Recall(c, true)
 	after := node(gpu(0, "Healthy"), gpu(1, "Lost lost reconnect"), gpu(2, "Unhealthy hang reset"))
 	want := []string{"GPURecovered GPU-0 XID 79", "GPUUnhealthy GPU-2"}
-	if diff := cmp.Diff(want, said(other.Next(after, start, plenty))); diff != "" {
+	if diff := cmp.Diff(want, reasonsOf(other.Next(after, start, plenty))); diff != "" {
 		t.Errorf("another state after a restart (-want +got):\n%s", diff)
 	}
-	// Without a condition, the Event has the key that it had, and says that it is of the start.
+	// Without a condition, the Event keeps its key and is marked as a fact from the start.
 	var first, second nodeevents.History
 	first.Next(node(gpu(0, "Healthy")), start, plenty)
 	told := first.Next(node(gpu(0, "Unhealthy xid 79 reboot")), start, plenty).Events[0]
@@ -366,7 +367,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A driver that is away when the daemon starts is told of a node that is known to have GPUs.
+// TestDriverAwayAtStart: a missing driver at the start is reported if the node is known to have
+// GPUs.
 func TestDriverAwayAtStart(t *testing.T) {
 	away := with(node(), func(s *status.Status) { s.Stale, s.Looked = "no driver", time.Time{} })
 	for _, hadGPUs := range []bool{false, true} {
@@ -381,7 +383,7 @@ func TestDriverAwayAtStart(t *testing.T) {
 	}
 }
 
-// Notes are one line of valid UTF-8 that Kubernetes takes, whatever a reason has.
+// TestNotes: notes are one line of valid UTF-8 that Kubernetes accepts, for any reason.
 func TestNotes(t *testing.T) {
 	d := gpu(0, "Unhealthy hang reset")
 	for _, reason := range []string{strings.Repeat("ä", 3000), "a\nb\tc", "\xff\xfe", strings.Repeat("x", 1023)} {
@@ -398,7 +400,7 @@ func TestNotes(t *testing.T) {
 	}
 }
 
-// What flaps at every look is limited, whatever it is about.
+// TestFlappingOfTheNode: any fact that flaps at every scan is limited.
 func TestFlappingOfTheNode(t *testing.T) {
 	whole := gpu(0, "Healthy")
 	for name, states := range map[string][2]status.Status{
@@ -415,7 +417,7 @@ func TestFlappingOfTheNode(t *testing.T) {
 	} {
 		var h nodeevents.History
 		told := 0
-		for i := range 900 { // an hour of looks
+		for i := range 900 { // an hour of scans
 			told += len(h.Next(states[i%2], start.Add(time.Duration(i)*4*time.Second), plenty).Events)
 		}
 		most := 17
@@ -428,8 +430,8 @@ func TestFlappingOfTheNode(t *testing.T) {
 	}
 }
 
-// The driver is replaced under the daemon, which starts anew for that: what the new process finds
-// is told, and nothing twice.
+// TestRestartOfTheDriver: the driver is replaced under the daemon, which starts again. The new
+// process reports changes, and nothing twice.
 func TestRestartOfTheDriver(t *testing.T) {
 	whole := node(gpu(0, "Healthy"))
 	away := with(node(gpu(0, "Unknown silence none")), func(s *status.Status) { s.Stale = "no driver" })
@@ -448,13 +450,13 @@ func TestRestartOfTheDriver(t *testing.T) {
 		c, _ := nodeevents.Judge(tt.before, start, true)
 		var h nodeevents.History
 		h.Recall(c, true)
-		if diff := cmp.Diff(tt.want, said(h.Next(tt.after, start, plenty))); diff != "" {
+		if diff := cmp.Diff(tt.want, reasonsOf(h.Next(tt.after, start, plenty))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }
 
-// MIG devices count for the rate of their GPU.
+// TestRateOfMIGDevices: MIG devices count towards the rate of their GPU.
 func TestRateOfMIGDevices(t *testing.T) {
 	var h nodeevents.History
 	told := 0
@@ -471,7 +473,7 @@ func TestRateOfMIGDevices(t *testing.T) {
 	}
 }
 
-// Two groups of devices have two Events, and each has room for what it names.
+// TestGroups: two groups of devices have two Events, each with enough room for its names.
 func TestGroups(t *testing.T) {
 	keys := map[string]bool{}
 	for _, first := range []int{0, 10} {

@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// Why labels are not as they are wanted is told once it has lasted a minute, once for each reason,
-// and again when it is back.
+// TestLabels: the reason for missing labels is reported after a minute, once for each reason, and
+// again after a recurrence.
 func TestLabels(t *testing.T) {
 	var h nodeevents.History
 	now := start

@@ -6,18 +6,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A layoutTold is what the last Event said of a MIG layout.
-type layoutTold struct{ layout, state, reason string }
+// A layoutReport is the content of the last Event about a MIG layout.
+type layoutReport struct{ layout, state, reason string }
 
-// layoutEvents tells what becomes of the MIG layout that is asked for. That it is being made is not
-// told, only whom it waits for.
+// layoutEvents returns Events about the progress of the wanted MIG layout. Pending layouts are
+// reported only if they wait for somebody.
 func (h *History) layoutEvents(s status.Status) []candidate {
 	m := s.MIG
 	if m == nil || m.Layout == "" {
-		h.layout = layoutTold{}
+		h.layout = layoutReport{}
 		return nil
 	}
-	is := layoutTold{layout: m.Layout, state: m.State}
+	is := layoutReport{layout: m.Layout, state: m.State}
 	about := fmt.Sprintf("MIG layout %s (%s)", m.Layout, m.From)
 	c := candidate{subject: "MIG layout", limited: "MIG layout"}
 	switch m.State {
@@ -28,19 +28,19 @@ func (h *History) layoutEvents(s status.Status) []candidate {
 		c.Reason, c.Note, c.Devices = MIGLayoutWaiting, about+" waits: "+m.Reason, m.Waiting
 	case "failed":
 		is.reason = m.Reason
-		c.Reason, c.Note = MIGLayoutFailed, about+" cannot be made: "+m.Reason
+		c.Reason, c.Note = MIGLayoutFailed, about+" cannot be applied: "+m.Reason
 	case "rebooting":
 		c.Reason, c.Note = MIGLayoutReset, about+" needs a reset of GPUs or a restart of the node: "+m.Reason
 	case "success":
-		c.Reason, c.Note = MIGLayoutMade, about+" is made"
+		c.Reason, c.Note = MIGLayoutMade, about+" is applied"
 	default:
 		return nil
 	}
-	if is == h.layout || !h.begun && m.State == "success" { // an earlier process made it
+	if is == h.layout || !h.begun && m.State == "success" { // applied by an earlier process
 		h.layout = is
 		return nil
 	}
 	c.Cause = is.layout + "," + is.reason
-	c.told = func() { h.layout = is }
+	c.record = func() { h.layout = is }
 	return []candidate{c}
 }

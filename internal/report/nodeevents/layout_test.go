@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A layout is told when it waits for somebody, fails, needs a reset and is made; each once, and not
-// what an earlier process made.
+// TestEventsOfMIGLayouts: a layout is reported once each when it waits, fails, needs a reset and is
+// applied, but not if an earlier process applied it.
 func TestEventsOfMIGLayouts(t *testing.T) {
 	t.Parallel()
 	layout := func(name, state, reason string, waiting ...string) *status.MIGLayout {
@@ -32,8 +32,8 @@ func TestEventsOfMIGLayouts(t *testing.T) {
 		{layout("b", "pending", "pod default/p holds GPU 0", "GPU-0"), []string{"MIGLayoutWaiting GPU-0"},
 			"layout b (label) waits: pod default/p holds GPU 0"},
 		{layout("b", "pending", "pod default/q holds GPU 0", "GPU-0"), nil, ""},
-		{layout("b", "success", ""), []string{"MIGLayoutMade"}, "layout b (label) is made"},
-		{layout("c", "failed", "no room"), []string{"MIGLayoutFailed"}, "layout c (label) cannot be made: no room"},
+		{layout("b", "success", ""), []string{"MIGLayoutMade"}, "layout b (label) is applied"},
+		{layout("c", "failed", "no room"), []string{"MIGLayoutFailed"}, "layout c (label) cannot be applied: no room"},
 		{layout("c", "failed", "no room"), nil, ""},
 		{layout("c", "failed", "no driver"), []string{"MIGLayoutFailed"}, "no driver"},
 		{layout("c", "rebooting", "GPU 3"), []string{"MIGLayoutNeedsReset"}, "a restart of the node: GPU 3"},
@@ -43,16 +43,16 @@ func TestEventsOfMIGLayouts(t *testing.T) {
 		{nil, nil, ""},
 		{layout("a", "success", ""), []string{"MIGLayoutMade"}, "layout a"},
 	} {
-		now = now.Add(time.Hour) // no rate is in the way
+		now = now.Add(time.Hour) // beyond any rate
 		batch := h.Next(with(node(gpu(0, "Healthy")), func(s *status.Status) { s.MIG = step.is }), now, plenty)
-		if diff := cmp.Diff(step.want, said(batch)); diff != "" {
+		if diff := cmp.Diff(step.want, reasonsOf(batch)); diff != "" {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
 		} else if step.note != "" && !strings.Contains(batch.Events[0].Note, step.note) {
 			t.Errorf("step %d: note %q, want %q", i, batch.Events[0].Note, step.note)
 		}
 	}
 	var failing nodeevents.History
-	if got := said(failing.Next(with(node(gpu(0, "Healthy")),
+	if got := reasonsOf(failing.Next(with(node(gpu(0, "Healthy")),
 		func(s *status.Status) { s.MIG = layout("a", "failed", "x") }), start, plenty)); len(got) != 1 {
 		t.Errorf("a layout that fails at the start: %q", got)
 	}

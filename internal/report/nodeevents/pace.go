@@ -3,52 +3,50 @@ package nodeevents
 import "time"
 
 const (
-	// worseAfter is how long something worse is waited for: often one fault follows another at once.
+	// worseAfter is the delay of deteriorations: often one fault follows another at once.
 	worseAfter = time.Second
-	// betterAfter is how long something better must last. It bounds the writes of a GPU that comes and
-	// goes.
+	// betterAfter is how long an improvement must last. It limits the writes for a GPU that flaps.
 	betterAfter = 30 * time.Second
 )
 
-// A Pace says when a condition is to be written. Fraction, from 0 up to 1, spreads nodes that
-// started together.
+// A Pace says when to write a condition.
 type Pace struct {
-	// Fraction is a random number of this process.
+	// Fraction is a random number of this process from 0 up to 1. It spreads the writes of nodes
+	// that started together.
 	Fraction float64
-	// Heartbeat is how often a condition that did not change is written again, give or take a fifth; 0
-	// means never.
+	// Heartbeat is the interval of writes without a change, plus or minus a fifth; 0 means never.
 	Heartbeat time.Duration
-	// First is how long the first condition of a healthy node waits.
+	// First is the delay of the first condition of a healthy node.
 	First time.Duration
 
 	wanted Condition
-	used   time.Time // of the rate of writes
-	// since when the wanted condition is worse, or better, than that of the node; zero if it is not
+	used   time.Time // use of the rate of writes
+	// when the wanted condition became worse, or better, than the node's; zero if it is neither
 	worse, better time.Time
 }
 
-// Wrote notes that the condition was written at a time.
-func (p *Pace) Wrote(now time.Time) { _, p.used = perCondition.after(p.used, now) }
+// RecordWrite records a write of the condition.
+func (p *Pace) RecordWrite(now time.Time) { _, p.used = perCondition.after(p.used, now) }
 
-// Due returns when wanted is to be written; the zero time if it is not. The argument there is the
-// condition of the node, nil if it has none, and written is when it was written last.
-func (p *Pace) Due(there *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
-	due := p.due(there, written, wanted, now)
+// Due returns when to write wanted; the zero time if no write is needed. The condition of the node
+// is nodes, nil if there is none; its last write was at written.
+func (p *Pace) Due(nodes *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
+	due := p.due(nodes, written, wanted, now)
 	if allowed, _ := perCondition.after(p.used, now); !due.IsZero() && due.Before(allowed) {
 		return allowed
 	}
 	return due
 }
 
-func (p *Pace) due(there *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
+func (p *Pace) due(nodes *Condition, written time.Time, wanted Condition, now time.Time) time.Time {
 	switch {
-	case there == nil && wanted.Status == True:
+	case nodes == nil && wanted.Status == True:
 		p.since(&p.better, wanted, now)
 		return p.better.Add(p.First)
-	case there != nil && *there == wanted:
+	case nodes != nil && *nodes == wanted:
 		p.worse, p.better, p.wanted = time.Time{}, time.Time{}, wanted
-		return p.beat(written, now)
-	case there == nil || wanted.worse(*there):
+		return p.heartbeat(written, now)
+	case nodes == nil || wanted.worse(*nodes):
 		p.better = time.Time{}
 		p.since(&p.worse, p.wanted, now)
 		p.wanted = wanted
@@ -59,7 +57,7 @@ func (p *Pace) due(there *Condition, written time.Time, wanted Condition, now ti
 	return p.better.Add(betterAfter)
 }
 
-// since notes since when something is wanted; from now, if that is something else than before.
+// since sets at to now if another condition is wanted than before.
 func (p *Pace) since(at *time.Time, wanted Condition, now time.Time) {
 	if at.IsZero() || wanted != p.wanted || at.After(now) {
 		*at = now
@@ -67,12 +65,12 @@ func (p *Pace) since(at *time.Time, wanted Condition, now time.Time) {
 	p.wanted = wanted
 }
 
-// beat returns when a condition that is right is written again.
-func (p *Pace) beat(written, now time.Time) time.Time {
+// heartbeat returns when to repeat the write of a correct condition.
+func (p *Pace) heartbeat(written, now time.Time) time.Time {
 	if p.Heartbeat == 0 {
 		return time.Time{}
 	}
-	if written.After(now.Add(p.Heartbeat)) { // the clock went back
+	if written.After(now.Add(p.Heartbeat)) { // the clock was set back
 		return now
 	}
 	return written.Add(time.Duration((0.8 + 0.4*p.Fraction) * float64(p.Heartbeat)))

@@ -1,12 +1,12 @@
-// Package nodeevents decides which Events, GPU condition and taint a node has in the cluster. It
-// compares values of package status and does nothing else: times are given to it, and other
-// packages write.
+// Package nodeevents decides on the Events, the GPU condition and the taint of a node in the
+// cluster. It only compares values of package status: callers provide the time, and other packages
+// write.
 package nodeevents
 
-// A Reason is why an Event was written, as its field reason has it.
+// A Reason is the field reason of an Event.
 type Reason string
 
-// The reasons. Rows says when each is given.
+// The reasons. Rows explains each of them.
 const (
 	GPUUnhealthy     Reason = "GPUUnhealthy"
 	GPULost          Reason = "GPULost"
@@ -39,58 +39,62 @@ const (
 // A Row is one row of the table of Events.
 type Row struct {
 	Reason Reason
-	// Type is Normal or Warning, Action what the daemon did: both as the Event has them.
+	// Type is Normal or Warning, and Action the action of the daemon. Both are fields of the Event.
 	Type, Action string
-	// Pods says that the pods that hold the device get the Event too, where Events of pods are wanted.
+	// Pods is true if pods that hold the device also get the Event, if Events of pods are
+	// configured.
 	Pods bool
-	// When says when the Event is written, for the documentation.
+	// When explains when the Event is written, for the documentation.
 	When string
 }
 
-// Rows is the table of Events. docs/reference.md is written from it.
+// Rows is the table of Events. docs/reference.md is generated from it.
 var Rows = []Row{
 	{GPUUnhealthy, warning, "StopAllocating", true, "A GPU or MIG device became Unhealthy, or its remedy changed"},
-	{GPULost, warning, "StopAllocating", true, "A GPU became Lost: it is counted by the driver and cannot be reached"},
+	{GPULost, warning, "StopAllocating", true, "A GPU became Lost: the driver counts it, but cannot reach it"},
 	{
 		GPUNeedsOperator, warning, "StopAllocating", true,
-		"The remedy for a GPU or MIG device became `human` or `hardware`: no reset or restart ends the fault",
+		"The remedy for a GPU or MIG device became `human` or `hardware`: no reset or restart repairs the fault",
 	},
 	{
 		GPUXid, warning, "UpdateCure", true, "An XID changed the verdict on a device that was not healthy before. " +
 			"An XID that changes no verdict gives no Event; one that makes a device Unhealthy gives GPUUnhealthy " +
 			"or GPUNeedsOperator",
 	},
-	{GPURecovered, normal, "StartAllocating", true, "A device of which one of the Events above told is Healthy again"},
-	{GPURemoved, normal, "StopAllocating", true, "The driver no longer counts a GPU: it was unplugged, or unbound from the driver"},
+	{GPURecovered, normal, "StartAllocating", true, "A device with one of the Events above is Healthy again"},
+	{GPURemoved, normal, "StopAllocating", true,
+		"The driver no longer counts a GPU: it was unplugged, or unbound from the driver"},
 	{
 		NVSwitchFailed, warning, "KeepDevices", false,
-		"With `--kernel-log`, an NVSwitch logged a fatal error (SXid). No GPU is judged by it",
+		"With `--kernel-log`, an NVSwitch logged a fatal error (SXid). It does not change the health of GPUs",
 	},
-	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is not there"},
+	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is missing"},
 	{DriverReleased, normal, "KeepDevices", false, "The driver was released by `quiesce`"},
 	{DriverReady, normal, "ReadDevices", false, "The driver answers again"},
 	{
 		GPUStepReached, normal, "Proceed", false,
-		"With `--validate` or a range of drivers, a step until pods get GPUs was reached",
+		"With `--validate` or a range of drivers, a step on the way to GPUs for pods was reached",
 	},
-	{GPUStepMissing, warning, "Wait", false, "It was not reached for a minute"},
+	{GPUStepMissing, warning, "Wait", false, "Such a step was not reached for a minute"},
 	{
 		ConfigRejected, warning, "KeepConfiguration", false,
-		"The configuration file as it is now is refused; the last good one stays in force",
+		"The present configuration file is refused; the last good configuration stays in force",
 	},
 	{ConfigApplied, normal, "UseConfiguration", false, "The configuration file is used again"},
 	{
 		ResourceLeftOut, warning, "LeaveOut", false,
-		"A GPU cannot be identified, and no other Event tells why; or a device of the plan is not offered",
+		"A GPU cannot be identified, and no other Event explains why, or a planned device is not offered",
 	},
-	{LabelsWithheld, warning, "LeaveLabels", false, "For a minute the labels of the node are not as the daemon wants them"},
-	{MIGLayoutWaiting, normal, "WaitForRelease", true, "A MIG layout cannot be made on some GPUs before pods or processes end"},
+	{LabelsWithheld, warning, "LeaveLabels", false, "The labels of the node have not been as wanted for a minute"},
+	{MIGLayoutWaiting, normal, "WaitForRelease", true,
+		"A MIG layout cannot be applied to some GPUs before pods or processes end"},
 	{
 		MIGLayoutFailed, warning, "KeepInstances", false,
-		"A MIG layout cannot be made, or a step failed; what may succeed later is tried again",
+		"A MIG layout cannot be applied, or a step failed; the daemon retries where that can help",
 	},
-	{MIGLayoutReset, warning, "WaitForReset", false, "A MIG mode is in force only after a reset of the GPU or a restart of the node"},
-	{MIGLayoutMade, normal, "DivideGPUs", false, "The GPUs are as a MIG layout says, and were not before"},
+	{MIGLayoutReset, warning, "WaitForReset", false,
+		"A MIG mode needs a reset of the GPU or a restart of the node to take effect"},
+	{MIGLayoutMade, normal, "DivideGPUs", false, "A MIG layout was applied to the GPUs"},
 }
 
 // Row returns the reason's row of the table.

@@ -7,16 +7,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// stepPatience is how long a step is not reached before the cluster is told.
+// stepPatience is how long a step must be unreached before the cluster is notified.
 const stepPatience = time.Minute
 
-// late returns the step that pods have waited for longer than is usual.
+// late returns the step for which pods have waited unusually long.
 func late(s status.Status, now time.Time) (status.ReadyStep, bool) {
 	step, waits := s.Waits()
 	return step, waits && now.Sub(step.Since) >= stepPatience
 }
 
-// waitsFor says what a step waits for, since when, and what to do.
+// waitsFor describes an unreached step, its age and its remedy.
 func waitsFor(s status.ReadyStep) string {
 	text := fmt.Sprintf("%s, not reached since %s: %s", s.Name, status.Stamp(s.Since), s.Text)
 	if s.Remedy != "" {
@@ -25,24 +25,24 @@ func waitsFor(s status.ReadyStep) string {
 	return text
 }
 
-// stepEvents tells of each step that was reached, and of the one that is not reached for long; and
-// when that will be, zero for never.
+// stepEvents returns an Event for each newly reached step, and for a step that is late. It also
+// returns when the next step will be late; zero for never.
 func (h *History) stepEvents(s status.Status, now time.Time) (events []candidate, due time.Time) {
 	for i, step := range s.Steps {
-		told, known := h.steps[step.Name]
-		c := candidate{subject: "step " + step.Name, limited: "steps", told: func() { h.steps[step.Name] = step.Reached }}
+		wasReached, known := h.steps[step.Name]
+		c := candidate{subject: "step " + step.Name, limited: "steps", record: func() { h.steps[step.Name] = step.Reached }}
 		switch {
-		case step.Reached && !told:
+		case step.Reached && !wasReached:
 			c.NodeEvent = NodeEvent{
 				Reason: GPUStepReached, Cause: step.Name,
 				Note: fmt.Sprintf("Step %d of %d, %s, %.1f s after the start of the daemon: %s", i+1, len(s.Steps), step.Name,
 					step.Seconds, step.Text),
 			}
-			if known { // it was reached before, and then not
+			if known { // reached before, then lost
 				c.Note = fmt.Sprintf("Step %d of %d, %s, again: %s", i+1, len(s.Steps), step.Name, step.Text)
 			}
 			events = append(events, c)
-		case !step.Reached && (told || !known):
+		case !step.Reached && (wasReached || !known):
 			if at := step.Since.Add(stepPatience); at.After(now) {
 				return events, at
 			}

@@ -9,9 +9,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestStepsAreTold: each that is reached, in their order, once; and the one that is waited for,
-// after a minute and in the condition, too.
-func TestStepsAreTold(t *testing.T) {
+// TestStepEvents: each reached step is reported once, in order. An unreached step is reported after
+// a minute, also in the condition.
+func TestStepEvents(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 	s := status.Status{Version: "v", Looked: start, GPUs: []status.Device{{Index: "0", UUID: "GPU-0", State: "Healthy"}}}

@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestNVSwitches: each fatal error gives one Event, and many at once give one together. The
-// condition stays that of the GPUs.
+// TestNVSwitches: each fatal error has one Event, and many simultaneous errors share one. The
+// condition still only reflects the GPUs.
 func TestNVSwitches(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
@@ -33,7 +33,7 @@ func TestNVSwitches(t *testing.T) {
 		{[]string{a}, []string{"NVSwitchFailed: " + a + rest}},
 		{[]string{a}, nil},
 		{[]string{a, b}, []string{"NVSwitchFailed: " + b + rest}},
-		{[]string{a, b, "1", "2", "3", "4", "5"}, []string{"NVSwitchFailed: 5 alike. The first: 1" + rest +
+		{[]string{a, b, "1", "2", "3", "4", "5"}, []string{"NVSwitchFailed: 5 similar Events. The first: 1" + rest +
 			". All: 1; 2; 3; 4; 5"}},
 	} {
 		if diff := cmp.Diff(step.want, told(step.failed...)); diff != "" {

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestLine: 1024 bytes stay as they are; of more, as many whole characters stay as leave room for
-// the mark.
+// TestLine: 1024 bytes stay unchanged. Longer text keeps as many complete characters as leave room
+// for the mark.
 func TestLine(t *testing.T) {
 	t.Parallel()
 	x := strings.Repeat("x", maxText-3)
@@ -22,8 +22,8 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// TestList: what fits to the byte is there. An item that is not the last leaves room for how many
-// more there are.
+// TestList: text that fits to the byte is complete. Every item but the last leaves room for the
+// number of omitted items.
 func TestList(t *testing.T) {
 	t.Parallel()
 	x := func(n int) string { return strings.Repeat("x", n) }

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// The states of a device, as a Status has them.
+// The states of a device in a Status.
 var (
 	healthy   = inventory.Healthy.String()
 	suspect   = inventory.Suspect.String()
@@ -19,10 +19,10 @@ var (
 	lost      = inventory.Lost.String()
 )
 
-// removed is the state of a GPU that is no longer there.
+// removed is the state of a GPU that disappeared.
 const removed = "Removed"
 
-// A verdict is the state, the source and the remedy of a device that is not healthy.
+// A verdict is the state, the source and the remedy of an unhealthy device.
 type verdict struct {
 	state, source, remedy string
 	xid                   uint64
@@ -50,13 +50,13 @@ func (v verdict) what() string {
 	return "unknown"
 }
 
-// needsOperator reports whether nothing but a person ends the fault.
+// needsOperator reports whether only a person can repair the fault.
 func (v verdict) needsOperator() bool {
 	return v.remedy == string(inventory.RemedyHuman) || v.remedy == string(inventory.RemedyHardware)
 }
 
-// reason returns why an Event is written of a device that is not healthy, and what was said of it
-// before; an empty reason if there is nothing to say.
+// reason returns the reason of an Event about an unhealthy device, given the last reported verdict;
+// empty if nothing is to be reported.
 func (v verdict) reason(before verdict) Reason {
 	switch {
 	case v.state == lost && before.state != lost:
@@ -75,8 +75,8 @@ func (v verdict) reason(before verdict) Reason {
 	return ""
 }
 
-// entry is what a condition's message says of a device; it has no times and no counts. parseEntry
-// is the way back.
+// entry formats a device for a condition's message, without times and counts. parseEntry is the
+// inverse.
 func (v verdict) entry(uuid string) string {
 	remedy := cmp.Or(v.remedy, "none")
 	return fmt.Sprintf("%s %s: %s, remedy: %s", uuid, v.state, v.what(), remedy)
@@ -90,17 +90,17 @@ func parseEntry(text string) (uuid string, v verdict, ok bool) {
 		return "", verdict{}, false
 	}
 	v = verdict{state: m[2], source: m[4], remedy: m[5]}
-	v.xid, _ = strconv.ParseUint(m[3], 10, 64) // 0 without one
+	v.xid, _ = strconv.ParseUint(m[3], 10, 64) // 0 without an XID
 	if v.remedy == "none" {
 		v.remedy = ""
 	}
 	return m[1], v, true
 }
 
-// isBad reports whether a device's state is a verdict that it must not be used.
+// isBad reports whether a device's state forbids its use.
 func isBad(d status.Device) bool { return d.State == unhealthy || d.State == lost }
 
-// own returns the devices of s without the MIG devices whose state is only that of their GPU.
+// own returns the devices of s without MIG devices that only repeat the state of their GPU.
 func own(s status.Status) []status.Device {
 	gpus := map[string]status.Device{}
 	var devices []status.Device

@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// branchRows have drivers of branches that NVIDIA maintains, and of others.
+// branchRows have drivers of maintained and other branches.
 var branchRows = []row{
 	{
 		name: "maintained", facts: func(f *doctor.NodeFacts) { f.Today = day("2028-06-30") },

@@ -5,15 +5,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// capabilityRows are about what the container of the daemon can open of MIG.
+// capabilityRows are about MIG capabilities in the daemon's container.
 var capabilityRows = []row{
 	{
-		name: "MIG capabilities that this container cannot open", change: changes{"dev/nvidia-caps/nvidia-cap30": "char 234:30", "dev/char/234:30": "-> x"},
+		name:   "MIG capabilities that this container cannot open",
+		change: changes{"dev/nvidia-caps/nvidia-cap30": "char 234:30", "dev/char/234:30": "-> x"},
 		facts: func(f *doctor.NodeFacts) {
 			f.Container = doctor.Fact[doctor.Devices]{Value: doctor.Devices{Nodes: []doctor.DeviceFile{{Name: "nvidiactl"},
 				{Name: "nvidia-caps/nvidia-cap2"}}}}
 		},
-		check: "device-nodes", severity: doctor.Warning, says: "cannot open /dev/nvidia-caps/nvidia-cap2: MIG devices cannot be seen",
+		check: "device-nodes", severity: doctor.Warning,
+		says: "cannot open /dev/nvidia-caps/nvidia-cap2: MIG devices cannot be seen",
 	},
 	{
 		name: "MIG capabilities of layouts", status: func(s *status.Status) { s.MIG = &status.MIGLayout{} },

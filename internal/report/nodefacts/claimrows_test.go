@@ -7,7 +7,7 @@ import (
 
 func claims(s *doctor.Settings) { s.Claims = true }
 
-// given is the status of a daemon whose GPU is in a slice.
+// given is the status of a daemon with its GPU in a slice.
 func given(change func(*status.DRA)) func(*status.Status) {
 	return func(s *status.Status) {
 		s.Resources = nil
@@ -21,7 +21,7 @@ func given(change func(*status.DRA)) func(*status.Status) {
 	}
 }
 
-// answers has kubelet tell of devices of the device plugin.
+// answers makes the kubelet report devices of the device plugin.
 func answers(a doctor.PodResourcesAnswer) func(*doctor.NodeFacts) {
 	return func(f *doctor.NodeFacts) {
 		f.PodResources.Value, f.Kubelet.Value.Registered = a, nil
@@ -35,13 +35,17 @@ var claimRows = []row{
 		check: "dra", severity: doctor.OK, says: "1 GPU of 1 in 1 ResourceSlice",
 	},
 	{
-		name: "not registered", settings: claims, status: given(func(d *status.DRA) { d.Driver = status.DRADriver{Problem: "kubelet refused it"} }),
-		facts: answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error, says: "has not registered the driver for claims: kubelet refused it",
+		name: "not registered", settings: claims,
+		status: given(func(d *status.DRA) { d.Driver = status.DRADriver{Problem: "kubelet refused it"} }),
+		facts:  answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error,
+		says:   "has not registered the driver for claims: kubelet refused it",
 		remedy: "/var/lib/kubelet/plugins_registry",
 	},
 	{
-		name: "foreign driver", settings: claims, status: given(func(d *status.DRA) { d.Driver = status.DRADriver{NameConflict: "/reg/gpu.nvidia.com.sock"} }),
-		facts: answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error, says: "Another driver named gpu.nvidia.com",
+		name: "foreign driver", settings: claims,
+		status: given(func(d *status.DRA) { d.Driver = status.DRADriver{NameConflict: "/reg/gpu.nvidia.com.sock"} }),
+		facts:  answers(doctor.PodResourcesAnswer{}), check: "dra", severity: doctor.Error,
+		says:  "Another driver named gpu.nvidia.com",
 		shows: "/reg/gpu.nvidia.com.sock",
 	},
 	{
@@ -50,11 +54,13 @@ var claimRows = []row{
 		remedy: "kubectl get --raw /apis/resource.k8s.io",
 	},
 	{
-		name: "an old API", settings: claims, status: given(func(d *status.DRA) { d.API = "v1beta1" }), facts: answers(doctor.PodResourcesAnswer{}),
+		name: "an old API", settings: claims, status: given(func(d *status.DRA) { d.API = "v1beta1" }),
+		facts: answers(doctor.PodResourcesAnswer{}),
 		check: "dra", severity: doctor.Info, says: "as v1beta1",
 	},
 	{
-		name: "gate off", settings: claims, status: given(func(d *status.DRA) { d.NoTaints = true }), facts: answers(doctor.PodResourcesAnswer{}),
+		name: "gate off", settings: claims, status: given(func(d *status.DRA) { d.NoTaints = true }),
+		facts: answers(doctor.PodResourcesAnswer{}),
 		check: "dra", severity: doctor.Warning, says: "does not keep taints", remedy: "DRADeviceTaints",
 	},
 	{
@@ -77,7 +83,8 @@ var claimRows = []row{
 	{
 		name: "offered, too", settings: claims, status: given(nil),
 		facts: answers(doctor.PodResourcesAnswer{Offered: map[string][]string{"nvidia.com/gpu": {"GPU-1::2"}}}),
-		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and the kubelet offers it as a device of nvidia.com/gpu",
+		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and the kubelet offers it as a device of " +
+			"nvidia.com/gpu",
 	},
 	{
 		name: "held, too", settings: claims, status: given(nil),
@@ -92,11 +99,13 @@ var claimRows = []row{
 		check: "dra", severity: doctor.OK, says: "0 GPUs of 1",
 	},
 	{
-		name: "no daemon", settings: claims, facts: noDaemon, check: "dra", severity: doctor.NotChecked, says: "No daemon answers",
+		name: "no daemon", settings: claims, facts: noDaemon, check: "dra", severity: doctor.NotChecked,
+		says: "No daemon answers",
 		also: []string{"daemon", "persistence"},
 	},
 	{
-		name: "CDI off", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts, s.Claims = false, true, true }, status: given(nil),
+		name: "CDI off", settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts, s.Claims = false, true, true },
+		status: given(nil),
 		facts: func(f *doctor.NodeFacts) {
 			f.Runtime.Value.Readings[0].CDI = false
 			answers(doctor.PodResourcesAnswer{})(f)

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestDRADrivers has kubelet's folders with the registration sockets of several drivers, one of
-// which was killed.
+// TestDRADrivers has a kubelet's folders with the registration sockets of several drivers, one of
+// them dead.
 func TestDRADrivers(t *testing.T) {
 	t.Parallel()
 	folder := loopback.Folder(t)

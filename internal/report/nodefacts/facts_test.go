@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// runs is a node on which a container runtime runs with these arguments.
+// runs is a node with a container runtime with these arguments.
 func runs(name, arguments string, files changes) changes {
 	all := changes{"proc/700/comm": name, "proc/700/cmdline": arguments, config: gone, dropIn: gone}
 	for path, text := range files {
@@ -18,9 +18,9 @@ func runs(name, arguments string, files changes) changes {
 	return all
 }
 
-// TestRuntimesAsTheyAreConfigured: what the files say that a runtime reads, as its arguments name
-// them. For containerd, the table of TestConfigurationsAsContainerdReadsThem has more.
-func TestRuntimesAsTheyAreConfigured(t *testing.T) {
+// TestRuntimeConfigurations: the files that a runtime reads, as its arguments name them. For
+// containerd, the table of TestContainerdConfigurations has more.
+func TestRuntimeConfigurations(t *testing.T) {
 	t.Parallel()
 	folders := []string{"/etc/cdi", "/var/run/cdi"}
 	runc := doctor.RuntimeHandler{Name: "runc", Implied: true}
@@ -33,14 +33,16 @@ func TestRuntimesAsTheyAreConfigured(t *testing.T) {
 			runs("containerd", "/usr/bin/containerd\x00", nil),
 			doctor.Runtime{Name: doctor.Containerd, Service: "containerd", Config: "/" + config},
 			doctor.Reading{
-				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{runc},
+				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: folders,
+				Handlers: []doctor.RuntimeHandler{runc},
 			},
 		},
 		"a flag without a value": {
 			runs("containerd", "containerd\x00--config\x00", changes{config: "version = 3\n"}),
 			doctor.Runtime{Name: doctor.Containerd, Service: "containerd", Config: "/" + config, Files: []string{"/" + config}},
 			doctor.Reading{
-				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: folders, Handlers: []doctor.RuntimeHandler{runc},
+				Versions: "2.0 and newer", CDI: true, CDIExists: true, Default: "runc", CDIFolders: folders,
+				Handlers: []doctor.RuntimeHandler{runc},
 			},
 		},
 		"files that name each other, and one that cannot be read": {
@@ -107,7 +109,8 @@ BinaryName = "runc"
 			},
 		},
 		"CRI-O with a file that is not there": {
-			runs("crio", "crio\x00--config\x00/gone\x00", changes{"etc/crio/crio.conf.d/1": "[crio.runtime]\ncgroup_manager = 'systemd'\n"}),
+			runs("crio", "crio\x00--config\x00/gone\x00",
+				changes{"etc/crio/crio.conf.d/1": "[crio.runtime]\ncgroup_manager = 'systemd'\n"}),
 			doctor.Runtime{Name: doctor.CRIO, Service: "crio", Config: "/gone", Files: []string{"/etc/crio/crio.conf.d/1"}},
 			doctor.Reading{
 				CDI: true, CDIExists: true, Default: "crun", CDIFolders: folders,
@@ -136,7 +139,8 @@ BinaryName = "runc"
 			doctor.Runtime{Name: doctor.Docker, Service: "docker", Config: "/etc/docker/daemon.json",
 				Files: []string{"/etc/docker/daemon.json"}},
 			doctor.Reading{
-				Versions: "with a newer cri-dockerd", CDIExists: true, CDISetting: new(bool), Default: "nvidia", CDIFolders: []string{"/cdi"},
+				Versions: "with a newer cri-dockerd", CDIExists: true, CDISetting: new(bool), Default: "nvidia",
+				CDIFolders: []string{"/cdi"},
 				Handlers: []doctor.RuntimeHandler{
 					{Name: "runc", Systemd: true, Implied: true}, {Name: "nvidia", Program: "/usr/bin/nvidia-container-runtime",
 						Systemd: true},
@@ -147,7 +151,7 @@ BinaryName = "runc"
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := placesOf(newNode(tt.node)).Gather(t.Context()).Runtime.Value
-			for i, problem := range got.Problems { // the rest is the parser's
+			for i, problem := range got.Problems { // the rest is from the parser
 				got.Problems[i] = problem[:min(len(problem), len(tt.want.Problems[i]))]
 			}
 			if len(got.Readings) == 0 {
@@ -165,8 +169,8 @@ BinaryName = "runc"
 	}
 }
 
-// TestToolkitAsItIsConfigured: its file is that of the node, or that of NVIDIA's operator.
-func TestToolkitAsItIsConfigured(t *testing.T) {
+// TestToolkitConfiguration: the file is the node's, or the file of NVIDIA's operator.
+func TestToolkitConfiguration(t *testing.T) {
 	t.Parallel()
 	const operators = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
 	for name, tt := range map[string]struct {
@@ -185,8 +189,8 @@ func TestToolkitAsItIsConfigured(t *testing.T) {
 	}
 }
 
-// TestSpecsAsTheyAreRead: those of NVIDIA's devices, and those that cannot be read.
-func TestSpecsAsTheyAreRead(t *testing.T) {
+// TestSpecs: specs of NVIDIA's devices, and unreadable specs.
+func TestSpecs(t *testing.T) {
 	t.Parallel()
 	node := newNode(changes{
 		"run/cdi/k8s.device-plugin.nvidia.com-gpu.json": gone,
@@ -198,7 +202,8 @@ devices:
   containerEdits: {deviceNodes: [{path: /dev/nvidiactl}, {path: /dev/nvidia1}]}
 containerEdits: {mounts: [{hostPath: /usr/bin/gone, path: /dev/nvidia0}]}
 `,
-		"etc/cdi/b.txt": "kind: nvidia.com/gpu\n", "etc/cdi/c.json": `{"kind":"example.com/nic"}`, "run/cdi/d.json": `{"devices":[]}`, "run/cdi/e.json": "{",
+		"etc/cdi/b.txt": "kind: nvidia.com/gpu\n", "etc/cdi/c.json": `{"kind":"example.com/nic"}`,
+		"run/cdi/d.json": `{"devices":[]}`, "run/cdi/e.json": "{",
 	})
 	want := []doctor.Spec{
 		{Path: "/etc/cdi/a.yaml", Kind: "nvidia.com/gpu", Devices: []string{"0", "1"}, Named: 4,
@@ -207,15 +212,15 @@ containerEdits: {mounts: [{hostPath: /usr/bin/gone, path: /dev/nvidia0}]}
 	}
 	got := placesOf(node).Gather(t.Context()).Specs.Value
 	if len(got) == len(want) && got[2].Problem != "" {
-		got[2].Problem = "" // it is the parser's
+		got[2].Problem = "" // from the parser
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// TestTheLargestFile: 1 MiB is read, and what has a byte more is not.
-func TestTheLargestFile(t *testing.T) {
+// TestLargestFile: 1 MiB is read; one byte more is not.
+func TestLargestFile(t *testing.T) {
 	t.Parallel()
 	const file = "etc/cdi/large.yaml"
 	for size, want := range map[int]doctor.Spec{
@@ -234,8 +239,8 @@ func TestTheLargestFile(t *testing.T) {
 	}
 }
 
-// TestDriverAsItIsFound: its library, its module, its device nodes and their numbers.
-func TestDriverAsItIsFound(t *testing.T) {
+// TestDriverFacts: the library, the module, and the device nodes with their numbers.
+func TestDriverFacts(t *testing.T) {
 	t.Parallel()
 	const info = "proc/driver/nvidia/gpus/"
 	facts := placesOf(newNode(changes{
@@ -264,7 +269,8 @@ func TestDriverAsItIsFound(t *testing.T) {
 	}
 }
 
-// TestVersionOfTheModule: of the file in /proc, or that in /sys; without both it is not loaded.
+// TestVersionOfTheModule: the version is from /proc, or else from /sys; without both the module is
+// not loaded.
 func TestVersionOfTheModule(t *testing.T) {
 	t.Parallel()
 	const proc, sys = "proc/driver/nvidia/version", "sys/module/nvidia/version"

@@ -20,7 +20,7 @@ import (
 )
 
 // changes are files of a made-up node by path: their text, or "-> TARGET" for a symbolic link,
-// "char MAJOR:MINOR" for a device node, and gone for a file that is not there.
+// "char MAJOR:MINOR" for a device node, and gone for a missing file.
 type changes map[string]string
 
 const gone = "gone"
@@ -51,21 +51,24 @@ default_runtime = "nvidia"
 [crio.runtime.runtimes.nvidia]
 runtime_path = "/usr/bin/nvidia-container-runtime"
 `
-	closed  = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\naccept-nvidia-visible-devices-as-volume-mounts = true\n"
+	closed = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n" +
+		"accept-nvidia-visible-devices-as-volume-mounts = true\n"
 	address = "0000:3b:00.0"
 	libs    = "usr/lib/x86_64-linux-gnu/"
 	ours    = "k8s.device-plugin.nvidia.com"
 )
 
-// goodNode has one GPU, and nothing is wrong with it.
+// goodNode has one GPU and no problem.
 var goodNode = changes{
-	"sys/bus/pci/devices/" + address + "/vendor":          "0x10de",
-	"sys/bus/pci/devices/" + address + "/class":           "0x030200",
-	"sys/bus/pci/devices/" + address + "/driver":          "-> ../../drivers/nvidia",
-	"sys/bus/pci/drivers/nvidia/bind":                     "",
-	"proc/driver/nvidia/version":                          "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n",
+	"sys/bus/pci/devices/" + address + "/vendor": "0x10de",
+	"sys/bus/pci/devices/" + address + "/class":  "0x030200",
+	"sys/bus/pci/devices/" + address + "/driver": "-> ../../drivers/nvidia",
+	"sys/bus/pci/drivers/nvidia/bind":            "",
+	"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  " +
+		"580.95.05  Release Build\n",
 	"proc/driver/nvidia/gpus/" + address + "/information": "Model: \t NVIDIA H100\nDevice Minor: \t 0\n",
-	"proc/devices":                                  "Character devices:\n195 nvidia\n234 nvidia-caps\n510 nvidia-uvm\n\nBlock devices:\n8 sd\n",
+	"proc/devices": "Character devices:\n195 nvidia\n234 nvidia-caps\n510 nvidia-uvm\n" +
+		"\nBlock devices:\n8 sd\n",
 	"proc/1/comm":                                   "systemd",
 	"proc/700/comm":                                 "containerd",
 	"proc/700/cmdline":                              "/usr/bin/containerd\x00",
@@ -129,7 +132,7 @@ func placesOf(node fs.FS) nodefacts.Places {
 	}
 }
 
-// goodDaemon is the status of a daemon with which nothing is wrong.
+// goodDaemon is the status of a daemon without problems.
 func goodDaemon() status.Status {
 	on := true
 	return status.Status{
@@ -143,8 +146,8 @@ func goodDaemon() status.Status {
 
 var cdi = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: ours, KernelLog: true, DriverRoot: "/"}
 
-// A row is a node that differs from the good one, and what is found of that. Nothing else is found,
-// but by the checks of also.
+// A row is a node that differs from the good node, with the expected finding. Other checks must
+// find nothing, except for the checks in also.
 type row struct {
 	name     string
 	change   changes
@@ -154,8 +157,8 @@ type row struct {
 	check    string
 	severity doctor.Severity
 	says     string
-	remedy   string // a part of one of the commands
-	shows    string // a part of the evidence
+	remedy   string // part of one of the commands
+	shows    string // part of the evidence
 	also     []string
 }
 
@@ -212,7 +215,7 @@ func noDaemon(f *doctor.NodeFacts) {
 
 var justDaemon = []string{"daemon", "dra"}
 
-// TestFindings: each check in both directions. The good node is the other direction of all of them.
+// TestFindings: each check in both directions. The good node is the other direction for all checks.
 func TestFindings(t *testing.T) {
 	t.Parallel()
 	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
@@ -220,7 +223,7 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// TestEveryCheckHasBothDirections: a row in which the check is content, and one in which it is not.
+// TestEveryCheckHasBothDirections: every check has a row without and a row with a problem.
 func TestEveryCheckHasBothDirections(t *testing.T) {
 	t.Parallel()
 	content, not := map[string]bool{}, map[string]bool{}
@@ -254,7 +257,8 @@ var driverRows = []row{
 	},
 	{
 		name: "virtual machine", change: changes{"sys/bus/pci/devices/" + address + "/driver": "-> ../../drivers/vfio-pci"},
-		check: "gpus", severity: doctor.Info, says: "GPUs and virtual functions given to virtual machines: 1", shows: "it is bound to vfio-pci",
+		check: "gpus", severity: doctor.Info, says: "GPUs and virtual functions given to virtual machines: 1",
+		shows: "it is bound to vfio-pci",
 	},
 	{
 		name: "none", change: changes{"sys/bus/pci/devices/" + address + "/vendor": "0x8086"},
@@ -274,7 +278,8 @@ var driverRows = []row{
 	},
 	{name: "one version", check: "driver", severity: doctor.OK, says: "Kernel module and library have version 580.95.05"},
 	{
-		name: "upgraded", change: changes{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu\n"},
+		name: "upgraded", change: changes{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  " +
+			"570.86.15  Thu\n"},
 		check: "driver", severity: doctor.Error, says: "Driver 580.95.05 on disk, 570.86.15 loaded",
 	},
 	{
@@ -314,7 +319,8 @@ var driverRows = []row{
 		says: "1 GPU with device nodes"},
 	{
 		name: "missing", change: changes{"dev/nvidia0": gone, "dev/nvidia-uvm": gone},
-		check: "device-nodes", severity: doctor.Error, says: "missing: /dev/nvidia0, /dev/nvidia-uvm", also: []string{"cdi-specs"},
+		check: "device-nodes", severity: doctor.Error, says: "missing: /dev/nvidia0, /dev/nvidia-uvm",
+		also: []string{"cdi-specs"},
 	},
 	{
 		name: "one missing", change: changes{"dev/nvidia-uvm": gone},
@@ -322,11 +328,13 @@ var driverRows = []row{
 	},
 	{
 		name: "old number", change: changes{"dev/nvidia-uvm": "char 511:0", "dev/char/511:0": "-> ../nvidia-uvm"},
-		check: "device-nodes", severity: doctor.Error, says: "/dev/nvidia-uvm has the device number 511:0, but the driver has 510:0",
+		check: "device-nodes", severity: doctor.Error,
+		says: "/dev/nvidia-uvm has the device number 511:0, but the driver has 510:0",
 	},
 	{
-		name: "capabilities that no driver has", change: changes{"proc/devices": "Character devices:\n195 nvidia\n510 nvidia-uvm\n"},
-		check: "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes",
+		name:   "capabilities that no driver has",
+		change: changes{"proc/devices": "Character devices:\n195 nvidia\n510 nvidia-uvm\n"},
+		check:  "device-nodes", severity: doctor.OK, says: "1 GPU with device nodes",
 	},
 	{
 		name: "capability of another minor", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 234:2",
@@ -336,7 +344,8 @@ var driverRows = []row{
 	{
 		name: "capability with an old number", change: changes{"dev/nvidia-caps/nvidia-cap1": "char 235:1",
 			"dev/char/235:1": "-> x"},
-		check: "device-nodes", severity: doctor.Error, says: "nvidia-cap1 has the device number 235:1, but the driver has 234:1",
+		check: "device-nodes", severity: doctor.Error,
+		says: "nvidia-cap1 has the device number 235:1, but the driver has 234:1",
 	},
 	{
 		name: "a file", change: changes{"dev/nvidia0": "text"},
@@ -368,7 +377,8 @@ var driverRows = []row{
 		says: "nvidia-persistenced is running", also: justDaemon},
 	{
 		name: "not seen", change: changes{"proc/701/comm": gone}, facts: noDaemon,
-		check: "persistence", severity: doctor.NotChecked, says: "Persistence mode is unknown: no daemon answers", also: justDaemon,
+		check: "persistence", severity: doctor.NotChecked, says: "Persistence mode is unknown: no daemon answers",
+		also: justDaemon,
 	},
 	{name: "registered", check: "fabric-manager", severity: doctor.OK, says: "registered with the NVSwitch fabric"},
 	{name: "no switch", facts: noDaemon, check: "fabric-manager", severity: doctor.OK, says: "No NVSwitch",
@@ -377,7 +387,8 @@ var driverRows = []row{
 		name: "does not run", change: changes{
 			"sys/bus/pci/devices/0000:05:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:05:00.0/class": "0x068000",
 		},
-		facts: noDaemon, check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager is not running", also: justDaemon,
+		facts: noDaemon, check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager is not running",
+		also:  justDaemon,
 		shows: "1 NVSwitch on the PCI bus",
 	},
 	{
@@ -385,7 +396,8 @@ var driverRows = []row{
 			noDaemon(f)
 			f.NVSwitches.Value = make([]doctor.PCIDevice, 2)
 		},
-		check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager is not running", also: justDaemon, shows: "2 NVSwitches on the PCI bus",
+		check: "fabric-manager", severity: doctor.Error, says: "Fabric Manager is not running", also: justDaemon,
+		shows: "2 NVSwitches on the PCI bus",
 	},
 	{
 		name: "a simulated node", facts: func(f *doctor.NodeFacts) {
@@ -449,7 +461,8 @@ var daemonRows = []row{
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "it hangs", string(inventory.RemedyReset)
 			s.Calls = []status.Call{{GPU: new(int), Function: "nvmlDeviceGetUUID"}}
 		},
-		check: "daemon", severity: doctor.Error, says: "it hangs", remedy: "shows whether the call has returned", also: justDaemon,
+		check: "daemon", severity: doctor.Error, says: "it hangs", remedy: "shows whether the call has returned",
+		also: justDaemon,
 	},
 	{
 		name: "needs somebody", status: func(s *status.Status) {

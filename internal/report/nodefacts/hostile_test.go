@@ -24,8 +24,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// write puts the good node, without its device nodes, into a folder. What is in a path of hostile
-// is made by its function instead.
+// write puts the good node, without its device nodes, into a folder. Functions in hostile create
+// the files at their paths instead.
 func write(t *testing.T, hostile map[string]func(path string) error) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -54,7 +54,7 @@ func write(t *testing.T, hostile map[string]func(path string) error) string {
 	return folder
 }
 
-// hostile are files that nobody expects, each in the place of one that is read.
+// hostile are unexpected files, each in the place of a file that is read.
 var hostile = map[string]func(path string) error{
 	"FIFO":     func(path string) error { return unix.Mkfifo(path, 0o600) },
 	"a folder": func(path string) error { return os.Mkdir(path, 0o700) },
@@ -70,13 +70,14 @@ var hostile = map[string]func(path string) error{
 	"empty":   func(path string) error { return os.WriteFile(path, nil, 0o600) },
 }
 
-// TestHostileFiles: whatever a file is, all checks end soon, and say something.
+// TestHostileFiles: for any kind of file, all checks end soon and have a finding.
 func TestHostileFiles(t *testing.T) {
 	t.Parallel()
 	read := []string{
 		"proc/driver/nvidia/version", "sys/bus/pci/devices/" + address +
 			"/class", "proc/devices", "proc/700/comm", "proc/700/cmdline",
-		libs + "libnvidia-ml.so.580.95.05", config, dropIn, toolkit, "run/cdi/k8s.device-plugin.nvidia.com-gpu.json", "etc/cdi/other.yaml",
+		libs + "libnvidia-ml.so.580.95.05", config, dropIn, toolkit, "run/cdi/k8s.device-plugin.nvidia.com-gpu.json",
+		"etc/cdi/other.yaml",
 		"sys/fs/selinux/enforce", "proc/driver/nvidia/gpus/" + address + "/information", "usr/bin/containerd", "dev/nvidia0",
 		"etc/crio/crio.conf",
 	}
@@ -103,8 +104,8 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// TestNothingChanges: neither content nor dates of the node's files change, but for when they were
-// read.
+// TestNothingChanges: neither contents nor dates of the node's files change, except for access
+// times.
 func TestNothingChanges(t *testing.T) {
 	t.Parallel()
 	folder := write(t, nil)
@@ -179,8 +180,8 @@ func TestHungRead(t *testing.T) {
 	})
 }
 
-// TestNothingVisible: in a container that sees nothing of its node, no check that needs the node's
-// files is content.
+// TestNothingVisible: in a container without access to its node, no check that needs the node's
+// files succeeds.
 func TestNothingVisible(t *testing.T) {
 	t.Parallel()
 	const hidden = "The node's files are not visible"
@@ -227,7 +228,7 @@ func TestKubelet(t *testing.T) {
 		facts.PodResources.Value.Problem != "" {
 		t.Errorf("a kubelet and another plugin: got %+v and %+v", facts.Kubelet, facts.PodResources)
 	}
-	k.Stop() // its socket's file stays
+	k.Stop() // the file of the socket stays
 	if facts := places.Gather(t.Context()); facts.Kubelet.Value.Refused == "" || facts.PodResources.Value.Problem == "" {
 		t.Errorf("a kubelet that ended: got %+v and %+v", facts.Kubelet, facts.PodResources)
 	}

@@ -14,7 +14,7 @@ const (
 	runtime2 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n"
 )
 
-// allOfRuntime are the checks that need to know the container runtime.
+// allOfRuntime are the checks that need the container runtime.
 var allOfRuntime = []string{"container-runtime", "nvidia-runtime", "visible-devices", "daemon-reload"}
 
 var runtimeRows = []row{
@@ -56,18 +56,22 @@ var runtimeRows = []row{
 	},
 	{
 		name: "version not known", change: changes{config: "version = 2\n", dropIn: gone},
-		check: "container-runtime", severity: doctor.NotChecked, says: "The version of containerd is unknown, and the result depends on it. 1.7: CDI is off",
+		check: "container-runtime", severity: doctor.NotChecked,
+		says: "The version of containerd is unknown, and the result depends on it. 1.7: CDI is off",
 	},
 	{
-		name: "CDI off and not used", change: changes{config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n" +
+		name: "CDI off and not used", change: changes{config: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n" +
+			"enable_cdi = false\n" +
 			"[plugins.\"io.containerd.grpc.v1.cri\".containerd]\ndefault_runtime_name = 'n'\n" +
-			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.n.options]\nBinaryName = '/usr/bin/nvidia-container-runtime'\n"},
+			"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.n.options]\n" +
+			"BinaryName = '/usr/bin/nvidia-container-runtime'\n"},
 		settings: func(s *doctor.Settings) { s.CDI, s.VolumeMounts = false, true },
 		check:    "container-runtime", severity: doctor.Info, says: "does not use it",
 	},
 	{
 		name: "CRI disabled", change: changes{config: "disabled_plugins = ['io.containerd.grpc.v1.cri']\n" + containerd2},
-		check: "container-runtime", severity: doctor.Error, says: "CRI plugin of containerd is disabled", remedy: "remove cri from disabled_plugins",
+		check: "container-runtime", severity: doctor.Error, says: "CRI plugin of containerd is disabled",
+		remedy: "remove cri from disabled_plugins",
 	},
 	{
 		name: "not TOML", change: changes{"etc/containerd/conf.d/zz.toml": "\x00\xff= ["},
@@ -75,7 +79,8 @@ var runtimeRows = []row{
 	},
 	{
 		name: "another file", change: changes{
-			"proc/700/cmdline": "containerd\x00--config=/opt/c.toml\x00", "opt/c.toml": "imports = ['/etc/containerd/config.toml', 'c.toml']\n" + runtime2 + "enable_cdi = false\n",
+			"proc/700/cmdline": "containerd\x00--config=/opt/c.toml\x00",
+			"opt/c.toml":       "imports = ['/etc/containerd/config.toml', 'c.toml']\n" + runtime2 + "enable_cdi = false\n",
 		},
 		check: "container-runtime", severity: doctor.Error, says: "CDI is off",
 	},
@@ -93,7 +98,8 @@ var runtimeRows = []row{
 	},
 	{
 		name: "no runtime", change: changes{"proc/700/comm": gone},
-		check: "container-runtime", severity: doctor.NotChecked, says: "neither containerd, CRI-O nor cri-dockerd runs", also: allOfRuntime,
+		check: "container-runtime", severity: doctor.NotChecked, says: "neither containerd, CRI-O nor cri-dockerd runs",
+		also: allOfRuntime,
 	},
 	{
 		name: "CRI-O", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf.d/10-nvidia": crioConf},
@@ -101,13 +107,15 @@ var runtimeRows = []row{
 	},
 	{
 		name: "CRI-O, other folders", change: changes{
-			"proc/700/comm": "crio", "etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = ['/etc/cdi']\n", "etc/crio/crio.conf.d/10-nvidia": crioConf,
+			"proc/700/comm": "crio", "etc/crio/crio.conf": "[crio.runtime]\ncdi_spec_dirs = ['/etc/cdi']\n",
+			"etc/crio/crio.conf.d/10-nvidia": crioConf,
 		},
 		check: "container-runtime", severity: doctor.Error, says: "CRI-O does not look for CDI specs in /var/run/cdi",
 	},
 	{
 		name: "two runtimes and no kubelet", change: changes{"proc/702/comm": "crio"},
-		check: "container-runtime", severity: doctor.NotChecked, says: "no kubelet is seen that says which one it uses", also: allOfRuntime,
+		check: "container-runtime", severity: doctor.NotChecked, says: "no kubelet is seen that says which one it uses",
+		also: allOfRuntime,
 	},
 	{name: "default", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd"},
 	{
@@ -126,25 +134,30 @@ var runtimeRows = []row{
 		check: "nvidia-runtime", severity: doctor.Error, says: "containerd does not have NVIDIA's runtime",
 	},
 	{
-		name: "not there on CRI-O", change: changes{"proc/700/comm": "crio"}, settings: func(s *doctor.Settings) { s.Envvar = true },
-		check: "nvidia-runtime", severity: doctor.Error, says: "CRI-O does not have NVIDIA's runtime",
+		name: "not there on CRI-O", change: changes{"proc/700/comm": "crio"},
+		settings: func(s *doctor.Settings) { s.Envvar = true },
+		check:    "nvidia-runtime", severity: doctor.Error, says: "CRI-O does not have NVIDIA's runtime",
 	},
 	{
 		name: "not needed", change: changes{dropIn: gone},
 		check: "nvidia-runtime", severity: doctor.OK, says: "not needed",
 	},
 	{
-		name: "not there, and not needed by the chart", change: changes{dropIn: gone}, settings: func(s *doctor.Settings) { s.Envvar = true },
-		check: "nvidia-runtime", severity: doctor.Error, says: "containerd does not have NVIDIA's runtime", shows: "runtime: none works",
+		name: "not there, and not needed by the chart", change: changes{dropIn: gone},
+		settings: func(s *doctor.Settings) { s.Envvar = true },
+		check:    "nvidia-runtime", severity: doctor.Error, says: "containerd does not have NVIDIA's runtime",
+		shows:  "runtime: none works",
 		remedy: "# or without NVIDIA's runtime: runtime: none in the chart's values",
 	},
 	{
-		name: "both ways", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "without NVIDIA's runtime: runtime: none works",
+		name: "both ways", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd",
+		shows: "without NVIDIA's runtime: runtime: none works",
 	},
 	{
 		name: "one way on containerd 1.7", change: changes{config: containerd1, dropIn: gone},
 		facts: func(f *doctor.NodeFacts) { f.Runtime.Value.Readings = f.Runtime.Value.Readings[:1] },
-		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd", shows: "containerd is older than 2.0",
+		check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd",
+		shows: "containerd is older than 2.0",
 	},
 	{
 		name: "one way with CDI off", change: changes{"etc/containerd/conf.d/zz.toml": runtime2 + "enable_cdi = false"},
@@ -153,7 +166,8 @@ var runtimeRows = []row{
 	},
 	{
 		name: "one way on CRI-O", change: changes{"proc/700/comm": "crio", "etc/crio/crio.conf.d/10-nvidia": crioConf},
-		check: "nvidia-runtime", severity: doctor.OK, says: "the default of CRI-O", shows: "does not know the default handler of CRI-O; hostDev: true",
+		check: "nvidia-runtime", severity: doctor.OK, says: "the default of CRI-O",
+		shows: "does not know the default handler of CRI-O; hostDev: true",
 	},
 	{
 		name: "no program", change: changes{"usr/bin/nvidia-container-runtime": gone},
@@ -161,7 +175,8 @@ var runtimeRows = []row{
 	},
 	{name: "closed", check: "visible-devices", severity: doctor.OK, says: "cannot get GPUs by NVIDIA_VISIBLE_DEVICES"},
 	{
-		name: "settings of NVIDIA's runtime that cannot be seen", facts: func(f *doctor.NodeFacts) { f.Toolkit.Missing = "no such folder" },
+		name:  "settings of NVIDIA's runtime that cannot be seen",
+		facts: func(f *doctor.NodeFacts) { f.Toolkit.Missing = "no such folder" },
 		check: "visible-devices", severity: doctor.NotChecked, says: "no such folder",
 	},
 	{
@@ -189,7 +204,8 @@ var runtimeRows = []row{
 		settings: func(s *doctor.Settings) { s.Envvar = true }, check: "visible-devices", severity: doctor.OK,
 	},
 	{
-		name: "no volume mounts", change: changes{toolkit: "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"},
+		name: "no volume mounts", change: changes{toolkit: "accept-nvidia-visible-devices-envvar-when-unprivileged = " +
+			"false\n"},
 		settings: func(s *doctor.Settings) { s.VolumeMounts = true },
 		check:    "visible-devices", severity: doctor.Error, says: "ignores devices named by mounts",
 	},
@@ -222,7 +238,8 @@ var runtimeRows = []row{
 	},
 	{
 		name: "runc", change: changes{dropIn: gone},
-		check: "daemon-reload", severity: doctor.OK, says: "systemd knows their devices", shows: "cgroups of runc are made by systemd",
+		check: "daemon-reload", severity: doctor.OK, says: "systemd knows their devices",
+		shows: "cgroups of runc are made by systemd",
 	},
 	{
 		name: "no links", change: changes{"dev/char/195:0": gone},
@@ -240,7 +257,8 @@ var runtimeRows = []row{
 
 const (
 	otherSpec = "run/cdi/nvidia.yaml"
-	specText  = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia0\n" +
+	specText  = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    deviceNodes:\n" +
+		"    - path: /dev/nvidia0\n" +
 		"containerEdits:\n  mounts:\n  - hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so."
 )
 
@@ -272,7 +290,8 @@ var nodeRows = []row{
 	{
 		name: "asked for and not loaded", change: changes{"proc/modules": "nvidia 1 0 - Live 0x0\n"},
 		settings: func(s *doctor.Settings) { s.Companions = []doctor.CompanionModule{doctor.GDS} },
-		check:    "companions", severity: doctor.Warning, says: "GPUDirect Storage is configured, but not loaded", remedy: "modprobe nvidia_fs",
+		check:    "companions", severity: doctor.Warning, says: "GPUDirect Storage is configured, but not loaded",
+		remedy: "modprobe nvidia_fs",
 	},
 	{
 		name: "loaded without a device node", change: changes{"proc/modules": "gdrdrv 1 0 - Live 0x0\n"},
@@ -299,7 +318,8 @@ var nodeRows = []row{
 			s.Resources = []status.Resource{{Name: "nvidia.com/gpu.shared"}, {Name: "nvidia.com/mig-1g.10gb"},
 				{Name: "nvidia.com/a100"}}
 		},
-		check: "driver-upgrade", severity: doctor.Info, says: "does not evict pods with nvidia.com/a100, claims (before operator 26.7)",
+		check: "driver-upgrade", severity: doctor.Info,
+		says:   "does not evict pods with nvidia.com/a100, claims (before operator 26.7)",
 		remedy: "kubectl drain", also: []string{"dra", "kubelet"},
 	},
 	{name: "ours", check: "cdi-specs", severity: doctor.OK, says: "1 CDI spec "},
@@ -309,23 +329,27 @@ var nodeRows = []row{
 	},
 	{
 		name: "another's of an older driver", change: changes{otherSpec: specText + "570.86.15\n"},
-		check: "cdi-specs", severity: doctor.Warning, says: "nvidia.com/gpu is out of date: of its 2 files, 1 cannot be found",
+		check: "cdi-specs", severity: doctor.Warning,
+		says:   "nvidia.com/gpu is out of date: of its 2 files, 1 cannot be found",
 		remedy: "nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml",
 	},
 	{
 		name: "another program's", change: changes{"etc/cdi/x.yaml": strings.ReplaceAll(specText, "nvidia.com/gpu",
 			"management.nvidia.com/gpu") + "570.86.15\n"},
-		check: "cdi-specs", severity: doctor.Warning, says: "management.nvidia.com/gpu is out of date", remedy: "its program must write the spec again",
+		check: "cdi-specs", severity: doctor.Warning, says: "management.nvidia.com/gpu is out of date",
+		remedy: "its program must write the spec again",
 	},
 	{
 		name: "ours of another GPU", change: changes{
 			"run/cdi/k8s.device-plugin.nvidia.com-gpu.json": `{"kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"G","containerEdits":{"deviceNodes":[{"path":"/dev/nvidia7"}]}}]}`,
 		},
-		check: "cdi-specs", severity: doctor.Warning, says: "out of date: of its 1 file, 1 cannot be found", remedy: "rollout restart ds/gpu-device-plugin",
+		check: "cdi-specs", severity: doctor.Warning, says: "out of date: of its 1 file, 1 cannot be found",
+		remedy: "rollout restart ds/gpu-device-plugin",
 	},
 	{
 		name: "twice", change: changes{otherSpec: specText + "580.95.05\n", "run/cdi/old.yaml": specText + "580.95.05\n"},
-		check: "cdi-specs", severity: doctor.Error, says: "name the same device, so container runtimes ignore both: nvidia.com/gpu=0",
+		check: "cdi-specs", severity: doctor.Error,
+		says: "name the same device, so container runtimes ignore both: nvidia.com/gpu=0",
 	},
 	{
 		name: "two devices twice", change: changes{
@@ -333,7 +357,8 @@ var nodeRows = []row{
 			"run/cdi/old.yaml": strings.Replace(specText, "devices:\n", "devices:\n- name: all\n", 1) + "580.95.05\n",
 		},
 		check: "cdi-specs", severity: doctor.Error, says: "so container runtimes ignore both: nvidia.com/gpu=0",
-		shows: "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml", remedy: "ls -l /var/run/cdi/nvidia.yaml /var/run/cdi/old.yaml",
+		shows:  "/var/run/cdi/nvidia.yaml and /var/run/cdi/old.yaml",
+		remedy: "ls -l /var/run/cdi/nvidia.yaml /var/run/cdi/old.yaml",
 	},
 	{
 		name: "once in each folder", change: changes{otherSpec: specText + "580.95.05\n",
@@ -449,13 +474,15 @@ var nodeRows = []row{
 		facts: func(f *doctor.NodeFacts) {
 			f.PodResources.Value.Problem, f.Kubelet.Value.Refused = "connection refused", "connection refused"
 		},
-		check: "pod-resources", severity: doctor.NotChecked, says: "Neither PodResources nor the kubelet answers: connection refused", also: []string{"kubelet"},
+		check: "pod-resources", severity: doctor.NotChecked,
+		says: "Neither PodResources nor the kubelet answers: connection refused", also: []string{"kubelet"},
 	},
 	{
 		name: "no account, and kubelet is not seen",
 		facts: func(f *doctor.NodeFacts) {
 			f.PodResources.Value.Problem, f.Kubelet.Missing = "connection refused", "not looked for"
 		},
-		check: "pod-resources", severity: doctor.NotChecked, says: "Neither PodResources nor the kubelet answers", also: []string{"kubelet"},
+		check: "pod-resources", severity: doctor.NotChecked, says: "Neither PodResources nor the kubelet answers",
+		also: []string{"kubelet"},
 	},
 }

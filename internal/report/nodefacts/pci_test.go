@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 )
 
-// TestPCIGPUs: NVIDIA's display devices count, with any driver or none, but for those that are
-// given to virtual machines.
+// TestPCIGPUs: NVIDIA's display devices count, with any driver or none, except for devices assigned
+// to virtual machines.
 func TestPCIGPUs(t *testing.T) {
 	t.Parallel()
 	node := fstest.MapFS{}

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// programs returns what makes programs: that of this test, in which the path of its package is
-// another, or a script.
+// programs returns a function that creates programs: the program of this test with another package
+// path, or a script.
 func programs(t *testing.T) func(path string) string {
 	t.Helper()
 	file, err := os.Executable()
@@ -44,12 +44,12 @@ const (
 	programOf2  = "github.com/containerd/containerd/v2/cmd/containerd"
 )
 
-// containerdOf returns what makes programs of containerd that say a version: that of this test, in
-// which two names are others.
+// containerdOf returns a function that creates containerd programs of a version: the program of
+// this test with two other names.
 func containerdOf(t *testing.T) func(version string) string {
 	t.Helper()
 	program := programs(t)
-	// In one piece, this text would also be in the program as a text of this test.
+	// In one piece, the program would also contain the text as a text of this test.
 	thisModule := strings.Join([]string{"mod", "github.com/gpu-device-plugin/gpu-device-plugin", ""}, "\t")
 	return func(version string) string {
 		path, main := programOf2, "github.com/containerd/containerd/v2\tv"+version
@@ -72,8 +72,8 @@ func containerdOf(t *testing.T) func(version string) string {
 	}
 }
 
-// A madeOf is what a version of containerd makes of its files. The table has them as
-// test/containerd has them from containerd itself.
+// A madeOf is the effective configuration of a version of containerd. The table comes from
+// containerd itself by test/containerd.
 type madeOf struct {
 	Refused  bool     `json:"refused"`
 	Disabled bool     `json:"disabled"`
@@ -83,9 +83,8 @@ type madeOf struct {
 	Handlers []string `json:"handlers"`
 }
 
-// TestConfigurationsAsContainerdReadsThem: for each version, what containerd's own loader makes of
-// the files.
-func TestConfigurationsAsContainerdReadsThem(t *testing.T) {
+// TestContainerdConfigurations: for each version, the result of containerd's own loader.
+func TestContainerdConfigurations(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("testdata/containerd.yaml")
 	if err != nil {
@@ -135,9 +134,8 @@ func TestConfigurationsAsContainerdReadsThem(t *testing.T) {
 	}
 }
 
-// TestContainerdTellsItsVersion: the packages that a program was built from say which containerd it
-// is.
-func TestContainerdTellsItsVersion(t *testing.T) {
+// TestVersionOfContainerd: the packages in a program identify its containerd version.
+func TestVersionOfContainerd(t *testing.T) {
 	t.Parallel()
 	program := programs(t)
 	for _, tt := range []struct {
@@ -160,8 +158,8 @@ func TestContainerdTellsItsVersion(t *testing.T) {
 	}
 }
 
-// TestRuntimesWithoutProcesses: where processes are not visible, files and sockets tell which
-// runtime the node has.
+// TestRuntimesWithoutProcesses: without visible processes, files and sockets identify the node's
+// runtime.
 func TestRuntimesWithoutProcesses(t *testing.T) {
 	t.Parallel()
 	without := changes{"proc/1/comm": gone, "proc/700/comm": gone, "proc/700/cmdline": gone, "proc/701/comm": gone}
@@ -175,7 +173,8 @@ func TestRuntimesWithoutProcesses(t *testing.T) {
 		{"nothing", changes{config: gone, dropIn: gone}, ""},
 		{"both", changes{"run/crio/crio.sock": ""}, ""},
 		{"both, and a kubelet's file", changes{
-			"run/crio/crio.sock": "", "var/lib/kubelet/config.yaml": "containerRuntimeEndpoint: unix:///var/run/crio/crio.sock\n",
+			"run/crio/crio.sock": "", "var/lib/kubelet/config.yaml": "containerRuntimeEndpoint: " +
+				"unix:///var/run/crio/crio.sock\n",
 		}, doctor.CRIO},
 	} {
 		maps.Copy(tt.change, without)

@@ -7,11 +7,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-func TestSeveritiesHaveNames(t *testing.T) {
+func TestSeverityNames(t *testing.T) {
 	t.Parallel()
 	for severity, want := range map[doctor.Severity]string{
-		doctor.OK: "ok", doctor.Info: "info", doctor.NotChecked: "not checked", doctor.Warning: "warning", doctor.Error: "error",
-		-1: "Severity(-1)", 5: "Severity(5)",
+		doctor.OK: "ok", doctor.Info: "info", doctor.NotChecked: "not checked", doctor.Warning: "warning",
+		doctor.Error: "error",
+		-1:           "Severity(-1)", 5: "Severity(5)",
 	} {
 		if text, err := severity.MarshalText(); string(text) != want || err != nil || severity.String() != want {
 			t.Errorf("severity %d is %q, %v, want %q", int(severity), text, err, want)
@@ -19,9 +20,8 @@ func TestSeveritiesHaveNames(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeSeenIsNotChecked: no check says that all is well, and none that something is
-// wrong, but for what hangs.
-func TestWhatCannotBeSeenIsNotChecked(t *testing.T) {
+// TestUnreadableFacts: no check reports success or a problem, except for hanging reads.
+func TestUnreadableFacts(t *testing.T) {
 	t.Parallel()
 	for _, hangs := range []bool{false, true} {
 		facts := doctor.NodeFacts{Settings: cdi}

@@ -23,7 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-// TestDiskThatFails: a folder that goes away costs lines, and no verdict.
+// TestDiskThatFails: a vanished folder costs lines, but no verdict.
 func TestDiskThatFails(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "gone")
@@ -58,11 +58,11 @@ func TestDiskThatFails(t *testing.T) {
 	})
 }
 
-// A disk is one that can be made to hang or to be full.
+// A disk can be made to hang or to be full.
 type disk struct {
-	hang     chan struct{} // a write waits until it is closed; nil for not at all
+	hang     chan struct{} // a write waits until it is closed; nil for no wait
 	full     atomic.Bool
-	noInodes atomic.Bool // there is space, and no file can be made
+	noInodes atomic.Bool // there is space, but no file can be created
 }
 
 type diskFile struct {
@@ -80,7 +80,7 @@ func (d *disk) create(path string) (io.WriteCloser, error) {
 
 func (f diskFile) Write(text []byte) (int, error) {
 	if f.full.Load() {
-		n, _ := f.WriteCloser.Write(text[:len(text)/2]) // as a disk does whose last block is given out
+		n, _ := f.WriteCloser.Write(text[:len(text)/2]) // like a disk without a free block
 		return n, syscall.ENOSPC
 	}
 	if f.hang != nil && bytes.Contains(text, []byte(`"call"`)) { // not the first line
@@ -89,8 +89,7 @@ func (f diskFile) Write(text []byte) (int, error) {
 	return f.WriteCloser.Write(text)
 }
 
-// TestDiskThatHangs: no call into the driver waits for the disk, however many there are, and the
-// missing lines are counted.
+// TestDiskThatHangs: no call into the driver waits for the disk, and the missing lines are counted.
 func TestDiskThatHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -121,8 +120,8 @@ func TestDiskThatHangs(t *testing.T) {
 	})
 }
 
-// TestDiskThatIsFull: lines are missing, the calls have their answers, and what is on disk can be
-// played.
+// TestDiskThatIsFull: lines are missing, but the calls have their answers, and the lines on disk
+// can be played.
 func TestDiskThatIsFull(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -158,9 +157,9 @@ func TestDiskThatIsFull(t *testing.T) {
 	})
 }
 
-// TestDiskWithoutInodes: where no file can be made although there is space, what was recorded is
-// kept but for the oldest file, the calls have their answers, and the missing lines are counted. It
-// is recorded again once there are inodes. A recording cannot start without them.
+// TestDiskWithoutInodes: if no file can be created although there is space, only the oldest file is
+// lost. The calls have their answers, and the missing lines are counted. Recording continues once
+// there are inodes. A recording cannot start without inodes.
 func TestDiskWithoutInodes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -192,7 +191,7 @@ func TestDiskWithoutInodes(t *testing.T) {
 		}
 		d.noInodes.Store(true)
 		scan(300)
-		if n := files(); n != 3 { // those that are whole; the next one has room as soon as an inode is free
+		if n := files(); n != 3 { // complete files; the next one has room as soon as an inode is free
 			t.Errorf("%d files without inodes", n)
 		}
 		var another recording.Recorder
@@ -213,8 +212,8 @@ func TestDiskWithoutInodes(t *testing.T) {
 	})
 }
 
-// TestTwoDaemonsRecordIntoOneFolder: they share its ring, as they do at an upgrade. Neither fails,
-// and the later one is played.
+// TestTwoDaemonsRecordIntoOneFolder: two daemons share the ring of files, as during an upgrade.
+// Neither fails, and the later recording is played.
 func TestTwoDaemonsRecordIntoOneFolder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,4 +1,4 @@
-// Package recording records the answers of the driver to a Monitor, and plays them to another
-// Monitor: the same answers at the same times lead to the same verdicts. See
+// Package recording records the driver's answers to a Monitor, and plays them to another Monitor:
+// the same answers at the same times lead to the same verdicts. See
 // docs/dev/adr/0056-recordings.md.
 package recording

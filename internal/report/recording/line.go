@@ -10,46 +10,47 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// format is the version of the files. It rises when a reader of before would play a file wrongly.
+// format is the version of the files. It rises when an older reader would play a file wrongly.
 const format = 1
 
-// A header is the first line of each file. With it a file can be played without those before it.
+// A header is the first line of each file. With its header, a file can be played without the files
+// before it.
 type header struct {
 	Format  int       `json:"format"`
-	Program string    `json:"program"` // the version of the program
-	Life    time.Time `json:"life"`    // when the recording began: the same in all files of it
-	Began   time.Time `json:"began"`   // when the file did
+	Program string    `json:"program"` // version of the program
+	Life    time.Time `json:"life"`    // start of the recording, the same in all of its files
+	Began   time.Time `json:"began"`   // start of the file
 	BootID  string    `json:"bootID,omitempty"`
 	// Policy is the health policy in force. Faults is the ledger of faults on disk.
 	Policy health.Policy `json:"policy"`
 	Faults string        `json:"faults,omitempty"`
 }
 
-// A line is a call of a session that returned, an event, or a request to the Monitor.
+// A line is a returned call of a session, an event, or a request to the Monitor.
 type line struct {
-	At   time.Time     `json:"at"`             // when it began
+	At   time.Time     `json:"at"`             // start of the call
 	Took time.Duration `json:"took,omitempty"` // in ns
 	Call string        `json:"call"`
-	// Session is the number of the session in the recording. Its first can be one that was open
-	// before.
+	// Session is the number of the session in the recording. The first may have been opened before
+	// the recording.
 	Session int             `json:"session,omitempty"`
 	GPU     string          `json:"gpu,omitempty"` // UUID
 	Args    json.RawMessage `json:"args,omitempty"`
-	// Value is what the call returned. Same says that the value is that of the last call with the same
-	// GPU and arguments.
+	// Value is the result of the call. Same is true if the value equals the value of the last call
+	// with the same GPU and arguments.
 	Value json.RawMessage `json:"value,omitempty"`
 	Same  bool            `json:"same,omitempty"`
 	Error *recordedError  `json:"error,omitempty"`
-	// Dropped is how many lines are missing before this one, because the disk was slow or full.
+	// Dropped counts the missing lines before this line, because the disk was slow or full.
 	Dropped int `json:"dropped,omitempty"`
 }
 
 func (l line) end() time.Time { return l.At.Add(l.Took) }
 
-// renews reports whether the answer has a Monitor open another session at once.
+// renews reports whether the answer makes a Monitor open another session at once.
 func (l line) renews() bool { return l.Error != nil && slices.Contains(l.Error.Is, "new-session") }
 
-// key is the same for calls that ask the same.
+// key is equal for calls with the same name, GPU and arguments.
 func (l line) key() string { return l.Call + " " + l.GPU + " " + string(l.Args) }
 
 // The calls of a session by name, and the requests.
@@ -71,7 +72,7 @@ const (
 	callUnwatched     = "Unwatched"
 	callLost          = "LostByClose"
 	callClose         = "Close"
-	callEnd           = "end of the recording" // what follows from the calls by then is to be played
+	callEnd           = "end of the recording" // consequences of the calls before the end still play
 
 	requestClear   = "request: clear"
 	requestQuiesce = "request: quiesce"
@@ -90,8 +91,9 @@ type recordedError struct {
 var kinds = map[string]error{
 	"no-driver": inventory.ErrNoDriver, "no-answer": inventory.ErrNoAnswer, "not-supported": inventory.ErrNotSupported,
 	"no-permission": inventory.ErrNoPermission, "in-use": inventory.ErrInUse, "reset-required": inventory.ErrResetRequired,
-	"new-session": inventory.ErrNewSession, "driver-replaced": inventory.ErrDriverReplaced, "driver-mismatch": inventory.ErrDriverMismatch,
-	"old-library": inventory.ErrOldLibrary,
+	"new-session": inventory.ErrNewSession, "driver-replaced": inventory.ErrDriverReplaced,
+	"driver-mismatch": inventory.ErrDriverMismatch,
+	"old-library":     inventory.ErrOldLibrary,
 }
 
 func failureOf(err error) *recordedError {
@@ -108,21 +110,21 @@ func failureOf(err error) *recordedError {
 	return f
 }
 
-// A replayed error has the text and the kinds of the recorded error.
-type replayed struct {
+// A replayedError has the text and the kinds of the recorded error.
+type replayedError struct {
 	text string
 	is   []error
 }
 
-func (e *replayed) Error() string   { return e.text }
-func (e *replayed) Unwrap() []error { return e.is }
+func (e *replayedError) Error() string   { return e.text }
+func (e *replayedError) Unwrap() []error { return e.is }
 
-// err returns the error; times in it are later by shift.
+// err returns the error with its times moved by shift.
 func (f *recordedError) err(shift time.Duration) error {
 	if f == nil {
 		return nil
 	}
-	e := &replayed{text: f.Text}
+	e := &replayedError{text: f.Text}
 	if f.Stall != nil {
 		stall := *f.Stall
 		stall.Call.Since = stall.Call.Since.Add(shift)

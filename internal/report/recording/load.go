@@ -17,23 +17,22 @@ import (
 )
 
 const (
-	// maxLine is how long a line can be: a Scan of the largest node has less than 1 MiB.
+	// maxLine limits the length of a line: a Scan of the largest node has less than 1 MiB.
 	maxLine = 4 << 20
-	// maxFile is how large a file can be that is played: all of it is read into memory.
+	// maxFile limits the size of a file to play: the whole file is read into memory.
 	maxFile = 256 << 20
 )
 
-// A Recording is one that can be played: one file, or the files of one recording.
+// A Recording is ready to play: one file, or the files of one recording.
 type Recording struct {
 	// Policy is the health policy that was in force, and BootID the node's boot ID.
 	Policy health.Policy
 	BootID string
-	// Program is the version of the program that wrote it.
+	// Program is the version of the recording program.
 	Program string
 	// Faults is the ledger of faults at the start; empty without one.
 	Faults string
-	// Dropped is how many lines are missing, and CutOff says that the last line of a file was not
-	// whole.
+	// Dropped counts the missing lines. CutOff is true if the last line of a file was incomplete.
 	Dropped int
 	CutOff  bool
 
@@ -41,7 +40,7 @@ type Recording struct {
 	lines []line
 }
 
-// Length is how long it takes to play it.
+// Length is the playing time.
 func (r *Recording) Length() time.Duration {
 	if len(r.lines) == 0 {
 		return 0
@@ -49,7 +48,8 @@ func (r *Recording) Length() time.Duration {
 	return r.lines[len(r.lines)-1].end().Sub(r.began)
 }
 
-// Load reads a file, or the latest recording in a folder. The error says what is wrong with it.
+// Load reads a file, or the latest recording in a folder. The error explains why it cannot be
+// played.
 func Load(path string) (*Recording, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -58,7 +58,7 @@ func Load(path string) (*Recording, error) {
 	paths := []string{path}
 	if info.IsDir() {
 		if paths, err = recordings(path); err != nil || len(paths) == 0 {
-			return nil, errors.Join(fmt.Errorf("%s has no recording: the name of one is %sTIME%s", path, prefix, suffix), err)
+			return nil, errors.Join(fmt.Errorf("%s has no recording: a recording is named %sTIME%s", path, prefix, suffix), err)
 		}
 	}
 	r := &Recording{}
@@ -69,14 +69,14 @@ func Load(path string) (*Recording, error) {
 			return nil, fmt.Errorf("read the recording %s: %w", path, err)
 		}
 		if !life.IsZero() && !h.Life.Equal(life) {
-			continue // of another recording, which may be under way at the same time
+			continue // part of another recording, perhaps a simultaneous one
 		}
 		life, r.CutOff = h.Life, r.CutOff || cut
 		r.Policy, r.BootID, r.Program, r.Faults, r.began = h.Policy, h.BootID, h.Program, h.Faults, h.Began
 		r.lines = append(lines, r.lines...)
 	}
 	if len(r.lines) == 0 {
-		return nil, fmt.Errorf("read the recording %s: no call into the driver is in it", path)
+		return nil, fmt.Errorf("read the recording %s: it has no driver calls", path)
 	}
 	for _, l := range r.lines {
 		r.Dropped += l.Dropped
@@ -85,25 +85,25 @@ func Load(path string) (*Recording, error) {
 	return r, nil
 }
 
-// load reads one file. A last line that is not whole is left out.
+// load reads one file. It drops an incomplete last line.
 func load(path string) (h header, lines []line, cut bool, err error) {
 	file, err := statefile.Open(path)
 	if err != nil {
 		return h, nil, false, err
 	}
-	defer func() { _ = file.Close() }() // it was only read
+	defer func() { _ = file.Close() }() // opened for reading only
 	if info, err := file.Stat(); err == nil && info.Size() > maxFile {
-		return h, nil, false, fmt.Errorf("it has %d MiB, and a recording that can be played has %d at most", info.Size()>>20,
+		return h, nil, false, fmt.Errorf("the file has %d MiB, and a playable recording has at most %d", info.Size()>>20,
 			maxFile>>20)
 	}
 	reader := bufio.NewReaderSize(file, 64<<10)
 	text, _, err := readLine(reader)
 	if err != nil || json.Unmarshal(text, &h) != nil || h.Format == 0 {
-		return h, nil, false, errors.Join(errors.New("it is no recording of this program: its first line is not that of one"),
+		return h, nil, false, errors.Join(errors.New("not a recording of this program: the first line is not a header"),
 			unlessEOF(err))
 	}
 	if h.Format != format {
-		return h, nil, false, fmt.Errorf("it has format %d, written by version %s, and this version reads format %d",
+		return h, nil, false, fmt.Errorf("the file has format %d, written by version %s, and this version reads format %d",
 			h.Format, h.Program, format)
 	}
 	last := map[string]json.RawMessage{}
@@ -131,14 +131,14 @@ func load(path string) (h header, lines []line, cut bool, err error) {
 	}
 }
 
-// readLine returns the next line, and whether it has an end.
+// readLine returns the next line, and whether the line is complete.
 func readLine(r *bufio.Reader) (text []byte, whole bool, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
 		text = append(text, part...)
 		switch {
 		case len(text) > maxLine:
-			return nil, false, fmt.Errorf("it is longer than %d MiB", maxLine>>20)
+			return nil, false, fmt.Errorf("longer than %d MiB", maxLine>>20)
 		case err == nil:
 			return text, true, nil
 		case errors.Is(err, bufio.ErrBufferFull):
@@ -157,8 +157,7 @@ func unlessEOF(err error) error {
 	return err
 }
 
-// Prepare writes the ledger of faults into a state directory for the Monitor that the recording is
-// played to.
+// Prepare writes the ledger of faults into the state directory of the playing Monitor.
 func (r *Recording) Prepare(stateDir string) error {
 	if r.Faults == "" {
 		return nil

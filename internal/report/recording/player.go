@@ -16,32 +16,33 @@ import (
 )
 
 const (
-	// early is how long before its time a call that comes too early waits for its answer. One that
-	// comes earlier gets the answer of before.
-	early = time.Second
-	// over is how long after its time an answer is still given, if there is a later one: a Monitor
-	// that asked less often is told what holds now.
-	over = 200 * time.Millisecond
-	// late is how long after its time a look is asked for that the Monitor does not make by itself.
-	late = 50 * time.Millisecond
+	// maxEarly is how far before its recorded time a call may come and still wait for its answer.
+	// Earlier calls get the previous answer.
+	maxEarly = time.Second
+	// maxAge is how long after its time an answer is still used if there is a later one: a Monitor
+	// that asks less often gets current answers.
+	maxAge = 200 * time.Millisecond
+	// scanDelay is the delay after which a recorded scan is requested if the Monitor does not start
+	// it.
+	scanDelay = 50 * time.Millisecond
 )
 
 // A Player is a driver with the answers of a recording, at the same times after its start.
 type Player struct {
 	recording *Recording
-	shift     time.Duration // from the times of the recording to those of now
+	shift     time.Duration // difference between the times of the recording and the present
 
 	mu       sync.Mutex // guards all following fields
 	tracks   map[string]*track
-	events   []line // that did not come yet
+	events   []line // events still to come
 	sessions int
 }
 
-// A track is the calls that ask the same, in their order.
+// A track is the calls with the same key, in order.
 type track struct {
 	lines []line
 	next  int
-	begun map[time.Time]bool // by when it was recorded: the call was made
+	begun map[time.Time]bool // calls that were made, by recorded time
 }
 
 // Play returns a driver that starts now.
@@ -63,11 +64,11 @@ func (r *Recording) Play() *Player {
 	return p
 }
 
-// Follow makes the requests of the recording to the Monitor, and asks for looks that the Monitor
-// does not make by itself. It returns when all has been played, or ctx ends.
+// Follow sends the recorded requests to the Monitor, and requests scans that the Monitor does not
+// start by itself. It returns at the end of the recording, or when ctx ends.
 func (p *Player) Follow(ctx context.Context, m *monitor.Monitor) {
-	var asked sync.WaitGroup
-	defer asked.Wait()
+	var requests sync.WaitGroup
+	defer requests.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lines, end := slices.Clone(p.recording.lines), p.recording.began.Add(p.recording.Length())
@@ -80,20 +81,20 @@ func (p *Player) Follow(ctx context.Context, m *monitor.Monitor) {
 		if p.wait(ctx, due(l)) != nil {
 			return
 		}
-		asked.Go(func() { request(ctx) })
+		requests.Go(func() { request(ctx) })
 	}
 	_ = p.wait(ctx, end)
 }
 
-// due is when the Monitor is asked for what a line says.
+// due is when a line's request goes to the Monitor.
 func due(l line) time.Time {
 	if l.Call == callScan {
-		return l.At.Add(late)
+		return l.At.Add(scanDelay)
 	}
 	return l.At
 }
 
-// request returns what a line says to ask the Monitor for.
+// request returns the request of a line to the Monitor.
 func (p *Player) request(l line, m *monitor.Monitor) (func(context.Context), bool) {
 	switch l.Call {
 	case callScan:
@@ -102,7 +103,7 @@ func (p *Player) request(l line, m *monitor.Monitor) (func(context.Context), boo
 			begun := p.tracks[l.key()].begun[l.At]
 			p.mu.Unlock()
 			if !begun {
-				_, _ = m.Look(ctx) // it may be released
+				_, _ = m.Look(ctx) // the driver may be released
 			}
 		}, true
 	case requestClear:
@@ -135,9 +136,9 @@ func (p *Player) wait(ctx context.Context, at time.Time) error {
 
 var errUnrecorded = fmt.Errorf("%w: the recording has no call", inventory.ErrNotSupported)
 
-// find returns the line that answers a call now. Lines that are over are left out. A call that
-// comes before the time of the next line, or after the last, gets the answer of before. But an
-// error that asks for another session is answered once: a Monitor would open one again and again.
+// find returns the line that answers a call now, and skips outdated lines. A call before the time
+// of the next line, or after the last line, gets the previous answer. But an error that asks for
+// another session is returned only once: otherwise a Monitor would open sessions endlessly.
 func (p *Player) find(call, gpu string, args any) (line, error) {
 	l := line{Call: call, GPU: gpu}
 	if args != nil {
@@ -153,10 +154,10 @@ func (p *Player) find(call, gpu string, args any) (line, error) {
 		return line{}, fmt.Errorf("%w of %s", errUnrecorded, strings.TrimSpace(l.key()))
 	}
 	now := time.Now().Add(-p.shift)
-	for t.next+1 < len(t.lines) && t.lines[t.next+1].end().Before(now.Add(-over)) {
+	for t.next+1 < len(t.lines) && t.lines[t.next+1].end().Before(now.Add(-maxAge)) {
 		t.next++
 	}
-	if t.next == len(t.lines) || t.next > 0 && t.lines[t.next].At.After(now.Add(early)) {
+	if t.next == len(t.lines) || t.next > 0 && t.lines[t.next].At.After(now.Add(maxEarly)) {
 		for i := t.next - 1; i >= 0; i-- {
 			if !t.lines[i].renews() {
 				return t.lines[i], nil
@@ -173,7 +174,7 @@ func (p *Player) find(call, gpu string, args any) (line, error) {
 	return l, nil
 }
 
-// answer is the answer to a call, at its time.
+// answer returns the answer to a call, at its time.
 func answer[T any](ctx context.Context, p *Player, call, gpu string, args any) (value T, err error) {
 	l, err := p.find(call, gpu, args)
 	if err != nil {
@@ -196,7 +197,8 @@ func act(ctx context.Context, p *Player, call, gpu string, args any) error {
 	return err
 }
 
-// Open answers as it was recorded. Where the recording began in a session, that is opened at once.
+// Open returns the recorded answer. If the recording began in an open session, Open returns that
+// session at once.
 func (p *Player) Open(ctx context.Context) (monitor.Session, error) {
 	p.mu.Lock()
 	first := p.sessions == 0
@@ -207,7 +209,7 @@ func (p *Player) Open(ctx context.Context) (monitor.Session, error) {
 	} else {
 		l, err := p.find(callOpen, "", nil)
 		if err == nil {
-			// Time passes while a session opens. Otherwise a fault of this moment, in virtual time,
+			// Time passes while a session opens. Otherwise, in virtual time, a fault of this moment
 			// requests one session after another.
 			end := l.end()
 			if now := time.Now().Add(-p.shift); !end.After(now) {
@@ -226,8 +228,7 @@ func (p *Player) Open(ctx context.Context) (monitor.Session, error) {
 	return &played{Player: p, number: number, closed: make(chan struct{})}, nil
 }
 
-// A played session is one of a Player. What no verdict follows from is not played: nobody asks for
-// it.
+// A played session is a session of a Player. Calls without influence on verdicts are not played.
 type played struct {
 	*Player
 	unplayed
@@ -238,7 +239,7 @@ type played struct {
 // unplayed are the calls that a Monitor makes only for others.
 type unplayed struct{}
 
-var errUnplayed = fmt.Errorf("%w: it is not played", inventory.ErrNotSupported)
+var errUnplayed = fmt.Errorf("%w: not played", inventory.ErrNotSupported)
 
 func (unplayed) Sample(context.Context, string, bool, func(context.Context)) (inventory.Sample, error) {
 	return inventory.Sample{}, errUnplayed
@@ -272,7 +273,7 @@ func (s *played) Read(ctx context.Context, uuid string) (inventory.Reading, erro
 	return answer[inventory.Reading](ctx, s.Player, callRead, uuid, nil)
 }
 
-// Retry does nothing if no call of it was recorded: the Scans are those of the recording.
+// Retry does nothing if the recording has no Retry: the Scans come from the recording.
 func (s *played) Retry(ctx context.Context) error {
 	if err := act(ctx, s.Player, callRetry, "", nil); !errors.Is(err, errUnrecorded) {
 		return err
@@ -286,8 +287,8 @@ func (s *played) LostByClose(ctx context.Context) (string, error) {
 
 var errClosed = errors.New("the session is closed")
 
-// Next returns the recorded events, also those of the kernel's log. It leaves out that the events
-// of an earlier session ended.
+// Next returns the recorded events, including events of the kernel log. It skips the end of the
+// events of an earlier session.
 func (s *played) Next(ctx context.Context) (inventory.Event, error) {
 	for {
 		s.mu.Lock()
@@ -326,7 +327,7 @@ func (s *played) Next(ctx context.Context) (inventory.Event, error) {
 	}
 }
 
-// Hanging and Unwatched return at once. They return the zero value if none was recorded.
+// Hanging and Unwatched return at once. They return the zero value if nothing was recorded.
 func (s *played) Hanging() bool { return atOnce[bool](s.Player, callHanging) }
 
 func (s *played) Unwatched() []inventory.LeftOut {
@@ -335,7 +336,7 @@ func (s *played) Unwatched() []inventory.LeftOut {
 
 func atOnce[T any](p *Player, call string) (value T) {
 	if l, err := p.find(call, "", nil); err == nil && l.Value != nil {
-		_ = json.Unmarshal(l.Value, &value) // of a file that was changed: nothing
+		_ = json.Unmarshal(l.Value, &value) // an edited file has no value
 	}
 	return value
 }

@@ -14,61 +14,61 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// queued is how many lines wait for the disk at most. There are about ten for each look.
+// queued is the greatest number of lines that wait for the disk. A scan has about ten lines.
 const queued = 1024
 
 // patience is how long the start and the end of a recording wait for the disk.
 const patience = 2 * time.Second
 
-// Options are what a recording is made with.
+// Options are the options of a recording.
 type Options struct {
-	// Dir is the folder for the files; it is made.
+	// Dir is the folder for the files; Start creates it.
 	Dir string
-	// Redact puts other UUIDs and PCI addresses in the place of those of the node.
+	// Redact replaces the UUIDs and PCI addresses of the node.
 	Redact bool
-	// Files is how many files there are at most, 4, those of earlier recordings too; Size is how large
-	// each gets, 16 MiB.
+	// Files is the greatest number of files, including earlier recordings; by default 4. Size is
+	// the greatest size of a file; by default 16 MiB.
 	Files int
 	Size  int64
-	// Program is the version of the program, BootID the node's boot ID, StateDir where the ledger of
-	// faults is; each may be empty.
+	// Program is the version of the program, BootID the node's boot ID, and StateDir the folder of
+	// the ledger of faults. Each may be empty.
 	Program, BootID, StateDir string
 	// Policy is the health policy in force.
 	Policy health.Policy
-	// Create makes a file, which must not be there yet; nil for one on disk.
+	// Create creates a file that must not exist yet; nil creates files on disk.
 	Create func(path string) (io.WriteCloser, error)
 }
 
-// A Recorder records between Start and Stop. The zero value is ready for use. Its methods may be
-// called by several goroutines.
+// A Recorder records between Start and Stop. The zero value is ready for use. Its methods are safe
+// for concurrent use.
 type Recorder struct {
 	mu      sync.Mutex // guards starts and stops
 	running atomic.Pointer[recording]
 }
 
-// A recording is from start to stop.
+// A recording lasts from Start to Stop.
 type recording struct {
 	entries chan pendingLine
 	dropped atomic.Int64
-	stop    chan struct{} // closed to stop it
-	stopped chan struct{} // closed when all is on disk
-	err     error         // of the disk, once stopped
+	stop    chan struct{} // closed to stop the recording
+	stopped chan struct{} // closed when all lines are on disk
+	err     error         // error of the disk; valid once stopped
 }
 
-// A pendingLine is a line whose values are not encoded yet.
+// A pendingLine is a line with values that are not encoded yet.
 type pendingLine struct {
 	line
 	args, value any
 	err         error
 }
 
-// Start begins a recording. The error says that one is under way, or why the folder cannot be
+// Start begins a recording. It returns an error if a recording is running or the folder cannot be
 // written.
 func (r *Recorder) Start(o Options) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.running.Load() != nil {
-		return errors.New("a recording is under way: end it with record stop")
+		return errors.New("a recording is running: stop it with record stop")
 	}
 	rec := &recording{entries: make(chan pendingLine, queued), stop: make(chan struct{}), stopped: make(chan struct{})}
 	made := make(chan error, 1)
@@ -91,14 +91,14 @@ func (r *Recorder) Start(o Options) error {
 	}
 }
 
-// Stop ends the recording. The error says that there is none, that the disk does not answer in
-// time, or why lines are missing.
+// Stop ends the recording. It returns an error if there is none, if the disk does not answer in
+// time, or if lines are missing.
 func (r *Recorder) Stop() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec := r.running.Swap(nil)
 	if rec == nil {
-		return errors.New("there is no recording")
+		return errors.New("no recording is running")
 	}
 	rec.add(pendingLine{line: line{At: time.Now(), Call: callEnd}})
 	close(rec.stop)
@@ -110,7 +110,7 @@ func (r *Recorder) Stop() error {
 	}
 }
 
-// run writes lines until the end. Only it waits for the disk.
+// run writes lines until the end. No other goroutine waits for the disk.
 func (r *recording) run(w *writer) {
 	defer close(r.stopped)
 	for {
@@ -134,7 +134,7 @@ func (r *recording) run(w *writer) {
 	}
 }
 
-// add has a line written, or counts it as dropped. It does not wait.
+// add queues a line, or counts it as dropped. It does not wait.
 func (r *recording) add(e pendingLine) {
 	select {
 	case r.entries <- e:
@@ -143,7 +143,7 @@ func (r *recording) add(e pendingLine) {
 	}
 }
 
-// note records what happened now, if there is a recording.
+// note records a line with the present time, if a recording is running.
 func (r *Recorder) note(e pendingLine) {
 	if rec := r.running.Load(); rec != nil {
 		e.At = time.Now()
@@ -151,50 +151,50 @@ func (r *Recorder) note(e pendingLine) {
 	}
 }
 
-// Requests is a Monitor whose requests are recorded that verdicts follow from.
+// Requests is a Monitor whose requests with influence on verdicts are recorded.
 type Requests struct {
 	*monitor.Monitor
 	Recorder *Recorder
 }
 
-// Deliver records the request, and passes it to the Monitor.
+// Deliver records the request and passes it to the Monitor.
 func (r Requests) Deliver(ctx context.Context, e inventory.Event) error {
 	r.Recorder.note(pendingLine{line: line{Call: callEvent}, value: e})
 	return r.Monitor.Deliver(ctx, e)
 }
 
-// Clear records the request, and passes it to the Monitor.
+// Clear records the request and passes it to the Monitor.
 func (r Requests) Clear(ctx context.Context, uuid string) error {
 	r.Recorder.note(pendingLine{line: line{Call: requestClear, GPU: uuid}})
 	return r.Monitor.Clear(ctx, uuid)
 }
 
-// Quiesce records the request, and passes it to the Monitor.
+// Quiesce records the request and passes it to the Monitor.
 func (r Requests) Quiesce(ctx context.Context, allocate bool) error {
 	r.Recorder.note(pendingLine{line: line{Call: requestQuiesce}, args: allocate})
 	return r.Monitor.Quiesce(ctx, allocate)
 }
 
-// Resume records the request, and passes it to the Monitor.
+// Resume records the request and passes it to the Monitor.
 func (r Requests) Resume(ctx context.Context) error {
 	r.Recorder.note(pendingLine{line: line{Call: requestResume}})
 	return r.Monitor.Resume(ctx)
 }
 
-// Apply records the request, and passes it to the Monitor.
+// Apply records the request and passes it to the Monitor.
 func (r Requests) Apply(ctx context.Context, p health.Policy) error {
 	r.Recorder.note(pendingLine{line: line{Call: requestPolicy}, args: p})
 	return r.Monitor.Apply(ctx, p)
 }
 
-// Driver returns a driver whose sessions are recorded while there is a recording. Else a call costs
-// a read of a pointer more.
+// Driver returns a driver whose sessions are recorded while a recording is running. Otherwise a
+// call costs one more read of a pointer.
 func (r *Recorder) Driver(d monitor.Driver) monitor.Driver { return &driver{Driver: d, recorder: r} }
 
 type driver struct {
 	monitor.Driver
 	recorder *Recorder
-	sessions int // used by the goroutine that opens
+	sessions int // used only by the goroutine that opens sessions
 }
 
 func (d *driver) Open(ctx context.Context) (monitor.Session, error) {
@@ -208,15 +208,15 @@ func (d *driver) Open(ctx context.Context) (monitor.Session, error) {
 	return next, nil
 }
 
-// A session records what another one answers.
+// A session records the answers of another session.
 type session struct {
 	monitor.Session
 	recorder *Recorder
 	number   int
-	closing  atomic.Bool // the end of its events is not recorded
+	closing  atomic.Bool // the end of the events is not recorded
 }
 
-// recorded makes a call and records it. A Session as the value is left out.
+// recorded makes a call and records it. It omits values that are a Session.
 func recorded[T any](s *session, call, gpu string, args any, f func() (T, error)) (T, error) {
 	rec := s.recorder.running.Load()
 	if rec == nil {
@@ -235,7 +235,7 @@ func recorded[T any](s *session, call, gpu string, args any, f func() (T, error)
 	return value, err
 }
 
-// nothing is the value of calls that return an error alone.
+// nothing is the value of calls that return only an error.
 type nothing struct{}
 
 func acted(s *session, call, gpu string, args any, f func() error) error {
@@ -255,7 +255,7 @@ func (s *session) Retry(ctx context.Context) error {
 	return acted(s, callRetry, "", nil, func() error { return s.Session.Retry(ctx) })
 }
 
-// Sample records how long it took and whether it failed. Nothing is decided by what it measured.
+// Sample records duration and error. No decision depends on the measurements.
 func (s *session) Sample(ctx context.Context, uuid string, blocking bool,
 	pause func(context.Context)) (inventory.Sample, error) {
 	return recorded(s, callSample, uuid, nil, func() (inventory.Sample, error) {
@@ -306,7 +306,7 @@ func (s *session) Repartition(ctx context.Context, uuid string,
 	}, nil
 }
 
-// Next records an event when it comes. A wait that ends without one is not recorded.
+// Next records each event. A wait without an event is not recorded.
 func (s *session) Next(ctx context.Context) (inventory.Event, error) {
 	event, err := s.Session.Next(ctx)
 	if ctx.Err() == nil && (err == nil || !s.closing.Load()) {
@@ -342,7 +342,7 @@ func (s *session) Close(ctx context.Context) error {
 	return err
 }
 
-// encode returns the line.
+// encode returns the encoded line.
 func (e pendingLine) encode() (line, error) {
 	l := e.line
 	l.Error = failureOf(e.err)

@@ -31,8 +31,8 @@ var (
 	stories = flag.Int("stories", 8, "number of random nodes")
 )
 
-// verdicts runs a Monitor while do goes on, and returns the changes of verdicts and lists, and the
-// Events, in their order.
+// verdicts runs a Monitor during do, and returns the changes of verdicts and lists, and the Events,
+// in order.
 func verdicts(t *testing.T, o monitor.Options, do func(context.Context, *monitor.Monitor)) []string {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
@@ -45,7 +45,7 @@ func verdicts(t *testing.T, o monitor.Options, do func(context.Context, *monitor
 	go func() {
 		defer close(watched)
 		for {
-			time.Sleep(time.Millisecond) // of Snapshots of the same moment, a reader gets the last for sure
+			time.Sleep(time.Millisecond) // a reader surely gets only the last of several Snapshots of a moment
 			s, changed := m.Snapshots().Latest()
 			changes = append(changes, story.Next(s, time.Now())...)
 			select {
@@ -85,9 +85,8 @@ func load(t *testing.T, path string) *recording.Recording {
 	return r
 }
 
-// TestRandomNodes records simulated nodes that have random faults, and whose daemon is killed now
-// and then. Each recording, when it is played, leads to the verdicts that there were, in their
-// order.
+// TestRandomNodes records simulated nodes with random faults and daemons that are killed now and
+// then. Each recording leads to the original verdicts in the original order.
 func TestRandomNodes(t *testing.T) {
 	first := *seed
 	if first == 0 {
@@ -104,8 +103,7 @@ func TestRandomNodes(t *testing.T) {
 
 // A spread driver answers each call a moment later, and no two calls at the same time. The driver
 // of a simulated node answers at once: in virtual time, many calls then end at the same moment, and
-// a recording cannot say in which order a Monitor learnt of them. On a real node no two calls end
-// in the same nanosecond.
+// a recording has no order for them. On a real node no two calls end in the same nanosecond.
 type spread struct{ monitor.Driver }
 
 // later returns after up to a millisecond.
@@ -156,7 +154,7 @@ func randomNode(t *testing.T, r *rand.Rand) {
 	node := simulated.Node(t, []string{"dgx-h100", "a100-mig-mixed", "l4-x8", "dgx-a100"}[r.IntN(4)])
 	state := t.TempDir()
 	policy := health.Default()
-	for range 3 { // lives of the daemon
+	for range 3 { // processes of the daemon
 		dir := t.TempDir()
 		var recorder recording.Recorder
 		if err := recorder.Start(recording.Options{Dir: dir, Policy: policy, StateDir: state, BootID: "boot"}); err != nil {
@@ -167,12 +165,12 @@ func randomNode(t *testing.T, r *rand.Rand) {
 		were := verdicts(t, o, func(ctx context.Context, m *monitor.Monitor) {
 			for range 12 {
 				f := randomFault(r, len(node.List()))
-				_ = node.Inject(f) // some do not fit the node
+				_ = node.Inject(f) // some faults do not fit the node
 				time.Sleep(time.Duration(r.Int64N(int64(40 * time.Second))))
 				if r.IntN(6) == 0 {
 					uuid := node.List()[0].UUID
-					_ = recording.Requests{Monitor: m, Recorder: &recorder}.Clear(ctx, uuid) // it may be gone
-					// what happens at the same moment has no order
+					_ = recording.Requests{Monitor: m, Recorder: &recorder}.Clear(ctx, uuid) // the device may be gone
+					// simultaneous actions have no order
 					time.Sleep(time.Duration(r.Int64N(int64(time.Second))))
 				}
 				if ctx.Err() != nil {
@@ -180,7 +178,7 @@ func randomNode(t *testing.T, r *rand.Rand) {
 				}
 			}
 			synctest.Wait()
-			if err := recorder.Stop(); err != nil { // what came later is not in it
+			if err := recorder.Stop(); err != nil { // later calls are not recorded
 				t.Error(err)
 			}
 		})
@@ -212,8 +210,8 @@ func randomFault(r *rand.Rand, gpus int) simulator.Fault {
 	}[r.IntN(14)]
 }
 
-// TestRecordings plays each recording in testdata. What it leads to is in the file of the same name
-// with the ending .verdicts.
+// TestRecordings plays each recording in testdata and compares the result with the file of the same
+// name with the ending .verdicts.
 func TestRecordings(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.jsonl")
 	if err != nil || len(paths) == 0 {
@@ -242,7 +240,7 @@ func TestRecordings(t *testing.T) {
 	}
 }
 
-// record records a simulated node for as long as do takes, in virtual time, and returns the folder.
+// record records a simulated node during do, in virtual time, and returns the folder.
 func record(t *testing.T, o recording.Options, do func(*simulator.Node)) (dir string, were []string) {
 	t.Helper()
 	if o.Dir == "" {
@@ -274,7 +272,7 @@ func inject(t *testing.T, n *simulator.Node, f simulator.Fault) {
 	}
 }
 
-// xid has an XID strike and be repaired.
+// xid injects an XID and clears it.
 func xid(t *testing.T) func(*simulator.Node) {
 	return func(n *simulator.Node) {
 		time.Sleep(10*time.Second + 1)
@@ -285,8 +283,7 @@ func xid(t *testing.T) func(*simulator.Node) {
 	}
 }
 
-// TestRedacted: no name of the node is in the files, and the verdicts are the same but for the
-// names.
+// TestRedacted: the files contain no name of the node, and the verdicts are equal except for names.
 func TestRedacted(t *testing.T) {
 	t.Parallel()
 	dir, were := record(t, recording.Options{Redact: true, BootID: "11111111-2222-3333-4444-555555555555"}, xid(t))
@@ -317,7 +314,7 @@ func TestRedacted(t *testing.T) {
 	})
 }
 
-// TestRing: the folder stays small, and what is left can be played.
+// TestRing: the folder stays small, and the remaining files can be played.
 func TestRing(t *testing.T) {
 	t.Parallel()
 	dir, _ := record(t, recording.Options{Files: 3, Size: 64 << 10},
@@ -339,7 +336,7 @@ func TestRing(t *testing.T) {
 	})
 }
 
-// TestFilesThatCannotBePlayed: each gets a sentence that says what is wrong.
+// TestFilesThatCannotBePlayed: each error explains the problem.
 func TestFilesThatCannotBePlayed(t *testing.T) {
 	t.Parallel()
 	dir, _ := record(t, recording.Options{}, xid(t))
@@ -354,14 +351,14 @@ func TestFilesThatCannotBePlayed(t *testing.T) {
 	lines := strings.SplitAfter(string(whole), "\n")
 	for name, test := range map[string]struct {
 		text string
-		want string // of the error; empty for one that can be played
+		want string // expected error; empty for a playable file
 	}{
 		"cut off":   {string(whole[:len(whole)-10]), ""},
-		"empty":     {"", "its first line is not that of one"},
-		"garbage":   {"\x00\x01\x02garbage\n", "its first line is not that of one"},
-		"no header": {strings.Join(lines[1:], ""), "its first line is not that of one"},
-		"format 2":  {strings.Replace(lines[0], `"format":1`, `"format":2`, 1), "it has format 2"},
-		"no call":   {lines[0], "no call into the driver is in it"},
+		"empty":     {"", "the first line is not a header"},
+		"garbage":   {"\x00\x01\x02garbage\n", "the first line is not a header"},
+		"no header": {strings.Join(lines[1:], ""), "the first line is not a header"},
+		"format 2":  {strings.Replace(lines[0], `"format":1`, `"format":2`, 1), "the file has format 2"},
+		"no call":   {lines[0], "it has no driver calls"},
 		"bad line":  {lines[0] + lines[1] + "{]\n" + lines[2], "line 3: invalid character"},
 		"long line": {lines[0] + strings.Repeat("x", 5<<20), "longer than 4 MiB"},
 	} {
@@ -386,10 +383,10 @@ func TestFilesThatCannotBePlayed(t *testing.T) {
 		if err := os.WriteFile(path, whole, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Truncate(path, 10<<30); err != nil { // no block of it is written
+		if err := os.Truncate(path, 10<<30); err != nil { // sparse: no block is written
 			t.Fatal(err)
 		}
-		if _, err := recording.Load(path); err == nil || !strings.Contains(err.Error(), "it has 10240 MiB") {
+		if _, err := recording.Load(path); err == nil || !strings.Contains(err.Error(), "the file has 10240 MiB") {
 			t.Errorf("the error is %v", err)
 		}
 	})
@@ -429,5 +426,5 @@ func BenchmarkRead(b *testing.B) {
 			look(b)
 		}
 	})
-	_ = recorder.Stop() // a bench is faster than the disk
+	_ = recorder.Stop() // a benchmark is faster than the disk
 }

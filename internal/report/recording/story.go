@@ -14,20 +14,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Story is what follows from the Snapshots of a Monitor, without pods: verdicts, lists for
+// A Story is the consequences of a Monitor's Snapshots, without pods: verdicts, lists for the
 // kubelet, and Events of the node.
 type Story struct {
-	// Options are what is offered. They are not changed after the first Next.
+	// Options select the offered devices. They must not change after the first Next.
 	Options resource.Options
 
 	before map[string]string
 	events nodeevents.History
 }
 
-// Next returns what another Snapshot changes, a sentence each.
+// Next returns the changes of the next Snapshot, a sentence each.
 func (s *Story) Next(snapshot inventory.Snapshot, now time.Time) []string {
 	if snapshot.Generation == 0 {
-		return nil // no look has ended
+		return nil // no scan has ended
 	}
 	is := s.facts(snapshot)
 	var changes []string
@@ -42,20 +42,20 @@ func (s *Story) Next(snapshot inventory.Snapshot, now time.Time) []string {
 		}
 	}
 	s.before = is
-	seen := status.Status{
+	node := status.Status{
 		Version: "-", Looked: now, Stale: snapshot.Stale, Driver: snapshot.Driver.Version,
 		GPUs: status.Devices(snapshot, make([]health.GPU, len(snapshot.GPUs))),
 	}
 	for _, l := range snapshot.LeftOut {
-		seen.LeftOut = append(seen.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
+		node.LeftOut = append(node.LeftOut, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
 	}
-	for _, e := range s.events.Next(seen, now, len(seen.GPUs)+len(seen.LeftOut)+1).Events {
+	for _, e := range s.events.Next(node, now, len(node.GPUs)+len(node.LeftOut)+1).Events {
 		changes = append(changes, fmt.Sprintf("Event %s: %s", e.Reason, e.Note))
 	}
 	return changes
 }
 
-// facts are the verdicts and the lists, by what they are about.
+// facts are the verdicts and the lists, by subject.
 func (s *Story) facts(snapshot inventory.Snapshot) map[string]string {
 	all := map[string]string{}
 	if snapshot.Stale != "" {

@@ -19,34 +19,34 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
-// suffix is how the names of recordings end, between prefix and suffix is when the file began.
+// The name of a recording is prefix, the start of the file, and suffix.
 const (
 	prefix = "recording-"
 	suffix = ".jsonl"
 	stamp  = "20060102T150405.000000000Z"
 )
 
-// retryDisk is how long a disk that failed is left alone.
+// retryDisk is the pause after a failure of the disk.
 const retryDisk = 10 * time.Second
 
-// maxLedger is how large the ledger of faults can be.
+// maxLedger limits the size of the ledger of faults.
 const maxLedger = 1 << 20
 
-// A writer writes the files of a recording. One goroutine uses it.
+// A writer writes the files of a recording. It is used by one goroutine.
 type writer struct {
 	Options
-	header   header
-	file     io.WriteCloser // nil while the disk fails
-	size     int64          // of file
-	pending  []byte         // whole lines that are not written yet
-	lines    int            // in pending
-	failed   time.Time
-	err      error             // of the disk, the last
-	last     map[string]string // by key: what the last call returned that is in the file
-	replaced map[string]string // UUIDs and PCI addresses
+	header       header
+	file         io.WriteCloser // nil while the disk fails
+	size         int64          // size of file
+	pending      []byte         // complete lines that are not written yet
+	lines        int            // number of lines in pending
+	failed       time.Time
+	err          error             // last error of the disk
+	last         map[string]string // last value in the file, by key
+	replacements map[string]string // replacements of UUIDs and PCI addresses
 }
 
-// newWriter makes the folder and the first file.
+// newWriter creates the folder and the first file.
 func newWriter(o Options) (*writer, error) {
 	if o.Files <= 0 {
 		o.Files = 4
@@ -59,7 +59,7 @@ func newWriter(o Options) (*writer, error) {
 			return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		}
 	}
-	w := &writer{Options: o, replaced: map[string]string{}}
+	w := &writer{Options: o, replacements: map[string]string{}}
 	w.header = header{Format: format, Program: o.Program, Life: time.Now().UTC(), BootID: o.BootID, Policy: o.Policy}
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
@@ -70,7 +70,7 @@ func newWriter(o Options) (*writer, error) {
 	return w, nil
 }
 
-// begin begins another file, and removes those that are too many.
+// begin begins the next file, and removes the oldest files beyond the limit.
 func (w *writer) begin() error {
 	if w.file != nil {
 		if err := w.file.Close(); err != nil {
@@ -120,11 +120,11 @@ func recordings(dir string) ([]string, error) {
 	return names, err
 }
 
-// write takes a line in.
+// write accepts a line.
 func (w *writer) write(e pendingLine, dropped *atomic.Int64) {
 	l, err := e.encode()
 	if e.Call == requestPolicy && err == nil {
-		_ = json.Unmarshal(l.Args, &w.header.Policy) // it was encoded just now
+		_ = json.Unmarshal(l.Args, &w.header.Policy) // cannot fail: it was encoded above
 	}
 	if err == nil && w.file != nil && w.size+int64(len(w.pending)) >= w.Size {
 		w.flush(dropped)
@@ -148,7 +148,7 @@ func (w *writer) write(e pendingLine, dropped *atomic.Int64) {
 	}
 	l.Dropped = int(dropped.Swap(0))
 	text, err := json.Marshal(l)
-	if err != nil { // what is in it has been encoded before
+	if err != nil { // cannot happen: the parts are encoded already
 		dropped.Add(1)
 		return
 	}
@@ -159,8 +159,8 @@ func (w *writer) write(e pendingLine, dropped *atomic.Int64) {
 	}
 }
 
-// flush writes what is pending. A file of which a write fails is closed: a reader leaves out a last
-// line that is cut off.
+// flush writes the pending lines. After a failed write the file is closed: a reader drops an
+// incomplete last line.
 func (w *writer) flush(dropped *atomic.Int64) {
 	if len(w.pending) == 0 || w.file == nil {
 		return
@@ -187,28 +187,28 @@ func (w *writer) close(dropped *atomic.Int64) error {
 	return w.err
 }
 
-// names finds what names a GPU: UUIDs of GPUs, MIG devices and NVLink fabrics, and PCI addresses.
+// names matches UUIDs of GPUs, MIG devices and NVLink fabrics, and PCI addresses.
 var names = regexp.MustCompile(`(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|` +
 	`pci[0-9a-f]{4}:[0-9a-f]{2}\b`)
 
-// redact replaces names, each by the same one wherever it is.
+// redact replaces names. The same name always gets the same replacement.
 func (w *writer) redact(text []byte) []byte {
 	if !w.Redact {
 		return text
 	}
 	return names.ReplaceAllFunc(text, func(name []byte) []byte {
 		key := string(bytes.ToLower(name))
-		if _, known := w.replaced[key]; !known {
-			n := len(w.replaced) + 1
+		if _, known := w.replacements[key]; !known {
+			n := len(w.replacements) + 1
 			switch {
 			case strings.HasPrefix(key, "pci"):
-				w.replaced[key] = fmt.Sprintf("pci%04x:00", n)
+				w.replacements[key] = fmt.Sprintf("pci%04x:00", n)
 			case strings.Contains(key, ":"):
-				w.replaced[key] = fmt.Sprintf("%04x:00:00.0", n)
+				w.replacements[key] = fmt.Sprintf("%04x:00:00.0", n)
 			default:
-				w.replaced[key] = fmt.Sprintf("00000000-0000-4000-8000-%012x", n)
+				w.replacements[key] = fmt.Sprintf("00000000-0000-4000-8000-%012x", n)
 			}
 		}
-		return []byte(w.replaced[key])
+		return []byte(w.replacements[key])
 	})
 }

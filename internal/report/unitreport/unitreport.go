@@ -1,9 +1,10 @@
-// Package unitreport makes receipts for containers with units of GPUs: what each asked for, what it
-// was given, and what the layer that holds it to its limit says now.
+// Package unitreport creates receipts for containers with units of GPUs. A receipt compares the
+// request of a container with its allocation, and with the present limit in the layer that enforces
+// it.
 //
-// It is policy: kubelet's accounts go in, and nothing is read on the way. Kubelet names no pod when
-// it allocates, and a container's memory and percentage are two calls. So they are joined here,
-// afterwards.
+// The package is policy: the kubelet's accounts are inputs, and nothing is read from the node. The
+// kubelet names no pod when it allocates, and allocates a container's memory and percentage in two
+// calls. This package joins them afterwards.
 package unitreport
 
 import (
@@ -21,75 +22,74 @@ import (
 const (
 	byMPS    = "mps"
 	byDriver = "driver"
-	byNoOne  = "none"
+	byNone   = "none"
 )
 
-// A GPU is what is known of a GPU in units.
+// A GPU is the state of a GPU in units.
 type GPU struct {
-	// MPS says that limits of its units are to be held by MPS.
+	// MPS is true if MPS is to enforce the limits of the GPU's units.
 	MPS bool
-	// Driver says that limits of its units are to be held by the driver.
+	// Driver is true if the driver is to enforce the limits of the GPU's units.
 	Driver bool
 	// Away is why the control daemon of the GPU does not serve; empty if it does, or there is none.
 	Away string
-	// OwnLimits are limits that the control daemon has for all clients; empty if there are none.
+	// OwnLimits are limits of the control daemon for all clients; empty if there are none.
 	OwnLimits string
-	// Read are what the driver says of the cgroups of pods with units of the GPU, by the UID of the
-	// pod. A pod without is not seen.
+	// Read are the driver's limits for the cgroups of pods with units of the GPU, by the UID of the
+	// pod. Pods outside of the map are not visible.
 	Read map[string][]Cgroup
 }
 
-// A Cgroup is that of a container. Which container of its pod it is, is not known.
+// A Cgroup is the cgroup of a container in a known pod. The name of the container is unknown.
 type Cgroup struct {
-	// LimitMiB is how much of the GPU's memory its processes may use; 0 where the driver limits
-	// nothing.
+	// LimitMiB is the limit of its processes on the GPU's memory; 0 if the driver sets none.
 	LimitMiB int
-	// HasGPU says that the container has the device node of the GPU. Where false, it may have none, or
-	// that is not seen.
+	// HasGPU is true if the container has the device node of the GPU. If false, the device node is
+	// absent or not visible.
 	HasGPU bool
 }
 
-// Answers are what kubelet keeps of Allocate. Err is why it is not known.
+// Answers are the answers to Allocate in the kubelet's checkpoint. Err is why they are unknown.
 type Answers struct {
 	All []kubelet.Answer
 	Err error
 }
 
-// A part is what a container has of one resource.
+// A part is a container's share of one resource.
 type part struct {
 	resource string
 	ids      []string
 }
 
-// A container is one that has units. One with units of two sizes is two.
+// A container is a container with units. A container with units of two sizes counts twice.
 type container struct {
 	namespace, pod, name string
 	memory, percentage   part
-	gpus                 map[string]bool // UUIDs of those of which it has units, of any size
+	gpus                 map[string]bool // UUIDs of the GPUs with units of any size
 }
 
-// Of returns the containers that have units of GPUs, each with a receipt, once for a GPU, in the
-// order of devices. The GPUs in units are by UUID; of one that is not there, nothing is on offer in
+// Of returns the containers that have units of GPUs, once for each GPU and with a receipt, in the
+// order of devices. The GPUs in units are by UUID. A GPU outside of the map is not offered in
 // units.
 func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU) []status.Holder {
 	var holders []status.Holder
 	for _, c := range containers(devices) {
-		given := map[string]int{} // MiB, by UUID of the GPU
+		mib := map[string]int{} // MiB by UUID of the GPU
 		var order []string
 		for _, id := range c.memory.ids {
 			uuid, _ := resource.SplitID(id)
-			if given[uuid] == 0 {
+			if mib[uuid] == 0 {
 				order = append(order, uuid)
 			}
-			given[uuid] += resource.UnitMiB(c.memory.resource)
+			mib[uuid] += resource.UnitMiB(c.memory.resource)
 		}
 		for _, uuid := range order {
-			r := c.receipt(given[uuid], answers)
+			r := c.receipt(mib[uuid], answers)
 			if uid := answers.pod(c); r.Layer == byDriver && uid != "" {
-				readBack(&r, gpus[uuid].Read[uid], answers.asked(uid, uuid))
+				readBack(&r, gpus[uuid].Read[uid], answers.requested(uid, uuid))
 			}
 			if len(c.gpus) > 1 {
-				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, and can use one",
+				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, but can use only one",
 					len(c.gpus)))
 			}
 			r.Differences = append(r.Differences, now(r.Layer, gpus, uuid)...)
@@ -100,7 +100,7 @@ func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU)
 	return holders
 }
 
-// containers joins the devices of containers that have units.
+// containers groups the devices by containers with units.
 func containers(devices []kubelet.ContainerDevice) []*container {
 	var all []*container
 	at, percentages, gpus := map[[4]string]*container{}, map[[3]string]part{}, map[[3]string]map[string]bool{}
@@ -130,42 +130,42 @@ func containers(devices []kubelet.ContainerDevice) []*container {
 	return all
 }
 
-// receipt compares what the container asked for with what it was given.
+// receipt compares the request of the container with its allocation.
 func (c *container) receipt(mib int, answers Answers) status.Receipt {
 	r := status.Receipt{MemoryMiB: mib, Percentage: len(c.percentage.ids)}
 	if answers.Err != nil {
-		r.Differences = []string{"it is not known what it was given: " + answers.Err.Error()}
+		r.Differences = []string{"the allocation is unknown: " + answers.Err.Error()}
 		return r
 	}
 	memory, known := answers.of(c.name, c.memory)
 	if !known {
-		r.Differences = []string{"kubelet's checkpoint does not have what it was given"}
+		r.Differences = []string{"the kubelet's checkpoint does not have the allocation"}
 		return r
 	}
-	r.Since, _ = time.Parse(time.RFC3339, memory.Annotations[containeredits.AllocatedKey]) // version 0.1 wrote none
-	r.Layer = byNoOne
-	given := editsOf(memory)
-	limit, _ := given.Limits()
+	r.Since, _ = time.Parse(time.RFC3339, memory.Annotations[containeredits.AllocatedKey]) // zero if absent
+	r.Layer = byNone
+	edits := editsOf(memory)
+	limit, _ := edits.Limits()
 	switch {
-	case given.IsMPSClient():
+	case edits.IsMPSClient():
 		r.Layer = byMPS
-	case given.IsLimitedByDriver():
+	case edits.IsLimitedByDriver():
 		r.Layer = byDriver
 	}
-	if r.Layer != byNoOne && limit != mib {
-		r.Differences = append(r.Differences, fmt.Sprintf("it was given a limit of %d MiB", limit))
+	if r.Layer != byNone && limit != mib {
+		r.Differences = append(r.Differences, fmt.Sprintf("the allocated limit is %d MiB", limit))
 	}
 	if r.Percentage == 0 {
 		return r
 	}
 	threads, known := answers.of(c.name, c.percentage)
 	if _, percentage := editsOf(threads).Limits(); !known || percentage != r.Percentage {
-		r.Differences = append(r.Differences, fmt.Sprintf("it was given a limit of %d percent", percentage))
+		r.Differences = append(r.Differences, fmt.Sprintf("the allocated limit is %d percent", percentage))
 	}
 	return r
 }
 
-// of returns the answer by which a container of that name was given all devices of a part.
+// of returns the answer that allocated all devices of a part to a container of that name.
 func (a Answers) of(name string, p part) (kubelet.Answer, bool) {
 	for _, answer := range a.All {
 		if answer.Resource == p.resource && answer.Container == name && len(answer.IDs) == len(p.ids) &&
@@ -176,14 +176,15 @@ func (a Answers) of(name string, p part) (kubelet.Answer, bool) {
 	return kubelet.Answer{}, false
 }
 
-// pod returns the UID of a container's pod; empty if that is not known.
+// pod returns the UID of a container's pod; empty if unknown.
 func (a Answers) pod(c *container) string {
 	answer, _ := a.of(c.name, c.memory)
 	return answer.PodUID
 }
 
-// asked returns the MiB of a GPU that containers of a pod were given, init containers among them.
-func (a Answers) asked(pod, gpu string) (all []int) {
+// requested returns the MiB of a GPU that were allocated to each container of a pod, including init
+// containers.
+func (a Answers) requested(pod, gpu string) (all []int) {
 	for _, answer := range a.All {
 		mib := 0
 		for _, id := range answer.IDs {
@@ -196,23 +197,23 @@ func (a Answers) asked(pod, gpu string) (all []int) {
 	return all
 }
 
-// readBack adds to a receipt what the driver says. Of a pod's containers, which may not have
-// started, it is only known which limits they asked for: the limit of this one is there, or a
-// container with the GPU has one that none of them asked for.
-func readBack(r *status.Receipt, cgroups []Cgroup, asked []int) {
+// readBack adds the driver's limit to a receipt. The containers of the pod's cgroups are unknown,
+// and some may not have started. So only two facts count: a cgroup has the limit of this container,
+// or a cgroup with the GPU has a limit that no container of the pod requested.
+func readBack(r *status.Receipt, cgroups []Cgroup, requested []int) {
 	if slices.ContainsFunc(cgroups, func(c Cgroup) bool { return c.LimitMiB == r.MemoryMiB }) {
 		r.ReadMiB = r.MemoryMiB
 		return
 	}
 	for _, c := range cgroups {
 		switch {
-		case !c.HasGPU || c.LimitMiB > 0 && slices.Contains(asked, c.LimitMiB):
+		case !c.HasGPU || c.LimitMiB > 0 && slices.Contains(requested, c.LimitMiB):
 		case c.LimitMiB == 0:
-			r.Differences = append(r.Differences, "the driver says that it has no limit")
+			r.Differences = append(r.Differences, "the driver has no limit for the container")
 			return
 		default:
 			r.ReadMiB = c.LimitMiB
-			r.Differences = append(r.Differences, fmt.Sprintf("the driver says that its limit is %d MiB", c.LimitMiB))
+			r.Differences = append(r.Differences, fmt.Sprintf("the driver's limit is %d MiB", c.LimitMiB))
 			return
 		}
 	}
@@ -222,24 +223,24 @@ func editsOf(a kubelet.Answer) containeredits.Edits {
 	return containeredits.Edits{Env: a.Env, Annotations: a.Annotations, CDIDevices: a.CDIDevices}
 }
 
-// now returns how the layer of a GPU differs now from the one that a container was given.
+// now returns how the present layer of a GPU differs from the layer at the start of the container.
 func now(layer string, gpus map[string]GPU, uuid string) []string {
 	gpu, inUnits := gpus[uuid]
 	switch {
 	case !inUnits:
 		return []string{"the GPU is no longer offered in units"}
-	case layer == byNoOne && gpu.MPS:
-		return []string{"it started without limits, and the configuration wants them by MPS"}
-	case layer == byNoOne && gpu.Driver:
-		return []string{"it started without limits, and the configuration wants them by the driver"}
+	case layer == byNone && gpu.MPS:
+		return []string{"the container started without limits, but is configured for limits by MPS"}
+	case layer == byNone && gpu.Driver:
+		return []string{"the container started without limits, but is configured for limits by the driver"}
 	case layer == byDriver && !gpu.Driver:
-		return []string{"it started with a limit by the driver, and the configuration wants none"}
+		return []string{"the container started with a limit by the driver, but is configured for none"}
 	case layer == byMPS && !gpu.MPS:
-		return []string{"it started as a client of MPS, and the configuration wants none"}
+		return []string{"the container started as a client of MPS, but is configured for no limits"}
 	case layer == byMPS && gpu.Away != "":
 		return []string{gpu.Away}
 	case layer == byMPS && gpu.OwnLimits != "":
-		return []string{"the MPS control daemon lets each client have " + gpu.OwnLimits}
+		return []string{"the MPS control daemon allows each client " + gpu.OwnLimits}
 	}
 	return nil
 }

@@ -21,11 +21,11 @@ const (
 	cores = "volcano.sh/gpu-core.percentage"
 )
 
-// at is when containers were given units.
+// at is the time of all allocations.
 var at = time.Date(2026, 11, 26, 12, 0, 0, 0, time.UTC)
 
-// given returns what kubelet keeps of a request for devices of a resource by a container c, as
-// policy makes the answer.
+// given returns the kubelet's record of an allocation to container c, with an answer made by the
+// policy.
 func given(t *testing.T, o containeredits.Options, name string, sharing resource.SharingMode,
 	ids ...string) kubelet.Answer {
 	t.Helper()
@@ -38,7 +38,7 @@ func given(t *testing.T, o containeredits.Options, name string, sharing resource
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name == mem { // as the plugin does
+	if name == mem { // as the server does
 		if e.Annotations == nil {
 			e.Annotations = map[string]string{}
 		}
@@ -55,8 +55,8 @@ func ids(from, to int, gpu string) (all []string) {
 	return all
 }
 
-// TestReceipts: what a container asked for is joined with what it was given, by each way in which
-// limits reach it, and differences are named.
+// TestReceipts: requests are joined with allocations for each way of enforcing limits, and
+// differences are named.
 func TestReceipts(t *testing.T) {
 	t.Parallel()
 	strategies := map[string]containeredits.Options{
@@ -81,8 +81,8 @@ func TestReceipts(t *testing.T) {
 		less.IDs = memory.IDs
 		whole := given(t, o, mem, resource.InUnits, ids(0, 4, "GPU-a")...)
 		onlyCounted := counted
-		onlyCounted.Differences = []string{"it was given a limit of 0 percent",
-			"it started without limits, and the configuration wants them by MPS"}
+		onlyCounted.Differences = []string{"the allocated limit is 0 percent",
+			"the container started without limits, but is configured for limits by MPS"}
 		for what, tt := range map[string]struct {
 			answers []kubelet.Answer
 			err     error
@@ -96,19 +96,19 @@ func TestReceipts(t *testing.T) {
 			},
 			"own limits": {
 				answers: []kubelet.Answer{threads, memory}, gpu: &unitreport.GPU{MPS: true, OwnLimits: "2G of memory"},
-				want: differs(good, "the MPS control daemon lets each client have 2G of memory"),
+				want: differs(good, "the MPS control daemon allows each client 2G of memory"),
 			},
 			"another form": {
 				answers: []kubelet.Answer{threads, memory}, gpu: &unitreport.GPU{},
-				want: differs(good, "it started as a client of MPS, and the configuration wants none"),
+				want: differs(good, "the container started as a client of MPS, but is configured for no limits"),
 			},
 			"fewer were answered": {answers: []kubelet.Answer{threads, less},
-				want: differs(good, "it was given a limit of 3072 MiB")},
+				want: differs(good, "the allocated limit is 3072 MiB")},
 			"only counted": {answers: []kubelet.Answer{whole}, want: onlyCounted},
 			"no answer": {answers: []kubelet.Answer{threads},
-				want: differs(unknown, "kubelet's checkpoint does not have what it was given")},
+				want: differs(unknown, "the kubelet's checkpoint does not have the allocation")},
 			"no checkpoint": {err: errors.New("no file"), want: differs(unknown,
-				"it is not known what it was given: no file")},
+				"the allocation is unknown: no file")},
 		} {
 			gpus := map[string]unitreport.GPU{"GPU-a": {MPS: true}}
 			if tt.gpu != nil {
@@ -130,7 +130,8 @@ func TestReceipts(t *testing.T) {
 	}
 }
 
-// TestReceiptsOfTwoGPUs: what cannot be is named, and a GPU that is no longer in units is, too.
+// TestReceiptsOfTwoGPUs: impossible requests and GPUs that are no longer offered in units are
+// differences.
 func TestReceiptsOfTwoGPUs(t *testing.T) {
 	t.Parallel()
 	var devices []kubelet.ContainerDevice
@@ -147,8 +148,8 @@ func TestReceiptsOfTwoGPUs(t *testing.T) {
 	}
 }
 
-// TestReceiptsByTheDriver: a container that the driver limits says so, and how its GPU is offered
-// otherwise now is a difference.
+// TestReceiptsByTheDriver: receipts name the driver as the layer, and a later change of the GPU's
+// units is a difference.
 func TestReceiptsByTheDriver(t *testing.T) {
 	t.Parallel()
 	for what, o := range map[string]containeredits.Options{
@@ -169,9 +170,10 @@ func TestReceiptsByTheDriver(t *testing.T) {
 			differs []string
 		}{
 			{answer: limited, gpu: unitreport.GPU{Driver: true}, layer: "driver"},
-			{answer: limited, layer: "driver", differs: []string{"it started with a limit by the driver, and the configuration wants none"}},
+			{answer: limited, layer: "driver", differs: []string{"the container started with a limit by the driver, but is " +
+				"configured for none"}},
 			{answer: counted, gpu: unitreport.GPU{Driver: true}, layer: "none",
-				differs: []string{"it started without limits, and the configuration wants them by the driver"}},
+				differs: []string{"the container started without limits, but is configured for limits by the driver"}},
 		} {
 			got := unitreport.Of(devices, unitreport.Answers{All: []kubelet.Answer{tt.answer}},
 				map[string]unitreport.GPU{"GPU-a": tt.gpu})
@@ -183,8 +185,9 @@ func TestReceiptsByTheDriver(t *testing.T) {
 	}
 }
 
-// TestReadBack: what the driver says of the cgroups of a pod is joined with what its containers
-// were given. What may be another container, or one that has not started, is no difference.
+// TestReadBack: the driver's limits of a pod's cgroups are joined with the allocations of its
+// containers. A limit that may belong to another container, or to one that has not started, is no
+// difference.
 func TestReadBack(t *testing.T) {
 	t.Parallel()
 	o := containeredits.Options{Strategies: []containeredits.Strategy{containeredits.CDICRI}}
@@ -209,9 +212,9 @@ func TestReadBack(t *testing.T) {
 		"as asked for, both": {cgroups: []unitreport.Cgroup{sandbox, {LimitMiB: 4096, HasGPU: true},
 			{LimitMiB: 2048, HasGPU: true}}, read: 2048},
 		"no limit": {cgroups: []unitreport.Cgroup{sandbox, {HasGPU: true}},
-			differs: []string{"the driver says that it has no limit"}},
+			differs: []string{"the driver has no limit for the container"}},
 		"another limit": {cgroups: []unitreport.Cgroup{{LimitMiB: 3000, HasGPU: true}}, read: 3000,
-			differs: []string{"the driver says that its limit is 3000 MiB"}},
+			differs: []string{"the driver's limit is 3000 MiB"}},
 		"another limit, not known": {cgroups: []unitreport.Cgroup{{LimitMiB: 3000}}},
 	} {
 		gpus := map[string]unitreport.GPU{"GPU-a": {Driver: true,
@@ -230,7 +233,7 @@ func TestReadBack(t *testing.T) {
 	}
 }
 
-// TestUnitsOfTwoSizes: while a roll-out changes the size, a container may ask for both.
+// TestUnitsOfTwoSizes: while a roll-out changes the size, a container may request both sizes.
 func TestUnitsOfTwoSizes(t *testing.T) {
 	t.Parallel()
 	const small = "volcano.sh/gpu-mem.256Mi"
@@ -247,7 +250,8 @@ func TestUnitsOfTwoSizes(t *testing.T) {
 		got[h.Device] = fmt.Sprintf("%d MiB, %d percent, %s", h.Receipt.MemoryMiB, h.Receipt.Percentage,
 			strings.Join(h.Receipt.Differences, "; "))
 	}
-	const why = "kubelet's checkpoint does not have what it was given; the container has units of 2 GPUs, and can use one; the GPU is no longer offered in units"
+	const why = "the kubelet's checkpoint does not have the allocation; the container has units of 2 GPUs, but can use " +
+		"only one; the GPU is no longer offered in units"
 	want := map[string]string{"GPU-a": "2048 MiB, 1 percent, " + why, "GPU-b": "768 MiB, 1 percent, " + why}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("receipts (-want +got):\n%s", diff)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A note names MIG devices and GPUs as such, so that people find them.
+// TestNotesNameDevices: a note says whether a device is a MIG device or a GPU.
 func TestNotesNameDevices(t *testing.T) {
 	g := gpu(0, "Healthy")
 	for want, d := range map[string]status.Device{
@@ -25,7 +25,7 @@ func TestNotesNameDevices(t *testing.T) {
 	}
 }
 
-// The last cause is the one that a GPU recovered from, also where it was no news.
+// TestLastCause: a recovered GPU names its last cause, even one without an Event.
 func TestLastCause(t *testing.T) {
 	var h nodeevents.History
 	h.Next(node(gpu(0, "Unhealthy hang reset")), start, plenty)
@@ -35,7 +35,7 @@ func TestLastCause(t *testing.T) {
 	}
 }
 
-// Of two faults that fit the verdict, the first is its cause.
+// TestFirstCause: of two faults that fit the verdict, the first is the cause.
 func TestFirstCause(t *testing.T) {
 	var h nodeevents.History
 	d := gpu(0, "Unhealthy hang reset")
@@ -45,7 +45,8 @@ func TestFirstCause(t *testing.T) {
 	}
 }
 
-// A GPU is removed when a look does not find it, and not when nobody looks.
+// TestNothingIsRemovedUnseen: a GPU is removed when a scan does not find it, and never without a
+// scan.
 func TestNothingIsRemovedUnseen(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*status.Status)
@@ -57,13 +58,14 @@ func TestNothingIsRemovedUnseen(t *testing.T) {
 	} {
 		var h nodeevents.History
 		h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy")), start, plenty)
-		if diff := cmp.Diff(tt.want, said(h.Next(with(node(gpu(0, "Healthy")), tt.change), start, plenty))); diff != "" {
+		if diff := cmp.Diff(tt.want, reasonsOf(h.Next(with(node(gpu(0, "Healthy")), tt.change), start, plenty))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }
 
-// What is left out of a good GPU is told beside a bad one, whose own Event tells of it.
+// TestLeftOutBesideABadGPU: left-out devices of a good GPU are reported beside a bad GPU with its
+// own Event.
 func TestLeftOutBesideABadGPU(t *testing.T) {
 	var h nodeevents.History
 	s := with(node(gpu(0, "Healthy"), gpu(1, "Lost lost reconnect")), func(s *status.Status) {
@@ -81,39 +83,40 @@ func TestLeftOutBesideABadGPU(t *testing.T) {
 	}
 }
 
-// Before its first look, a daemon tells that the driver was released, and of nothing else.
-func TestReleasedBeforeTheFirstLook(t *testing.T) {
+// TestReleasedBeforeTheFirstScan: before the first scan a daemon only reports that the driver was
+// released.
+func TestReleasedBeforeTheFirstScan(t *testing.T) {
 	var h nodeevents.History
 	h.Recall(nodeevents.Condition{}, true)
 	s := with(node(gpu(0, "Healthy")), func(s *status.Status) { s.Looked = time.Time{} })
-	if got := said(h.Next(s, start, plenty)); got != nil {
+	if got := reasonsOf(h.Next(s, start, plenty)); got != nil {
 		t.Errorf("told %v", got)
 	}
 	s.Quiet = true
-	if got := said(h.Next(s, start, plenty)); !cmp.Equal(got, []string{"DriverReleased"}) {
+	if got := reasonsOf(h.Next(s, start, plenty)); !cmp.Equal(got, []string{"DriverReleased"}) {
 		t.Errorf("released: told %v", got)
 	}
 }
 
-// What finds no room is told when there is room, if it is still so.
+// TestNoRoom: an Event without room is reported once there is room, if it is still true.
 func TestNoRoom(t *testing.T) {
 	var h nodeevents.History
 	h.Next(node(gpu(0, "Healthy"), gpu(1, "Healthy")), start, plenty)
 	bad := node(gpu(0, "Unhealthy hang reset"), gpu(1, "Unhealthy hang reset"))
 	b := h.Next(bad, start, 1)
 	if len(b.Events) != 1 || !cmp.Equal(b.Dropped, []string{nodeevents.DropQueue}) {
-		t.Errorf("%v, dropped %v", said(b), b.Dropped)
+		t.Errorf("%v, dropped %v", reasonsOf(b), b.Dropped)
 	}
 	if b = h.Next(bad, start, 0); len(b.Events)+len(b.Dropped) != 0 {
-		t.Errorf("still no room: %v, dropped again %v", said(b), b.Dropped)
+		t.Errorf("still no room: %v, dropped again %v", reasonsOf(b), b.Dropped)
 	}
-	if got := said(h.Next(bad, start, 1)); !cmp.Equal(got, []string{"GPUUnhealthy GPU-1"}) {
+	if got := reasonsOf(h.Next(bad, start, 1)); !cmp.Equal(got, []string{"GPUUnhealthy GPU-1"}) {
 		t.Errorf("with room: %v", got)
 	}
 }
 
-// What waits for a rate is told when the rate allows it, also where something else found no room
-// meanwhile.
+// TestNoRoomBesideARate: an Event that waits for a rate is reported when the rate allows it, even
+// if another Event found no room meanwhile.
 func TestNoRoomBesideARate(t *testing.T) {
 	var h nodeevents.History
 	one := func(state, other string) status.Status { return node(gpu(0, state), gpu(1, other)) }
@@ -131,6 +134,6 @@ func TestNoRoomBesideARate(t *testing.T) {
 	s := with(one(state, "Healthy"), func(s *status.Status) { s.ConfigError = "line 3" })
 	s.GPUs = append(s.GPUs, gpu(2, "Unhealthy xid 79 reboot"))
 	if b := h.Next(s, start, 1); len(b.Events) != 1 || !b.Again.Equal(want) || want.IsZero() {
-		t.Errorf("again at %v, want %v: %v, dropped %v", b.Again, want, said(b), b.Dropped)
+		t.Errorf("again at %v, want %v: %v, dropped %v", b.Again, want, reasonsOf(b), b.Dropped)
 	}
 }
