@@ -222,7 +222,7 @@ var doctorCases = []doctorCase{
 	{
 		report: "B5", name: "K3s whose runtime is not seen", files: dockers.with(process(20, "k3s-server",
 			"/usr/local/bin/k3s server")),
-		check: "container-runtime", severity: "not checked", says: "no container runtime is seen there", never: "disabled",
+		check: "container-runtime", severity: "not checked", says: "no container runtime listens there", never: "disabled",
 	},
 	{
 		report: "B5", name: "a kubelet whose file cannot be read, and two runtimes", files: tree{"etc/containerd/config.toml": noRuntime}.with(

@@ -329,7 +329,8 @@ func visibleDevices(f *NodeFacts, r *findings) {
 func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	_, isDefault, found := reading.NVIDIA()
 	t := f.Toolkit.Value
-	const envvar, mounts = "accept-nvidia-visible-devices-envvar-when-unprivileged", "accept-nvidia-visible-devices-as-volume-mounts"
+	const envvar = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+	const mounts = "accept-nvidia-visible-devices-as-volume-mounts"
 	where := cmp.Or(t.File, "no config.toml of NVIDIA's runtime: the defaults apply")
 	evidence := []string{where, fmt.Sprintf("%s = %v", envvar, t.EnvvarUnprivileged)}
 	switch {

@@ -228,7 +228,7 @@ func prepare(path, written string, now time.Time) (earlier []string, err error) 
 				earlier = append(earlier, path)
 			}
 		case err == nil && hasGPULabels(content, now):
-			return nil, fmt.Errorf("%s already has labels of GPUs: remove the file and the program that writes it, " +
+			return nil, fmt.Errorf("%s already has labels of GPUs: remove the file and the program that writes it, "+
 				"such as gpu-feature-discovery",
 				path)
 		}

@@ -83,8 +83,8 @@ var claimRows = []row{
 	{
 		name: "offered, too", settings: claims, status: given(nil),
 		facts: answers(doctor.PodResourcesAnswer{Offered: map[string][]string{"nvidia.com/gpu": {"GPU-1::2"}}}),
-		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and the kubelet offers it as a device of " +
-			"nvidia.com/gpu",
+		check: "dra", severity: doctor.Error, says: "GPU 0 is in a ResourceSlice, and the kubelet offers it as a " +
+			"device of nvidia.com/gpu",
 	},
 	{
 		name: "held, too", settings: claims, status: given(nil),

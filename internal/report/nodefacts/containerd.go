@@ -15,21 +15,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// A generation is a range of versions of containerd that read a configuration in the same way. The
-// names of the versions and their order are in generations; test/containerd holds this file to
+// A generation is a range of containerd versions that read a configuration in the same way.
+// Variable generations has their names and order. test/containerd checks this file against
 // containerd's own loader.
 type generation int
 
 const (
 	from16 generation = iota // CDI does not exist
 	from17                   // CDI is off by default; an import replaces whole sections
-	from20                   // imports are merged, and then migrated together from the version that was read last
-	from23                   // each file is migrated by itself
+	from20                   // imports are merged, and then migrated together from the last version
+	from23                   // each file is migrated separately
 	from24                   // enable_cdi does not exist: CDI is always on
 )
 
-// generations are the versions of containerd with the first and the last minor version of each
-// generation.
+// generations lists the first and the last minor version of each generation.
 var generations = []struct {
 	generation
 	name               string
@@ -42,31 +41,31 @@ var generations = []struct {
 	{from24, "2.4 and newer", 2, 4, 1 << 20},
 }
 
-// A containerdVersion is the version of a containerd; 0 stands for what is not known.
+// A containerdVersion is a version of containerd; 0 stands for unknown parts.
 type containerdVersion struct {
 	major, minor int
 	minorKnown   bool
 }
 
-// The sections of containerd's CRI plugin: in version 1 of the configuration, in version 2, and
-// from version 3 on.
+// The sections of containerd's CRI plugin in version 1 of the configuration, in version 2, and
+// since version 3.
 const (
 	sectionV1 = "cri"
 	sectionV2 = "io.containerd.grpc.v1.cri"
 	sectionV3 = "io.containerd.cri.v1.runtime"
 )
 
-// maxImports is how many files a configuration may consist of.
+// maxImports limits the files of a configuration.
 const maxImports = 64
 
-// A configFile is one of the files of which the configuration of containerd consists.
+// A configFile is one of the files of a containerd configuration.
 type configFile struct {
 	path    string
 	content table
 }
 
-// containerdFilesOf reads a configuration file of containerd and its imports, in the order in which
-// containerd reads them, and returns why some of them cannot be read.
+// containerdFilesOf reads a configuration file of containerd and its imports, in containerd's
+// order. It also returns why some of them cannot be read.
 func containerdFilesOf(r root, first string) (files []configFile, problems []string) {
 	pending := []string{first}
 	for seen := (map[string]bool{}); len(pending) > 0 && len(seen) < maxImports; {
@@ -91,20 +90,20 @@ func containerdFilesOf(r root, first string) (files []configFile, problems []str
 	return files, problems
 }
 
-// readings returns what the versions of containerd that it may be make of the files: one reading
-// for all versions that agree. Versions that refuse the files are left out, unless all do, as
-// containerd runs.
+// readings returns the effective configuration in each possible version of containerd, one reading
+// for all versions that agree. Versions that refuse the files are dropped unless all do, because
+// containerd is running.
 func readings(r root, files []configFile, version containerdVersion) []doctor.Reading {
 	var all []doctor.Reading
 	for _, g := range generations {
 		if version.major != 0 && version.major != g.major || version.minorKnown &&
 			(version.minor < g.first || version.minor > g.last) ||
-			g.generation == from16 && !version.minorKnown { // its maintenance has ended
+			g.generation == from16 && !version.minorKnown { // no longer maintained
 			continue
 		}
 		reader := g.generation
 		if reader == from24 && !version.minorKnown {
-			reader = from23 // a configuration that switches CDI off is taken at its word
+			reader = from23 // trust a configuration that switches CDI off
 		}
 		one := reader.read(files)
 		for i, h := range one.Handlers {
@@ -129,7 +128,7 @@ func readings(r root, files []configFile, version containerdVersion) []doctor.Re
 	return all
 }
 
-// read returns what a version of containerd of this generation makes of the files.
+// read returns the effective configuration in this generation.
 func (g generation) read(files []configFile) doctor.Reading {
 	reading := doctor.Reading{Default: "runc", CDI: g >= from20, CDIFolders: cdiFolders, CDIExists: g >= from17}
 	plugins, disabled, version, refused := g.join(files)
@@ -145,14 +144,14 @@ func (g generation) read(files []configFile) doctor.Reading {
 	}
 	reading.Disabled = slices.Contains(disabled, section) || slices.Contains(disabled, sectionV2)
 	cri := plugins.table(section)
-	if on, given := cri["enable_cdi"].(bool); given && g != from16 && g != from24 {
+	if on, isSet := cri["enable_cdi"].(bool); isSet && g != from16 && g != from24 {
 		reading.CDI, reading.CDISetting = on, &on
 	}
 	if folders := cri.texts("cdi_spec_dirs"); folders != nil {
 		reading.CDIFolders = folders
 	}
 	containers := cri.table("containerd")
-	if name, given := containers["default_runtime_name"].(string); given {
+	if name, isSet := containers["default_runtime_name"].(string); isSet {
 		reading.Default = name
 	}
 	reading.Handlers = handlersOf(containers.table("runtimes"))
@@ -164,15 +163,14 @@ func (g generation) read(files []configFile) doctor.Reading {
 	}
 	slices.SortFunc(reading.Handlers, func(a, b doctor.RuntimeHandler) int { return cmp.Compare(a.Name, b.Name) })
 	if !named(reading.Default) && !reading.Disabled {
-		reading.Refused = fmt.Sprintf("default_runtime_name = %q, and no runtime has this name", reading.Default)
+		reading.Refused = fmt.Sprintf("default_runtime_name = %q, but no runtime has this name", reading.Default)
 	}
 	reading.Ignored = ignored(files, reading.Handlers, section)
 	return reading
 }
 
-// join returns the plugins' sections of all files together, the disabled plugins, and the version
-// of the configuration, which is that of the file that was read last; or why containerd does not
-// start with them.
+// join merges the plugins' sections of all files. It also returns the disabled plugins and the
+// version of the last file, or why containerd does not start with the files.
 func (g generation) join(files []configFile) (plugins table, disabled []string, version int64, refused string) {
 	newest := map[generation]int64{from16: 2, from17: 2, from20: 3, from23: 4, from24: 4}[g]
 	plugins = table{}
@@ -201,11 +199,11 @@ func (g generation) join(files []configFile) (plugins table, disabled []string, 
 		disabled = append(disabled, off...)
 	}
 	if version > newest {
-		return nil, nil, 0, fmt.Sprintf("it is version %d, and this containerd reads versions up to %d",
+		return nil, nil, 0, fmt.Sprintf("the file has version %d, but this containerd reads versions up to %d",
 			version, newest)
 	}
 	if wrong := wrongName(g, plugins, disabled); version >= 2 && wrong != "" {
-		return nil, nil, 0, fmt.Sprintf("%q is no name of a plugin in version %d", wrong, version)
+		return nil, nil, 0, fmt.Sprintf("%q is not the name of a plugin in version %d", wrong, version)
 	}
 	if g == from20 && version < newest {
 		migrate(plugins, g)
@@ -213,8 +211,8 @@ func (g generation) join(files []configFile) (plugins table, disabled []string, 
 	return plugins, disabled, version, ""
 }
 
-// wrongName returns a name that is none of a plugin since version 2; empty if there is none. Only
-// containerd 1 looks at sections.
+// wrongName returns a name that is invalid for a plugin since version 2; empty if there is none.
+// Only containerd 1 validates sections.
 func wrongName(g generation, plugins table, disabled []string) string {
 	named := slices.Clone(disabled)
 	if g < from20 {
@@ -246,8 +244,8 @@ func renameSections(sections table) {
 	}
 }
 
-// migrate moves what the section of version 2 says to that of version 3. What the latter says
-// already stays.
+// migrate moves settings from the section of version 2 to the section of version 3, without
+// overwriting.
 func migrate(sections table, g generation) {
 	from := sections.table(sectionV2)
 	if from == nil {
@@ -277,7 +275,7 @@ func migrate(sections table, g generation) {
 	sections[sectionV3] = to
 }
 
-// overlay puts what from says over what into says, table by table.
+// overlay merges from into into, table by table. Values of from win.
 func overlay(into, from table) {
 	for name, value := range from {
 		if more, has := from.table(name), into.table(name); more != nil && has != nil {
@@ -288,7 +286,7 @@ func overlay(into, from table) {
 	}
 }
 
-// copyOf returns a copy of a table with copies of the tables in it.
+// copyOf returns a deep copy of a table.
 func copyOf(t table) table {
 	all := table{}
 	for name, value := range t {
@@ -300,7 +298,7 @@ func copyOf(t table) table {
 	return all
 }
 
-// handlersOf returns the handlers that a table of runtimes has.
+// handlersOf returns the handlers in a table of runtimes.
 func handlersOf(runtimes table) []doctor.RuntimeHandler {
 	var all []doctor.RuntimeHandler
 	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
@@ -313,8 +311,7 @@ func handlersOf(runtimes table) []doctor.RuntimeHandler {
 	return all
 }
 
-// ignored returns the handlers that the files have in a section of the CRI plugin from which
-// containerd does not take them.
+// ignored returns the handlers in sections of the CRI plugin that containerd does not read.
 func ignored(files []configFile, used []doctor.RuntimeHandler, section string) []string {
 	var all []string
 	for _, file := range files {
@@ -332,7 +329,7 @@ func ignored(files []configFile, used []doctor.RuntimeHandler, section string) [
 	return all
 }
 
-// containerdVersion returns the version of containerd that a file says that is its program.
+// containerdVersion returns the containerd version in a program file.
 func (r root) containerdVersion(file string) (v containerdVersion) {
 	f, err := r.open(file)
 	if err != nil {
@@ -345,14 +342,14 @@ func (r root) containerdVersion(file string) (v containerdVersion) {
 	return v
 }
 
-// versionOf returns the version of containerd that a program says.
+// versionOf returns the containerd version in a program.
 func versionOf(program io.ReaderAt) (v containerdVersion) {
 	info, err := buildinfo.Read(program)
 	if err != nil {
 		return v
 	}
 	const module = "github.com/containerd/containerd"
-	say := func(text string) {
+	accept := func(text string) {
 		// Distributions write "1.7.27-0ubuntu1", and programs without a version "(devel)".
 		parts := strings.SplitN(strings.TrimPrefix(text, "v"), ".", 3)
 		if len(parts) < 2 || v.minorKnown {
@@ -366,21 +363,21 @@ func versionOf(program io.ReaderAt) (v containerdVersion) {
 	}
 	if strings.HasPrefix(info.Path, module+"/") { // containerd itself
 		for _, s := range info.Settings {
-			if _, said, has := strings.Cut(s.Value, "/version.Version="); has && s.Key == "-ldflags" {
-				said, _, _ = strings.Cut(said, " ")
-				say(strings.Trim(said, `'"`))
+			if _, version, has := strings.Cut(s.Value, "/version.Version="); has && s.Key == "-ldflags" {
+				version, _, _ = strings.Cut(version, " ")
+				accept(strings.Trim(version, `'"`))
 			}
 		}
 		if strings.HasPrefix(info.Main.Path, module) {
-			say(info.Main.Version)
+			accept(info.Main.Version)
 		}
 	}
-	for _, dep := range info.Deps { // of a program that has containerd in it, such as that of K3s
+	for _, dep := range info.Deps { // a program that includes containerd, such as K3s
 		if dep.Path == module || dep.Path == module+"/v2" {
 			if dep.Replace != nil {
-				say(dep.Replace.Version)
+				accept(dep.Replace.Version)
 			}
-			say(dep.Version)
+			accept(dep.Version)
 			if v.major == 0 {
 				v.major = majorOf(dep.Path)
 			}
@@ -392,7 +389,7 @@ func versionOf(program io.ReaderAt) (v containerdVersion) {
 	return v
 }
 
-// majorOf returns the major version that the path of a package of containerd has.
+// majorOf returns the major version in the path of a containerd package.
 func majorOf(name string) int {
 	if strings.Contains(name, "/containerd/v2") {
 		return 2

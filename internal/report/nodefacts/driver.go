@@ -19,7 +19,7 @@ import (
 const (
 	pciFolder    = "sys/bus/pci/devices"
 	nvidiaVendor = "0x10de"
-	gpuClass     = "0x03" // of display devices
+	gpuClass     = "0x03" // display devices
 )
 
 // pciDevices returns NVIDIA's devices of a class on the PCI bus.
@@ -48,16 +48,15 @@ func pciDevices(r root, class string) ([]doctor.PCIDevice, error) {
 	return found, err
 }
 
-// pciGPUs returns the GPUs on the PCI bus that containers of the node can have, or those that are
-// given to virtual machines.
+// pciGPUs returns the GPUs on the PCI bus for containers of the node, or the GPUs assigned to
+// virtual machines.
 func pciGPUs(r root, away bool) ([]doctor.PCIDevice, error) {
 	found, err := pciDevices(r, gpuClass)
 	return slices.DeleteFunc(found, func(d doctor.PCIDevice) bool { return (d.GivenAway() != "") != away }), err
 }
 
-// PCIGPUs returns how many NVIDIA GPUs are on the PCI bus of a node with this root folder, and how
-// many GPUs and virtual functions of GPUs are given to virtual machines beside these; 0 where that
-// cannot be read.
+// PCIGPUs counts the NVIDIA GPUs on the PCI bus of a node with this root folder, and separately the
+// GPUs and virtual functions assigned to virtual machines; 0 if unreadable.
 func PCIGPUs(node fs.FS) (own, away int) {
 	found, _ := pciDevices(root{node}, gpuClass)
 	for _, d := range found {
@@ -97,7 +96,7 @@ func moduleVersion(r root) (string, error) {
 	return "", err
 }
 
-// modules returns the names of the kernel modules that are loaded.
+// modules returns the names of the loaded kernel modules.
 func modules(r root) ([]string, error) {
 	text, err := r.read("proc/modules")
 	if errors.Is(err, fs.ErrNotExist) && r.exists("proc") { // a kernel without modules
@@ -111,7 +110,7 @@ func modules(r root) ([]string, error) {
 	return names, err
 }
 
-// isVersion reports whether a word is a version of the driver, such as 580.95.05.
+// isVersion reports whether a word is a driver version, such as 580.95.05.
 func isVersion(word string) bool {
 	parts := strings.Split(word, ".")
 	return len(word) < 30 && len(parts) > 1 && !slices.ContainsFunc(parts, func(part string) bool {
@@ -120,7 +119,7 @@ func isVersion(word string) bool {
 	})
 }
 
-// library finds NVML's library below a driver root, in the folders searchPath before others.
+// library finds NVML's library below a driver root. It searches the folders in searchPath first.
 func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error) {
 	found := doctor.NVMLLibrary{Root: at}
 	for _, folder := range driverroot.LibraryFolders(searchPath...) {
@@ -143,8 +142,8 @@ func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error)
 	return found, nil
 }
 
-// devices returns the device nodes in the folder dev of a root, which is at a path of the node.
-// Links to them are in the folder dev/char of another root.
+// devices returns the device nodes in folder dev of root r. The path of the folder on the node is
+// at. Links to the device nodes are in folder dev/char of root links.
 func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	found := doctor.Devices{Folder: at, Majors: majors(kernel), GPUs: minors(kernel)}
 	names, err := r.list("dev")
@@ -182,8 +181,8 @@ func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	return found, nil
 }
 
-// opens reports whether this process can open a device node of a MIG capability. To open another
-// node could wake a device.
+// opens reports whether this process can open a device node of a MIG capability. Other device nodes
+// are not opened, because that could wake a device.
 func opens(r root, node doctor.DeviceFile) bool {
 	if !node.Character || !strings.HasPrefix(node.Name, "nvidia-caps/") {
 		return false
@@ -195,7 +194,7 @@ func opens(r root, node doctor.DeviceFile) bool {
 	return file.Close() == nil
 }
 
-// majors returns the numbers of the drivers of character devices.
+// majors returns the major numbers of character device drivers.
 func majors(kernel root) map[string]int {
 	all := map[string]int{}
 	text, _ := kernel.read("proc/devices")
@@ -211,7 +210,7 @@ func majors(kernel root) map[string]int {
 	return all
 }
 
-// minors returns the minors of the GPUs that the driver has, in order.
+// minors returns the minor numbers of the driver's GPUs, in order.
 func minors(kernel root) []int {
 	var all []int
 	gpus, _ := kernel.list("proc/driver/nvidia/gpus")

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// The sockets of container runtimes, where nothing says otherwise.
+// The default sockets of container runtimes.
 const (
 	containerdSocket = "/run/containerd/containerd.sock"
 	k3sSocket        = "/run/k3s/containerd/containerd.sock"
@@ -23,20 +23,21 @@ const (
 	dockerdSocket    = "/run/cri-dockerd.sock"
 )
 
-// An endpoint is the socket at which the kubelet calls its container runtime, and what says so.
+// An endpoint is the socket at which the kubelet calls its container runtime, with the source of
+// this fact.
 type endpoint struct{ socket, source string }
 
-// A candidate is a container runtime of the node that a kubelet may use, at its socket.
+// A candidate is a container runtime of the node that a kubelet may use, with its socket.
 type candidate struct {
 	socket  string
 	runtime func() doctor.Runtime
-	// unlikely says why a kubelet of which nothing is known does not use it.
+	// unlikely is why an unknown kubelet does not use it.
 	unlikely string
 	title    string
 }
 
-// kubeletRuntime returns the container runtime that the kubelet uses. It is the one behind the
-// kubelet's endpoint; where nothing says which that is, the only one that runs.
+// kubeletRuntime returns the kubelet's container runtime: the runtime at the kubelet's endpoint or,
+// if the endpoint is unknown, the only running runtime.
 func kubeletRuntime(r root) (doctor.Runtime, error) {
 	running, err := processes(r)
 	var candidates []candidate
@@ -54,7 +55,7 @@ func kubeletRuntime(r root) (doctor.Runtime, error) {
 				return one, nil
 			}
 		}
-		return doctor.Runtime{}, fmt.Errorf("%s, and no container runtime is seen there%s",
+		return doctor.Runtime{}, fmt.Errorf("%s, but no container runtime listens there%s",
 			called.source, titles(candidates))
 	}
 	likely := slices.DeleteFunc(slices.Clone(candidates), func(c candidate) bool { return c.unlikely != "" })
@@ -64,11 +65,11 @@ func kubeletRuntime(r root) (doctor.Runtime, error) {
 	case problem != "" && len(candidates) > 0:
 		return doctor.Runtime{}, errors.New(problem + titles(candidates))
 	case len(likely) > 1:
-		return doctor.Runtime{}, fmt.Errorf("no kubelet is seen that says which one it uses%s", titles(likely))
+		return doctor.Runtime{}, fmt.Errorf("no kubelet is visible to show which runtime it uses%s", titles(likely))
 	case len(candidates) > 0:
-		return doctor.Runtime{}, fmt.Errorf("no kubelet is seen, and %s", candidates[0].unlikely)
+		return doctor.Runtime{}, fmt.Errorf("no kubelet is visible, and %s", candidates[0].unlikely)
 	}
-	return doctor.Runtime{}, errors.New("neither containerd, CRI-O nor cri-dockerd runs")
+	return doctor.Runtime{}, errors.New("neither containerd, CRI-O nor cri-dockerd is running")
 }
 
 // titles names the runtimes that were found.
@@ -86,8 +87,7 @@ func titles(all []candidate) string {
 // sameFile reports whether two paths lead to the same file of the node.
 func (r root) sameFile(a, b string) bool { return r.canonical(a) == r.canonical(b) }
 
-// canonical returns a path without symbolic links, as far as they can be followed. /var/run is a
-// link to /run.
+// canonical resolves the symbolic links in a path as far as possible. /var/run is a link to /run.
 func (r root) canonical(name string) string {
 	if resolved, _, err := r.resolve(name); err == nil {
 		return "/" + resolved
@@ -99,8 +99,8 @@ func (r root) canonical(name string) string {
 	return name
 }
 
-// kubeletEndpoint returns where the kubelet calls its container runtime. With an empty socket,
-// problem says why that is not known.
+// kubeletEndpoint returns the kubelet's endpoint. If the socket is empty, problem may explain why
+// it is unknown.
 func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 	byName := func(names ...string) (process, bool) {
 		i := slices.IndexFunc(running, func(p process) bool { return slices.Contains(names, p.name) })
@@ -119,9 +119,10 @@ func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 		return k3sEndpoint(r, p), ""
 	}
 	if p, runs := byName("k0s"); runs {
-		return endpoint{}, "k0s runs (process " + p.pid + "), and no kubelet is seen that says which container runtime it uses"
+		return endpoint{}, "k0s is running (process " + p.pid +
+			"), but no kubelet is visible to show which container runtime it uses"
 	}
-	if len(running) > 0 { // there is no kubelet among the processes of the node
+	if len(running) > 0 { // the node runs no kubelet
 		return endpoint{}, ""
 	}
 	const usual = "/var/lib/kubelet/config.yaml"
@@ -131,8 +132,8 @@ func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 	return endpoint{}, ""
 }
 
-// endpointOf returns where a kubelet calls its container runtime: by its flag, its file, the files
-// of its folder, or its default.
+// endpointOf returns the endpoint of a kubelet from its flag, its file, the files of its folder, or
+// the default.
 func endpointOf(r root, p process) (endpoint, string) {
 	const flag = "--container-runtime-endpoint"
 	name := "the kubelet (process " + p.pid + ")"
@@ -162,25 +163,23 @@ func endpointOf(r root, p process) (endpoint, string) {
 	return at, ""
 }
 
-// endpointInFile returns the endpoint that a configuration file of a kubelet has; empty if it has
-// none.
+// endpointInFile returns the endpoint in a configuration file of a kubelet; empty if unset.
 func endpointInFile(r root, file string) (string, error) {
 	text, err := r.read(file)
 	if err != nil {
 		return "", err
 	}
-	var said struct {
+	var config struct {
 		Endpoint string `json:"containerRuntimeEndpoint"`
 	}
-	err = yaml.Unmarshal(text, &said)
-	return socketOf(said.Endpoint), err
+	err = yaml.Unmarshal(text, &config)
+	return socketOf(config.Endpoint), err
 }
 
-// socketOf returns the path of a socket that is given as a URL.
+// socketOf returns the path of a socket from its URL.
 func socketOf(url string) string { return strings.TrimPrefix(url, "unix://") }
 
-// microK8sEndpoint returns where the kubelet of MicroK8s calls its runtime: its arguments are in a
-// file.
+// microK8sEndpoint returns the endpoint of MicroK8s' kubelet, which has its arguments in a file.
 func microK8sEndpoint(r root, p process) endpoint {
 	file := cmp.Or(p.flag("--kubelet-args-file"), "/var/snap/microk8s/current/args/kubelet")
 	value := process{args: strings.Fields(r.line(file))}.flag("--container-runtime-endpoint")
@@ -191,27 +190,27 @@ func microK8sEndpoint(r root, p process) endpoint {
 	return endpoint{socketOf(microK8sPath(value)), file + ": --container-runtime-endpoint=" + value}
 }
 
-// microK8sPath puts in the folders for which MicroK8s' own files have variables.
+// microK8sPath expands the variables of MicroK8s' files.
 func microK8sPath(text string) string {
 	return strings.NewReplacer("${SNAP_COMMON}", "/var/snap/microk8s/common", "${SNAP_DATA}",
 		"/var/snap/microk8s/current").Replace(text)
 }
 
-// k3sEndpoint returns where the kubelet in K3s calls its runtime. K3s hides its arguments: its unit
-// and its files have them.
+// k3sEndpoint returns the endpoint of the kubelet in K3s. K3s hides its arguments, but they are in
+// its unit and its files.
 func k3sEndpoint(r root, p process) endpoint {
 	const flag = "container-runtime-endpoint"
 	name := "K3s (process " + p.pid + ")"
-	said := map[string]any{}
+	options := map[string]any{}
 	for _, file := range append([]string{"/etc/rancher/k3s/config.yaml"},
 		r.match("/etc/rancher/k3s/config.yaml.d/*.yaml")...) {
 		text, err := r.read(file)
 		if err == nil {
-			_ = yaml.Unmarshal(text, &said) // K3s would not run with a file that it cannot read
+			_ = yaml.Unmarshal(text, &options) // K3s would not run with an unreadable file
 		}
 	}
-	socket, _ := said[flag].(string)
-	isDocker, _ := said["docker"].(bool)
+	socket, _ := options[flag].(string)
+	isDocker, _ := options["docker"].(bool)
 	for _, unit := range []string{"k3s", "k3s-agent"} {
 		text := r.line("/etc/systemd/system/" + unit + ".service")
 		_, command, _ := strings.Cut(text, "ExecStart=")
@@ -228,7 +227,7 @@ func k3sEndpoint(r root, p process) endpoint {
 	return endpoint{k3sSocket, name + " uses its own containerd"}
 }
 
-// runningRuntimes returns the container runtimes that run.
+// runningRuntimes returns the running container runtimes.
 func runningRuntimes(r root, running []process) []candidate {
 	runs := func(names ...string) bool {
 		return slices.ContainsFunc(running, func(p process) bool { return slices.Contains(names, p.name) })
@@ -249,7 +248,7 @@ func runningRuntimes(r root, running []process) []candidate {
 			all = append(all, dockerCandidate(r, running, p))
 		}
 	}
-	// K3s has cri-dockerd in it, which listens at the usual socket.
+	// K3s includes cri-dockerd, which listens at the usual socket.
 	if runs("k3s", "k3s-server", "k3s-agent") && runs("dockerd") && !runs("cri-dockerd") {
 		c := dockerCandidate(r, running, process{})
 		c.unlikely = "K3s uses Docker only if its option docker is set"
@@ -271,7 +270,7 @@ func dockerCandidate(r root, running []process, adapter process) candidate {
 		runtime: func() doctor.Runtime { return docker(r, engine) }}
 }
 
-// containerdCandidate returns a containerd that runs.
+// containerdCandidate returns a running containerd.
 func containerdCandidate(r root, p process, runs func(...string) bool) candidate {
 	config := cmp.Or(p.flag("--config", "-c"), "/etc/containerd/config.toml")
 	files, _ := containerdFilesOf(r, config)
@@ -300,7 +299,7 @@ func containerdCandidate(r root, p process, runs func(...string) bool) candidate
 	return c
 }
 
-// installed are the places of the configuration and of the socket of containerd, by distribution.
+// installed are the paths of containerd's configuration and socket, by distribution.
 var installed = []struct{ config, socket string }{
 	{"/etc/containerd/config.toml", containerdSocket},
 	{"/var/lib/rancher/k3s/agent/etc/containerd/config.toml", k3sSocket},
@@ -310,7 +309,7 @@ var installed = []struct{ config, socket string }{
 	{"/etc/cri/containerd.toml", containerdSocket},
 }
 
-// installedRuntimes returns the container runtimes that are set up, where processes cannot be seen.
+// installedRuntimes returns the installed container runtimes, for nodes without visible processes.
 func installedRuntimes(r root) []candidate {
 	nobody := func(...string) bool { return false }
 	var all []candidate
@@ -331,7 +330,7 @@ func installedRuntimes(r root) []candidate {
 	return all
 }
 
-// containerd returns a containerd as it is configured.
+// containerd returns a containerd with its configuration.
 func containerd(r root, p process, config, socket string, runs func(...string) bool) doctor.Runtime {
 	c := doctor.Runtime{Name: doctor.Containerd, Config: config, Service: "containerd"}
 	c.Distribution = distributionOf(r, config, socket, runs)
@@ -355,7 +354,7 @@ func containerd(r root, p process, config, socket string, runs func(...string) b
 	return c
 }
 
-// serviceOf returns the unit of a distribution that has one for servers and one for agents.
+// serviceOf returns the unit of a distribution with separate units for servers and agents.
 func serviceOf(r root, server, agent string, isAgent bool) string {
 	for _, folder := range []string{"/etc/systemd/system/", "/usr/local/lib/systemd/system/", "/usr/lib/systemd/system/"} {
 		if r.exists(folder+agent+".service") && !r.exists(folder+server+".service") {
@@ -368,7 +367,7 @@ func serviceOf(r root, server, agent string, isAgent bool) string {
 	return server
 }
 
-// distributionOf returns what set up a containerd with this configuration file and this socket.
+// distributionOf returns the distribution of a containerd with this configuration file and socket.
 func distributionOf(r root, config, socket string, runs func(...string) bool) doctor.Distribution {
 	name := r.line("etc/os-release")
 	if name == "" {
@@ -403,8 +402,8 @@ func distributionOf(r root, config, socket string, runs func(...string) bool) do
 	return doctor.Packages
 }
 
-// containerdPrograms are where containerd is, or the program that has it in it. A distribution with
-// its own does not use that of packages.
+// containerdPrograms are the paths of containerd, or of a program that includes it. Distributions
+// in the map do not use the containerd of packages.
 var containerdPrograms = map[doctor.Distribution][]string{
 	doctor.Packages: {"/usr/bin/containerd", "/usr/local/bin/containerd", "/bin/containerd", "/opt/bin/containerd"},
 	doctor.K3s:      {"/var/lib/rancher/k3s/data/current/bin/containerd"},
@@ -414,7 +413,7 @@ var containerdPrograms = map[doctor.Distribution][]string{
 	doctor.NixOS:    {"/run/current-system/sw/bin/containerd"},
 }
 
-// containerdVersionOf returns the version of containerd, which its program says.
+// containerdVersionOf returns the version in containerd's program.
 func containerdVersionOf(r root, p process, d doctor.Distribution) containerdVersion {
 	var files []string
 	if p.pid != "" {

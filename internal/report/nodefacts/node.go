@@ -19,11 +19,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// cdiFolders are where runtimes look for CDI specs. A spec of a later folder comes before one of an
-// earlier folder.
+// cdiFolders are the runtimes' folders of CDI specs. Later folders have precedence.
 var cdiFolders = []string{"/etc/cdi", "/var/run/cdi"}
 
-// A cdiSpec is the part of a CDI spec that matters here.
+// A cdiSpec is the part of a CDI spec that doctor reads.
 type cdiSpec struct {
 	Kind    string    `json:"kind"`
 	Devices []cdiPart `json:"devices"`
@@ -43,15 +42,15 @@ type cdiFile struct {
 	HostPath string `json:"hostPath"`
 }
 
-// specs returns the CDI specs for NVIDIA's devices, and the files that cannot be read.
+// specs returns the CDI specs for NVIDIA's devices, and unreadable files.
 func specs(r root) ([]doctor.Spec, error) {
 	if !r.exists("etc") {
-		return nil, errors.New("/etc is not there")
+		return nil, errors.New("/etc does not exist")
 	}
 	var all []doctor.Spec
 	for _, folder := range cdiFolders {
 		names, err := r.list(folder)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // runtimes do without a folder
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a missing folder is no problem for runtimes
 			all = append(all, doctor.Spec{Path: folder, Problem: err.Error()})
 		}
 		for _, name := range names {
@@ -105,13 +104,13 @@ func readSpec(r root, file string) doctor.Spec {
 	return s
 }
 
-// selinux returns the state of SELinux, and of this process in it.
+// selinux returns the state of SELinux, and the type of this process.
 func (p Places) selinux(kernel root) (doctor.SELinux, error) {
 	if !kernel.exists("sys") {
-		return doctor.SELinux{}, errors.New("/sys is not there")
+		return doctor.SELinux{}, errors.New("/sys does not exist")
 	}
 	if p.Host == nil && !kernel.exists("sys/fs/selinux/enforce") {
-		return doctor.SELinux{}, errors.New("/sys/fs/selinux is not in this container. " + p.Hidden)
+		return doctor.SELinux{}, errors.New("this container has no /sys/fs/selinux. " + p.Hidden)
 	}
 	s := doctor.SELinux{Enforces: kernel.line("sys/fs/selinux/enforce") == "1", Container: p.Container != nil}
 	if label := strings.Split(strings.Trim(kernel.line("proc/self/attr/current"), "\x00"), ":"); len(label) > 2 {
@@ -124,10 +123,10 @@ func (p Places) selinux(kernel root) (doctor.SELinux, error) {
 	return s, nil
 }
 
-// dialTimeout bounds a connection to kubelet.
+// dialTimeout limits a connection to the kubelet.
 const dialTimeout = time.Second
 
-// kubeletFolder looks at the folder of kubelet's socket.
+// kubeletFolder reads the folder of the kubelet's socket.
 func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 	k := doctor.Kubelet{Socket: socket}
 	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
@@ -142,7 +141,7 @@ func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err == nil {
-		_ = conn.Close() // nothing was said
+		_ = conn.Close() // nothing was sent
 	} else {
 		k.Refused = err.Error()
 	}
@@ -160,23 +159,23 @@ func kubeletFolder(ctx context.Context, socket string) (doctor.Kubelet, error) {
 	return k, nil
 }
 
-// draDrivers returns the registration sockets of the DRA driver for GPUs, of any of its instances,
-// that accept connections. A driver that was killed leaves its socket.
+// draDrivers returns the registration sockets that accept connections, of all instances of the DRA
+// driver for GPUs. A killed driver leaves its socket behind.
 func draDrivers(ctx context.Context, registry string) []string {
 	sockets, _ := filepath.Glob(path.Join(registry, "gpu.nvidia.com*.sock")) // the pattern is well-formed
 	return slices.DeleteFunc(sockets, func(socket string) bool {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		if err == nil {
-			_ = conn.Close() // nothing was said
+			_ = conn.Close() // nothing was sent
 		}
 		return err != nil
 	})
 }
 
-// podResources asks kubelet's PodResources service how many devices it counts.
+// podResources asks the kubelet's PodResources service for its devices.
 func podResources(ctx context.Context, socket string, host fs.FS) (doctor.PodResourcesAnswer, error) {
 	client := kubelet.NewPodResources(socket, clock.RealClock{})
-	defer func() { _ = client.Close() }() // it was only read
+	defer func() { _ = client.Close() }() // used for reading only
 	p := doctor.PodResourcesAnswer{Socket: socket}
 	all, err := client.Allocatable(ctx)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package nodefacts reads what package doctor judges from the files of a node: from its /etc, /sys,
-// /proc, /dev and /run below a root folder, from kubelet's folder, and from the folders of CDI
-// specs. It changes nothing, opens regular files and folders only, reads a bounded part of them,
-// and gives up what does not return.
+// Package nodefacts reads the facts for package doctor from the files of a node: from /etc, /sys,
+// /proc, /dev and /run below a root folder, from the kubelet's folder, and from the folders of CDI
+// specs. The package changes nothing, opens only regular files and folders, limits the size of
+// reads, and abandons reads that do not return.
 package nodefacts
 
 import (
@@ -14,36 +14,35 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// Timeout is how long reading all facts may take.
+// Timeout limits the time for reading all facts.
 const Timeout = 5 * time.Second
 
-// Places say where the files of the node are.
+// Places are the locations of the node's files.
 type Places struct {
 	// Kernel has the node's /proc and /sys.
 	Kernel fs.FS
-	// Host has the node's other files; nil if they are not visible, which Hidden explains.
+	// Host has the node's other files; nil if they are not visible. Hidden then explains why.
 	Host   fs.FS
 	Hidden string
-	// Driver has the driver root, and DriverRoot is its path on the node. Driver is nil if it cannot
-	// be seen.
+	// Driver has the driver root; nil if it is not visible. DriverRoot is its path on the node.
 	Driver     fs.FS
 	DriverRoot string
-	// SearchPath are folders below the driver root in which libraries are looked for before others.
+	// SearchPath are folders below the driver root that are searched for libraries first.
 	SearchPath []string
-	// Devices has the device nodes in its folder dev, and DevFolder is the path of that on the node.
-	// Devices is nil if they cannot be seen.
+	// Devices has the device nodes in its folder dev; nil if they are not visible. DevFolder is the
+	// path of that folder on the node.
 	Devices   fs.FS
 	DevFolder string
-	// Container has the file system of the container in which doctor runs; nil if it runs in none.
+	// Container has the file system of doctor's container; nil outside of containers.
 	Container fs.FS
 
-	// KubeletSocket and PodResourcesSocket are paths for this process; empty if they are not used.
+	// KubeletSocket and PodResourcesSocket are paths for this process; empty if unused.
 	KubeletSocket, PodResourcesSocket string
-	// Simulated says that Kernel and Devices are of a simulated node.
+	// Simulated is true if Kernel and Devices belong to a simulated node.
 	Simulated bool
 }
 
-// Gather reads all facts but the settings and the daemon. It returns when ctx ends, too.
+// Gather reads all facts except the settings and the daemon. It also returns when ctx ends.
 func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
@@ -69,7 +68,7 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			return library(root{p.Driver}, p.DriverRoot, p.SearchPath)
 		}),
 		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
-			links := host // where systemd and runc look
+			links := host // the folder of systemd and runc
 			if links.FS == nil {
 				links = root{p.Devices}
 			}
@@ -93,7 +92,7 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			func() (doctor.Toolkit, error) { return toolkit(host), nil }),
 		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
 		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),
-		read(ctx, &f.Kubelet, "kubelet's folder", p.noKubelet,
+		read(ctx, &f.Kubelet, "the kubelet's folder", p.noKubelet,
 			func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
 		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
 			return podResources(ctx, p.PodResourcesSocket, p.Host)
@@ -106,8 +105,8 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	return f
 }
 
-// read begins to read a fact, unless it cannot be seen. The function that it returns waits for the
-// fact, for as long as ctx.
+// read begins to read a fact, unless it is hidden. The returned function waits for the fact until
+// ctx ends.
 func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden func() string,
 	from func() (T, error)) (wait func()) {
 	if fact.Missing = hidden(); fact.Missing != "" {
@@ -128,7 +127,7 @@ func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden 
 		case r = <-done:
 		case <-ctx.Done():
 			select {
-			case r = <-done: // while others were waited for
+			case r = <-done: // returned during the wait for others
 			default:
 				fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs", what), true
 				return
@@ -146,7 +145,7 @@ func (p Places) noDriver() string {
 	case p.Simulated:
 		return "The node is simulated, and has no driver root"
 	case p.Driver == nil:
-		return "The driver root is not visible here: mount it, and give its path with --driver-root-ctr-path"
+		return "The driver root is not visible here: mount it, and set --driver-root-ctr-path"
 	}
 	return ""
 }
@@ -160,7 +159,7 @@ func (p Places) noDevices() string {
 
 func (p Places) noSpecs() string {
 	if p.Simulated {
-		return "The node is simulated, and its CDI specs name files that are not there"
+		return "The node is simulated, and its CDI specs name files that do not exist"
 	}
 	return p.Hidden
 }
@@ -174,14 +173,14 @@ func (p Places) noContainer() string {
 
 func (p Places) noKubelet() string {
 	if p.KubeletSocket == "" {
-		return "The daemon is told not to register with kubelet: --kubelet-socket is empty"
+		return "The daemon is configured not to register with the kubelet: --kubelet-socket is empty"
 	}
 	return ""
 }
 
 func (p Places) noPodResources() string {
 	if p.PodResourcesSocket == "" {
-		return "The daemon is told not to use PodResources: --pod-resources-socket is empty"
+		return "The daemon is configured not to use PodResources: --pod-resources-socket is empty"
 	}
 	return ""
 }

@@ -98,7 +98,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "no runtime", change: changes{"proc/700/comm": gone},
-		check: "container-runtime", severity: doctor.NotChecked, says: "neither containerd, CRI-O nor cri-dockerd runs",
+		check: "container-runtime", severity: doctor.NotChecked, says: "neither containerd, CRI-O nor cri-dockerd is running",
 		also: allOfRuntime,
 	},
 	{
@@ -114,7 +114,7 @@ var runtimeRows = []row{
 	},
 	{
 		name: "two runtimes and no kubelet", change: changes{"proc/702/comm": "crio"},
-		check: "container-runtime", severity: doctor.NotChecked, says: "no kubelet is seen that says which one it uses",
+		check: "container-runtime", severity: doctor.NotChecked, says: "no kubelet is visible to show which runtime it uses",
 		also: allOfRuntime,
 	},
 	{name: "default", check: "nvidia-runtime", severity: doctor.OK, says: "the default of containerd"},

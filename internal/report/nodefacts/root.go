@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	maxFile    = 1 << 20 // of a file that is read, in bytes
-	maxEntries = 1 << 16 // of a folder that is listed, such as /proc
+	maxFile    = 1 << 20 // limit for reading a file, in bytes
+	maxEntries = 1 << 16 // limit for listing a folder, such as /proc
 )
 
-// A root is the root folder of a file system. Symbolic links lead to what they lead to on the node.
+// A root is the root folder of a file system. Symbolic links resolve as on the node.
 type root struct{ fs.FS }
 
-// resolve returns the path of a file without symbolic links, and what it is.
+// resolve returns the path of a file without symbolic links, and its FileInfo.
 func (r root) resolve(name string) (string, fs.FileInfo, error) {
 	resolved, _, err := driverroot.Resolve(r.FS, strings.TrimPrefix(name, "/"))
 	if err != nil {
@@ -32,18 +32,17 @@ func (r root) resolve(name string) (string, fs.FileInfo, error) {
 	return resolved, info, err
 }
 
-// link returns what a symbolic link of /proc says. It may lead to a file that is not below the
-// root.
+// link returns the target of a symbolic link of /proc. The target may be outside of the root.
 func (r root) link(name string) (string, error) { return fs.ReadLink(r.FS, name) }
 
-// exists reports whether there is a file.
+// exists reports whether a file exists.
 func (r root) exists(name string) bool {
 	_, _, err := r.resolve(name)
 	return err == nil
 }
 
-// open opens a regular file. Anything else is an error and is not opened: that could block, or wake
-// a device.
+// open opens a regular file. It returns an error for any other file, because opening could block or
+// wake a device.
 func (r root) open(name string) (fs.File, error) {
 	resolved, info, err := r.resolve(name)
 	if err != nil {
@@ -56,7 +55,7 @@ func (r root) open(name string) (fs.File, error) {
 	return r.Open(resolved)
 }
 
-// read returns the content of a regular file. A file that is too large is an error.
+// read returns the content of a regular file. It returns an error for files beyond the limit.
 func (r root) read(name string) ([]byte, error) {
 	f, err := r.open(name)
 	if err != nil {
@@ -71,7 +70,7 @@ func (r root) read(name string) ([]byte, error) {
 	return data, err
 }
 
-// line returns the content of a file without the space around it; empty if it cannot be read.
+// line returns the trimmed content of a file; empty if it cannot be read.
 func (r root) line(name string) string {
 	data, err := r.read(name)
 	if err != nil {
@@ -80,7 +79,7 @@ func (r root) line(name string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// list returns the names of the entries of a folder in order, as many as are listed.
+// list returns the names of the entries of a folder in order, up to the limit.
 func (r root) list(name string) ([]string, error) {
 	resolved, info, err := r.resolve(name)
 	if err != nil {
@@ -110,8 +109,8 @@ func (r root) list(name string) ([]string, error) {
 	return names, nil
 }
 
-// match returns the paths of the files that a pattern in the last element of a path means, in
-// order, or the path if there is no pattern in it.
+// match returns the paths that match a pattern in the last element of a path, in order. It returns
+// a path without a pattern unchanged.
 func (r root) match(pattern string) []string {
 	if !strings.Contains(pattern, "*") {
 		return []string{pattern}

@@ -15,15 +15,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
-// A process of the node.
+// A process is a process of the node.
 type process struct {
 	pid  string
-	name string   // cut to 15 bytes by the kernel
-	args []string // empty if they cannot be read
+	name string   // the kernel cuts it to 15 bytes
+	args []string // empty if unreadable
 }
 
-// withArguments are the names of processes whose arguments are read: container runtimes, kubelets,
-// and what has a kubelet in it.
+// withArguments are the names of processes with relevant arguments: container runtimes, kubelets,
+// and programs that include a kubelet.
 var withArguments = []string{
 	"containerd", "crio", "dockerd", "cri-dockerd", "kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s",
 }
@@ -48,7 +48,7 @@ func processes(r root) ([]process, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, errors.New("/proc has no processes: this is not the node's")
+		return nil, errors.New("/proc has no processes: it is not the node's")
 	}
 	return all, nil
 }
@@ -61,7 +61,7 @@ func names(all []process) []string {
 	return slices.Sorted(maps.Keys(distinct))
 }
 
-// flag returns the value of one of the flags of a process; empty if it is not given.
+// flag returns the value of one of the flags of a process; empty if unset.
 func (p process) flag(flags ...string) string {
 	for i, arg := range p.args {
 		name, value, has := strings.Cut(arg, "=")
@@ -76,8 +76,8 @@ func (p process) flag(flags ...string) string {
 	return ""
 }
 
-// crioFiles reads the configuration of CRI-O: its file, and then the files of a folder, of which a
-// later one wins. A runtime of a later file replaces that of an earlier one as a whole.
+// crioFiles reads the configuration of CRI-O: its file, and then the files of a folder. Later files
+// win. A runtime in a later file replaces the whole runtime of an earlier file.
 func crioFiles(r root, p process) (section table, first string, files, problems []string) {
 	first = cmp.Or(p.flag("--config", "-c"), "/etc/crio/crio.conf")
 	folder := cmp.Or(p.flag("--config-dir", "-d"), "/etc/crio/crio.conf.d")
@@ -100,7 +100,7 @@ func crioFiles(r root, p process) (section table, first string, files, problems 
 	return section, first, files, problems
 }
 
-// crio returns CRI-O as it is configured.
+// crio returns CRI-O with its configuration.
 func crio(r root, p process) doctor.Runtime {
 	section, first, files, problems := crioFiles(r, p)
 	reading := doctor.Reading{Default: "crun", CDI: true, CDIExists: true, CDIFolders: cdiFolders}
@@ -111,8 +111,8 @@ func crio(r root, p process) doctor.Runtime {
 	if folders := section.texts("cdi_spec_dirs"); folders != nil {
 		reading.CDIFolders = folders
 	}
-	manager, given := section["cgroup_manager"].(string)
-	systemd := manager == "systemd" || !given
+	manager, isSet := section["cgroup_manager"].(string)
+	systemd := manager == "systemd" || !isSet
 	runtimes := section.table("runtimes")
 	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
 		h := doctor.RuntimeHandler{Name: name, Systemd: systemd}
@@ -124,15 +124,16 @@ func crio(r root, p process) doctor.Runtime {
 		reading.Handlers = []doctor.RuntimeHandler{{Name: reading.Default, Systemd: systemd, Implied: true}}
 	}
 	return doctor.Runtime{
-		Name: doctor.CRIO, Service: "crio", Config: first, Files: files, Problems: problems, Readings: []doctor.Reading{reading},
+		Name: doctor.CRIO, Service: "crio", Config: first, Files: files, Problems: problems,
+		Readings: []doctor.Reading{reading},
 	}
 }
 
-// docker returns Docker as it is configured. A kubelet uses it through cri-dockerd.
+// docker returns Docker with its configuration. A kubelet uses Docker through cri-dockerd.
 func docker(r root, p process) doctor.Runtime {
 	one := doctor.Runtime{Name: doctor.Docker, Service: "docker",
 		Config: cmp.Or(p.flag("--config-file"), "/etc/docker/daemon.json")}
-	var said struct {
+	var config struct {
 		Default  string   `json:"default-runtime"`
 		Options  []string `json:"exec-opts"`
 		Folders  []string `json:"cdi-spec-dirs"`
@@ -145,7 +146,7 @@ func docker(r root, p process) doctor.Runtime {
 	}
 	text, err := r.read(one.Config)
 	if err == nil {
-		err = json.Unmarshal(text, &said)
+		err = json.Unmarshal(text, &config)
 	}
 	switch {
 	case err == nil:
@@ -153,32 +154,32 @@ func docker(r root, p process) doctor.Runtime {
 	case !errors.Is(err, fs.ErrNotExist):
 		one.Problems = []string{one.Config + ": " + err.Error()}
 	}
-	systemd := slices.Contains(said.Options, "native.cgroupdriver=systemd")
+	systemd := slices.Contains(config.Options, "native.cgroupdriver=systemd")
 	reading := doctor.Reading{
-		Default: cmp.Or(p.flag("--default-runtime"), said.Default,
-			"runc"), CDISetting: said.Features.CDI, CDIFolders: cdiFolders,
+		Default: cmp.Or(p.flag("--default-runtime"), config.Default,
+			"runc"), CDISetting: config.Features.CDI, CDIFolders: cdiFolders,
 		Handlers: []doctor.RuntimeHandler{{Name: "runc", Systemd: systemd, Implied: true}},
 	}
-	if said.Folders != nil {
-		reading.CDIFolders = said.Folders
+	if config.Folders != nil {
+		reading.CDIFolders = config.Folders
 	}
-	for _, name := range slices.Sorted(maps.Keys(said.Runtimes)) {
-		h := doctor.RuntimeHandler{Name: name, Program: said.Runtimes[name].Path, Systemd: systemd}
+	for _, name := range slices.Sorted(maps.Keys(config.Runtimes)) {
+		h := doctor.RuntimeHandler{Name: name, Program: config.Runtimes[name].Path, Systemd: systemd}
 		h.Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
 		reading.Handlers = append(reading.Handlers, h)
 	}
-	// cri-dockerd passes CDI devices since Mirantis/cri-dockerd#522 of November 2025, and no file says
-	// which one it is.
+	// cri-dockerd passes CDI devices since Mirantis/cri-dockerd#522 of November 2025, but no file
+	// has its version.
 	newer := reading
 	reading.Versions = "with cri-dockerd before CDI"
 	newer.Versions, newer.CDIExists = "with a newer cri-dockerd", true
-	newer.CDI = said.Features.CDI == nil || *said.Features.CDI
+	newer.CDI = config.Features.CDI == nil || *config.Features.CDI
 	one.Readings = []doctor.Reading{reading, newer}
 	return one
 }
 
-// toolkit reads the configuration of NVIDIA's container runtime: that beside its program where
-// NVIDIA's operator installed it, else that of the node.
+// toolkit reads the configuration of NVIDIA's container runtime: the file beside its program if
+// NVIDIA's operator installed it, or else the node's file.
 func toolkit(r root) doctor.Toolkit {
 	t := doctor.Toolkit{EnvvarUnprivileged: true, Mode: "auto"}
 	const below = "nvidia-container-runtime/config.toml"
@@ -200,7 +201,7 @@ func toolkit(r root) doctor.Toolkit {
 		t.Problem = t.File + ": " + err.Error()
 		return t
 	}
-	if accept, given := content["accept-nvidia-visible-devices-envvar-when-unprivileged"].(bool); given {
+	if accept, isSet := content["accept-nvidia-visible-devices-envvar-when-unprivileged"].(bool); isSet {
 		t.EnvvarUnprivileged = accept
 	}
 	t.VolumeMounts, _ = content["accept-nvidia-visible-devices-as-volume-mounts"].(bool)
@@ -225,7 +226,7 @@ func parse(r root, file string) (table, error) {
 	return content, err
 }
 
-// table returns a table of the table; nil if there is none of that name.
+// table returns an inner table; nil if the name is unknown.
 func (t table) table(name string) table {
 	switch value := t[name].(type) {
 	case map[string]any:
@@ -236,7 +237,7 @@ func (t table) table(name string) table {
 	return nil
 }
 
-// texts returns a list of texts; nil if there is none of that name.
+// texts returns a list of strings; nil if the name is unknown.
 func (t table) texts(name string) []string {
 	list, ok := t[name].([]any)
 	if !ok {

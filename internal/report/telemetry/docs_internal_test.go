@@ -41,8 +41,8 @@ func TestDocs(t *testing.T) {
 			t.Errorf("%s has no place for the tables: %q … %q", file, tableBegin, tableEnd)
 		case have == want:
 		case !*update:
-			t.Errorf("the tables in %s are not those of the code; write them anew: go test ./internal/report/telemetry -run "+
-				"TestDocs -update", file)
+			t.Errorf("the tables in %s are not those of the code; write them anew: go test "+
+				"./internal/report/telemetry -run TestDocs -update", file)
 		default:
 			if err := os.WriteFile(file, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
 				t.Fatal(err)

@@ -9,8 +9,8 @@ var (
 	}
 	driverInfo = metric{
 		name: "gpu_device_plugin_driver_info", kind: gauge, labels: []string{"version", "cuda"}, series: "1",
-		help: "The version of the driver, and its newest supported CUDA version. The value is always 1. Absent before the " +
-			"first answer of the driver.",
+		help: "The version of the driver, and its newest supported CUDA version. The value is always 1. Absent " +
+			"before the first answer of the driver.",
 	}
 	pciGPUs = metric{
 		name: "gpu_device_plugin_pci_gpus", kind: gauge, series: "1",
@@ -64,8 +64,8 @@ var (
 	}
 	devicesDeparting = metric{
 		name: "gpu_device_plugin_devices_departing", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "Devices that left the plan and stay listed until no pod holds them. While a pod holds such a device, it has " +
-			"the health of its GPU.",
+		help: "Devices that left the plan and stay listed until no pod holds them. While a pod holds such a " +
+			"device, it has the health of its GPU.",
 	}
 	resourcePlanned = metric{
 		name: "gpu_device_plugin_resource_planned", kind: gauge, labels: []string{"resource"}, series: onePerResource,
@@ -136,8 +136,8 @@ var (
 	}
 	xidEvents = metric{
 		name: "gpu_device_plugin_xid_events_total", kind: counter, labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
-		help: "XIDs of a GPU and its MIG devices. Critical XIDs are present from the start; after 32 codes, further XIDs " +
-			"count as other.",
+		help: "XIDs of a GPU and its MIG devices. Critical XIDs are present from the start; after 32 codes, " +
+			"further XIDs count as other.",
 	}
 	xidLast = metric{
 		name: "gpu_device_plugin_xid_last_timestamp_seconds", kind: gauge, unit: "s", labels: []string{"UUID", "gpu",
@@ -146,8 +146,8 @@ var (
 	}
 	recoveries = metric{
 		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"}, series: "9 a GPU",
-		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the cure of " +
-			"the fault.",
+		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the " +
+			"cure of the fault.",
 	}
 
 	registrations = metric{

@@ -170,8 +170,8 @@ func TestReceiptsByTheDriver(t *testing.T) {
 			differs []string
 		}{
 			{answer: limited, gpu: unitreport.GPU{Driver: true}, layer: "driver"},
-			{answer: limited, layer: "driver", differs: []string{"the container started with a limit by the driver, but is " +
-				"configured for none"}},
+			{answer: limited, layer: "driver", differs: []string{"the container started with a limit by the " +
+				"driver, but is configured for none"}},
 			{answer: counted, gpu: unitreport.GPU{Driver: true}, layer: "none",
 				differs: []string{"the container started without limits, but is configured for limits by the driver"}},
 		} {
@@ -250,8 +250,8 @@ func TestUnitsOfTwoSizes(t *testing.T) {
 		got[h.Device] = fmt.Sprintf("%d MiB, %d percent, %s", h.Receipt.MemoryMiB, h.Receipt.Percentage,
 			strings.Join(h.Receipt.Differences, "; "))
 	}
-	const why = "the kubelet's checkpoint does not have the allocation; the container has units of 2 GPUs, but can use " +
-		"only one; the GPU is no longer offered in units"
+	const why = "the kubelet's checkpoint does not have the allocation; the container has units of 2 GPUs, but can " +
+		"use only one; the GPU is no longer offered in units"
 	want := map[string]string{"GPU-a": "2048 MiB, 1 percent, " + why, "GPU-b": "768 MiB, 1 percent, " + why}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("receipts (-want +got):\n%s", diff)
