@@ -71,7 +71,7 @@ func TestDoctorBesideAHealthyDaemon(t *testing.T) {
 		cmd.Env = append(os.Environ(), "CONTROL_SOCKET="+s.ControlSocket())
 		output, err := cmd.CombinedOutput()
 		well := err == nil && strings.HasPrefix(string(output), "doctor: no problems found: ") &&
-			strings.Contains(string(output), "Kubelet answers") && strings.Contains(string(output), "PodResources answers")
+			strings.Contains(string(output), "The kubelet answers") && strings.Contains(string(output), "PodResources answers")
 		if t.Failed() || well {
 			t.Logf("%v\n%s", err, output)
 		}

@@ -64,7 +64,7 @@ func TestDynamicMIG(t *testing.T) {
 	}
 	c.mode("{mode: dra, dynamicMIG: true}" + fmt.Sprintf(layouts, "all-balanced"))
 	c.eventually("the layout waits", func() bool {
-		return strings.Contains(c.command("mig", "status"), "MIG devices are made of the GPU for claims")
+		return strings.Contains(c.command("mig", "status"), "MIG devices of this GPU are created for claims")
 	})
 
 	c.release(t.Context(), devices[0], uids[devices[0]])

@@ -22,7 +22,7 @@ func (s *stage) begins(pod string, words ...string) {
 		_, err = s.Admit(s.t.Context(), standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: 8})
 		// On a busy machine a look may take longer than a container is held up for it; kubelet tries
 		// again, too.
-		return err == nil || !strings.Contains(err.Error(), "cannot be looked at")
+		return err == nil || !strings.Contains(err.Error(), "cannot be checked")
 	})
 	var refused *standin.PodError
 	if errors.As(err, &refused) && refused.Reason == standin.UnexpectedAdmission && s.Allocatable(gpu) < 8 {
@@ -126,7 +126,7 @@ func TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs(t *testing.T) {
 	s.inject(simulator.Fault{Kind: simulator.KindRestore})
 	s.restarts("work", "")
 	s.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})
-	s.restarts("work", "GPU 3 (GPU-", "is not there any more")
+	s.restarts("work", "GPU 3 (GPU-", "has disappeared")
 }
 
 // restarts waits until kubelet starts a container again, or is refused that with all of the words.

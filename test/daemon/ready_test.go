@@ -168,7 +168,7 @@ func TestBrokenVersionIsNotReadyOverAServingDaemon(t *testing.T) {
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}
-	later.staysUnready("nvidia.com/gpu was served until a short time ago")
+	later.staysUnready("nvidia.com/gpu was served until recently")
 	c.SetTime(c.Now().Add(6 * time.Minute))
 	s.counts(nil)
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")

@@ -57,10 +57,11 @@ func newClaimCommand() *cobra.Command {
 	return cmd
 }
 
-// maxManifest is the largest manifest that is read, in bytes.
+// maxManifest is the greatest size of a manifest, in bytes.
 const maxManifest = 4 << 20
 
-// A claimObject is what counts of an object that can have configuration, in any version of the API.
+// A claimObject is the checked part of an object with device configuration, in any version of the
+// API.
 type claimObject struct {
 	Kind     string
 	Metadata struct{ Name string }
@@ -81,7 +82,7 @@ type claimSpec struct {
 
 type claimRequest struct {
 	Name           string
-	claimDevices   // up to v1beta1, and of alternatives
+	claimDevices   // up to v1beta1, and in alternatives
 	Exactly        claimDevices
 	FirstAvailable []claimRequest
 }
@@ -94,7 +95,7 @@ type claimDevices struct {
 	AdminAccess     bool
 }
 
-// A claimCapacity is the parts of devices that a request wants.
+// A claimCapacity is the requested parts of devices.
 type claimCapacity struct{ Requests map[string]any }
 
 type claimConfig struct {
@@ -110,8 +111,8 @@ var documentEnd = regexp.MustCompile(`(?m)^---.*$`)
 // A claimCheck checks manifests for the driver of a name.
 type claimCheck struct{ driver string }
 
-// file returns a line for each configuration in a file and each of its problems, and how many
-// problems there are.
+// file returns a line for each configuration in a file and each problem, and the number of
+// problems.
 func (k claimCheck) file(path string) (lines []string, problems int, err error) {
 	data, err := statefile.Read(path, maxManifest)
 	if err != nil {
@@ -134,8 +135,8 @@ func (k claimCheck) file(path string) (lines []string, problems int, err error) 
 	return lines, problems, nil
 }
 
-// kindOf returns the kind of configuration that the devices of the driver's classes take; empty for
-// any other class.
+// kindOf returns the kind of configuration for devices of the driver's classes; empty for any other
+// class.
 func (k claimCheck) kindOf(class string) string {
 	switch gpu, mig := dra.ClassNames(k.driver); class {
 	case gpu:
@@ -146,7 +147,7 @@ func (k claimCheck) kindOf(class string) string {
 	return ""
 }
 
-// object is file for one object. An object of another kind has nothing to check, whatever its
+// object checks one object like file. An object of another kind has nothing to check, whatever its
 // fields are.
 func (k claimCheck) object(text []byte) (lines []string, problems int, err error) {
 	var o claimObject
@@ -201,7 +202,7 @@ func (k claimCheck) object(text []byte) (lines []string, problems int, err error
 	return lines, problems, err
 }
 
-// partsOf returns a line for each request of a part of the memory of a GPU.
+// partsOf returns a line for each request of a part of a GPU's memory.
 func (k claimCheck) partsOf(claim claimSpec) (lines []string) {
 	parts := map[string]string{}
 	for _, r := range claim.Devices.Requests {
@@ -219,7 +220,7 @@ func (k claimCheck) partsOf(claim claimSpec) (lines []string) {
 	return lines
 }
 
-// strategyOf returns how a request uses its GPUs, by the last configuration that is for it; empty
+// strategyOf returns the sharing strategy of a request from the last configuration for it; empty
 // without one.
 func (k claimCheck) strategyOf(request string, configs []claimConfig) dra.SharingStrategy {
 	parent, _, _ := strings.Cut(request, "/")
@@ -233,7 +234,7 @@ func (k claimCheck) strategyOf(request string, configs []claimConfig) dra.Sharin
 	return ""
 }
 
-// devices returns what a request asks for that has no alternatives.
+// devices returns the devices of a request without alternatives.
 func (r claimRequest) devices() claimDevices {
 	if r.DeviceClassName != "" {
 		return r.claimDevices
@@ -241,8 +242,8 @@ func (r claimRequest) devices() claimDevices {
 	return r.Exactly
 }
 
-// describe adds how much memory a request and its alternatives want that want a part of a GPU, by
-// the names that configuration has for them.
+// describe adds the requested memory of a request and its alternatives, by their names in
+// configurations.
 func (r claimRequest) describe(class, prefix string, parts map[string]string) {
 	of := r.devices()
 	if memory, wanted := of.Capacity.Requests[dra.MemoryCapacity]; wanted && of.DeviceClassName == class {
@@ -253,8 +254,8 @@ func (r claimRequest) describe(class, prefix string, parts map[string]string) {
 	}
 }
 
-// refusals returns why the claim will not be prepared although each of its configurations is right,
-// whichever alternatives it gets.
+// refusals returns why the claim will not be prepared for any alternative, although each
+// configuration is valid by itself.
 func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
 	for choice, more := 0, true; more; choice++ {
 		var asked []claims.RequestedDevices
@@ -278,10 +279,10 @@ func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig
 	return reasons
 }
 
-// maxResults is how many devices a claim has at most.
+// maxResults is the greatest number of devices of a claim.
 const maxResults = 32
 
-// count returns how many devices are asked for, or may be.
+// count returns the greatest number of requested devices.
 func (d claimDevices) count() int {
 	if d.AllocationMode == "All" {
 		return maxResults

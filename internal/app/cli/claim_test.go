@@ -63,8 +63,8 @@ items:
         parameters: {apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: TimeSlicing, timeSlicingConfig: {interval: Long}}}
 `
 
-// claimsRefused has claims whose configurations are right one by one but for a percentage, and a
-// claim that is prepared.
+// claimsRefused has claims with configurations that are valid separately, except for a percentage,
+// and a claim that will be prepared.
 const claimsRefused = `
 {apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: index}, spec: {devices: {
   requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com, count: 2}}],

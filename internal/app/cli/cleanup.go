@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// mpsRoot is the directory with the MPS state on a node whose configuration names none.
+// mpsRoot is the default directory of the MPS state.
 const mpsRoot = "/run/nvidia/mps"
 
 func newCleanupCommand() *cobra.Command {

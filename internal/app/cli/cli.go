@@ -1,6 +1,6 @@
-// Package cli is the command line: it turns flags into the values that the other packages work
-// with, prints what they return, and handles the process that the daemon runs in. It sees all
-// packages but those that talk to the API server.
+// Package cli is the command line: it turns flags into values for other packages, prints their
+// results, and handles the process of the daemon. It imports all packages except those that talk to
+// the API server.
 package cli
 
 import (
@@ -22,9 +22,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// Execute runs the command that args ask for, after the name of the process, until it is done or
-// ctx ends, and writes what it prints to output. The error is a sentence for the person who typed
-// args.
+// Execute runs the command in args, with the name of the process, until it is done or ctx ends, and
+// writes its output to output. The error is a sentence for the user.
 func (p Program) Execute(ctx context.Context, process string, args []string, output io.Writer) error {
 	root, err := p.commandOf(process)
 	if err != nil {
@@ -36,8 +35,8 @@ func (p Program) Execute(ctx context.Context, process string, args []string, out
 	return errors.Join(root.ExecuteContext(ctx), safe.Close())
 }
 
-// doubleDashed returns args with two dashes before the command's flags that have one: NVIDIA's
-// programs take both.
+// doubleDashed returns args with a second dash before the command's flags with a single dash:
+// NVIDIA's programs accept both.
 func doubleDashed(args []string, root *cobra.Command) []string {
 	args = slices.Clone(args)
 	flags := root.Flags()
@@ -79,8 +78,8 @@ func (p Program) newRootCommand() *cobra.Command {
 	return root
 }
 
-// refuseUnknown has the command, and all below it, fail for a mistyped subcommand. Cobra prints the
-// help of a command group for any arguments, and the exit status is 0.
+// refuseUnknown makes the command, and all below it, fail for a mistyped subcommand. Cobra prints
+// the help of a command group for any arguments, with exit status 0.
 func refuseUnknown(cmd *cobra.Command) {
 	switch {
 	case cmd.Name() == "help":
@@ -108,7 +107,7 @@ func (p Program) newDaemonCommand() *cobra.Command {
 		Use: p.Name, Short: p.Short, Long: p.Long,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cmd.ResetCommands() // their flags take memory as long as the daemon runs
+			cmd.ResetCommands() // their flags would take memory as long as the daemon runs
 			return untilItEnds(cmd.Context(), func(ctx context.Context, own *ownProcess) error {
 				return p.runDaemon(ctx, cmd.Flags(), own)
 			}, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -118,13 +117,13 @@ func (p Program) newDaemonCommand() *cobra.Command {
 	return cmd
 }
 
-// asRoot has a command return its errors as Execute does.
+// asRoot makes a command return its errors like Execute.
 func asRoot(cmd *cobra.Command) {
 	showFurtherFlags(cmd)
 	cmd.SilenceErrors, cmd.SilenceUsage = true, true
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if mistyped := noArguments(cmd, cmd.Flags().Args()); mistyped != nil && cmd.HasSubCommands() {
-			return mistyped // the flag may be one of the command that was meant
+			return mistyped // the flag may belong to the intended command
 		}
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
@@ -140,8 +139,8 @@ func nameExamples(cmd *cobra.Command, name string) {
 
 var exampleName = regexp.MustCompile(`(^|\s)gpu-device-plugin `)
 
-// addLogFlags adds klog's level to all commands, under the name that Kubernetes' components give
-// it, and under a letter; none if that is empty.
+// addLogFlags adds klog's level to all commands, under the name in Kubernetes' components, and
+// under a letter; none if the letter is empty.
 func addLogFlags(root *cobra.Command, letter string) {
 	var all flag.FlagSet
 	klog.InitFlags(&all)
@@ -151,7 +150,7 @@ func addLogFlags(root *cobra.Command, letter string) {
 	f.DefValue = level.DefValue
 }
 
-// goValue is a flag of package flag as cobra wants it.
+// goValue adapts a flag of package flag to cobra.
 type goValue struct{ flag.Value }
 
 func (goValue) Type() string { return "level" }
@@ -167,7 +166,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return errors.New(problem + "; " + cmd.CommandPath() + " --help lists the commands")
 }
 
-// needs returns the check of a command's arguments: from one to most of what is named.
+// needs returns the check of a command's arguments: from one to most of the named kind.
 func needs(what string, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 && len(args) <= most {

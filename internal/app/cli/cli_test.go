@@ -14,14 +14,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// run executes a command line and returns what it prints, without white space around it.
+// run executes a command line and returns its trimmed output.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	text, err := printed(t, args...)
 	return strings.TrimSpace(text), err
 }
 
-// printed executes a command line and returns what it prints.
+// printed executes a command line and returns its output.
 func printed(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	var out bytes.Buffer
@@ -29,7 +29,7 @@ func printed(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestWhatIsWrongIsSaidWithTheRemedy(t *testing.T) {
+func TestErrorsNameTheRemedy(t *testing.T) {
 	deep := "/" + strings.Repeat("d", 100) + "/kubelet.sock"
 	broken := filepath.Join(t.TempDir(), "broken.yaml")
 	if err := os.WriteFile(broken, []byte("version: v1\nflags: {migStrategy: some}\n"+
@@ -166,7 +166,7 @@ func TestConfigCheck(t *testing.T) {
 	}
 }
 
-func TestEveryCommandExplainsItself(t *testing.T) {
+func TestHelpOfEveryCommand(t *testing.T) {
 	for _, command := range []string{"", "plan", "status", "simulate", "simulate xid", "config check", "health clear",
 		"quiesce", "resume", "topology", "version"} {
 		got, err := run(t, append(strings.Fields(command), "--help")...)
@@ -176,9 +176,9 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 	}
 }
 
-// TestCommandsReadNoFlagThatTheirHelpDoesNotShow: all other flags of the daemon, with values that
-// the daemon refuses where it refuses any, change nothing of what a command prints.
-func TestCommandsReadNoFlagThatTheirHelpDoesNotShow(t *testing.T) {
+// TestCommandsIgnoreHiddenFlags: flags of the daemon outside of a command's help do not change its
+// output, even with values that the daemon refuses.
+func TestCommandsIgnoreHiddenFlags(t *testing.T) {
 	for command, most := range map[string]int{
 		"plan": 36, "plan --dra --node-name=n": 36, "topology": 9, "topology prefer": 13,
 		"mig plan --layout=all-disabled": 12, "mig export": 10, "doctor": 26,
@@ -213,7 +213,7 @@ func TestCommandsReadNoFlagThatTheirHelpDoesNotShow(t *testing.T) {
 	}
 }
 
-// TestHelpShowsCommonFlagsFirst, and the others below them.
+// TestHelpShowsCommonFlagsFirst: common flags come first, and the others below them.
 func TestHelpShowsCommonFlagsFirst(t *testing.T) {
 	for _, command := range []string{"", "doctor", "mps-control-daemon", "config check"} {
 		help, err := run(t, append(strings.Fields(command), "--help")...)
@@ -225,7 +225,7 @@ func TestHelpShowsCommonFlagsFirst(t *testing.T) {
 	}
 }
 
-// TestPlanTable: all that is printed of a plan, for each way to give a container its devices.
+// TestPlanTable: the complete table of a plan, for each way to pass devices to a container.
 func TestPlanTable(t *testing.T) {
 	const head = `nvidia.com/gpu: 1
   DEVICE                                     INDEX   NUMA   HEALTH

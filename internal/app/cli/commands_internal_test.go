@@ -26,7 +26,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// calls are those that came to a control socket, as "NAME ARGUMENTS".
+// calls are the calls received at a control socket, as "NAME ARGUMENTS".
 type calls struct {
 	mu    sync.Mutex
 	texts []string
@@ -38,8 +38,8 @@ func (c *calls) all() []string {
 	return slices.Clone(c.texts)
 }
 
-// answering serves a control socket until the test ends: the n-th call of a name is answered with
-// the n-th of its answers, and all further ones with the last.
+// answering serves a control socket until the test ends: the n-th call of a name gets the n-th
+// answer, and further calls the last.
 func answering(t *testing.T, answers map[string][]any) (socket string, came *calls) {
 	t.Helper()
 	folder := loopback.Folder(t)
@@ -79,15 +79,15 @@ func serveAt(t *testing.T, socket string, answers map[string][]any, came *calls)
 	poll.Until(t, "the socket is answered", func() bool { return control.Call(ctx, socket, "there", nil, nil) == nil })
 }
 
-// execute runs a command of the program and returns what it prints.
+// execute runs a command of the program and returns its output.
 func execute(ctx context.Context, args ...string) (string, error) {
 	var out bytes.Buffer
 	err := DevicePlugin().Execute(ctx, "gpu-device-plugin", args, &out)
 	return out.String(), err
 }
 
-// TestUnknownCommands: each command that has commands below it refuses others, and each command
-// says which arguments it takes.
+// TestUnknownCommands: each command group refuses unknown commands, and each command names its
+// arguments.
 func TestUnknownCommands(t *testing.T) {
 	t.Parallel()
 	var check func(cmd *cobra.Command, path []string)
@@ -108,8 +108,8 @@ func TestUnknownCommands(t *testing.T) {
 	check(DevicePlugin().newRootCommand(), nil)
 }
 
-// TestCommandsThatAsk: what each command asks the daemon, what it prints of the answer, and what it
-// fails with.
+// TestCommandsThatAsk: the question of each command to the daemon, its output for the answer, and
+// its errors.
 func TestCommandsThatAsk(t *testing.T) {
 	t.Parallel()
 	plan := &layout.Planned{Layout: "a", Possible: true, GPUs: []layout.PlannedGPU{}}
@@ -220,7 +220,7 @@ func TestCommandsThatAsk(t *testing.T) {
 	}
 }
 
-// TestMissingArguments: the error names what a command needs, and how it is written.
+// TestMissingArguments: the error names the missing argument and the usage.
 func TestMissingArguments(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
@@ -235,8 +235,7 @@ func TestMissingArguments(t *testing.T) {
 	}
 }
 
-// TestFaultsAsCommands: each flag reaches the daemon, and a number that may be left out is sent
-// only where it is given.
+// TestFaultsAsCommands: each flag reaches the daemon, and an optional number is sent only if given.
 func TestFaultsAsCommands(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
@@ -274,8 +273,8 @@ func TestFaultsAsCommands(t *testing.T) {
 	}
 }
 
-// TestControlSocketOfTheEnvironment is that of the commands as it is that of the daemon; an empty
-// variable is none.
+// TestControlSocketOfTheEnvironment: commands and the daemon read the same variable; an empty
+// variable means no socket.
 func TestControlSocketOfTheEnvironment(t *testing.T) {
 	for value, want := range map[string]string{"/nowhere/c.sock": "/nowhere/c.sock", "": "/run/"} {
 		t.Setenv("CONTROL_SOCKET", value)
@@ -285,8 +284,8 @@ func TestControlSocketOfTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestMIGIsWaitedFor: how far the daemon is, is printed when it changes, what is pending only after
-// a second, and not what the daemon says of an earlier order.
+// TestMIGIsWaitedFor: changes of the progress are printed, pending states only after a second, and
+// states of an earlier order never.
 func TestMIGIsWaitedFor(t *testing.T) {
 	pending := daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "pending", Reason: "GPU 0: in use"}
 	for name, test := range map[string]struct {
@@ -345,8 +344,8 @@ func TestMIGIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestReadyIsWaitedFor: also for the daemon itself, in all for as long as was asked for, and for 20
-// s at most.
+// TestReadyIsWaitedFor: the wait includes the start of the daemon, and takes at most the given time
+// and 20 s.
 func TestReadyIsWaitedFor(t *testing.T) {
 	socket, came := answering(t, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}})
 	for wait, want := range map[string]string{"0s": "0", "1500ms": "1500", "20s": "20000", "1h": "20000"} {

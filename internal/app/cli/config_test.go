@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// TestCheckAndDaemonAgree: config check, a daemon that starts and a daemon that reads its file
-// again say the same of every file.
+// TestCheckAndDaemonAgree: config check, a starting daemon and a daemon that rereads its file agree
+// on every file.
 func TestCheckAndDaemonAgree(t *testing.T) {
 	folder := t.TempDir()
 	good := filepath.Join(folder, "good.yaml")
@@ -93,8 +93,8 @@ func unknownKeys(n int) string {
 	return file.String()
 }
 
-// readAgain returns what a Watcher says that has the configuration of one file when it reads
-// another in its place.
+// readAgain returns the errors of a Watcher with the configuration of one file that reads another
+// in its place.
 func readAgain(t *testing.T, first, second string) error {
 	t.Helper()
 	link := filepath.Join(t.TempDir(), "config.yaml")
@@ -121,7 +121,7 @@ func readAgain(t *testing.T, first, second string) error {
 	return w.Errors().Value()
 }
 
-// problems returns what is wrong with a file, and not how that is printed.
+// problems returns the problems of a file without their formatting.
 func problems(err error) string {
 	if invalid := (*config.Invalid)(nil); errors.As(err, &invalid) {
 		var texts []string

@@ -14,8 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// newCheckContainerCommand returns the command that the chart's test runs in a pod that asks for a
-// GPU.
+// newCheckContainerCommand returns the command of the chart's test, which runs in a pod with a GPU.
 func newCheckContainerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check-container",
@@ -44,13 +43,13 @@ func newCheckContainerCommand() *cobra.Command {
 
 const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	// the value that says that devices are named by mounts in this folder.
+	// visibleMounts is the value for devices that are named by mounts in this folder.
 	visibleMounts = "/var/run/nvidia-container-devices"
 )
 
 // container is what a container got.
 type container struct {
-	names  []string // of devices; nil if it got them by CDI alone
+	names  []string // of devices; nil if only CDI passed them
 	nodes  []string // device nodes of GPUs
 	closed []error  // why device nodes cannot be opened
 }
@@ -67,8 +66,8 @@ func (c container) String() string {
 
 var gpuNode = regexp.MustCompile(`^nvidia\d+$`)
 
-// readContainer reads what the container with this root directory and value of
-// NVIDIA_VISIBLE_DEVICES got.
+// readContainer reads the devices of the container with this root directory and this value of
+// NVIDIA_VISIBLE_DEVICES.
 func readContainer(root, visible string) (container, error) {
 	var got container
 	switch visible {
@@ -105,8 +104,8 @@ func readContainer(root, visible string) (container, error) {
 	return got, nil
 }
 
-// check says what differs from a container that requested so many devices. Several devices may be
-// parts of one GPU, with one node.
+// check compares the container with a request for a number of devices, and returns the difference.
+// Several devices may be parts of one GPU, with one node.
 func (c container) check(devices int, simulated bool) error {
 	distinct := slices.Compact(slices.Sorted(slices.Values(c.names)))
 	switch {

@@ -62,7 +62,7 @@ func TestCheckContainer(t *testing.T) {
 	}
 }
 
-func TestContainerInWords(t *testing.T) {
+func TestContainerString(t *testing.T) {
 	t.Parallel()
 	for want, c := range map[string]container{
 		"devices: none; device nodes: none":              {},
@@ -74,11 +74,11 @@ func TestContainerInWords(t *testing.T) {
 	}
 }
 
-// TestCheckContainerOpensNodes: a node that the container may not open is told of.
+// TestCheckContainerOpensNodes: a device node that the container cannot open is reported.
 func TestCheckContainerOpensNodes(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(root, "dev", "nvidia0"), 0o700); err != nil { // a folder cannot be opened to write
+	if err := os.MkdirAll(filepath.Join(root, "dev", "nvidia0"), 0o700); err != nil { // a folder cannot be opened for writing
 		t.Fatal(err)
 	}
 	got, err := readContainer(root, "GPU-a")

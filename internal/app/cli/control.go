@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// succeed prints what an action has done, or returns the error of the action.
+// succeed prints the result of an action, or returns the error of the action.
 func succeed(cmd *cobra.Command, done string, err error) error {
 	if err != nil {
 		return err
@@ -20,8 +20,8 @@ func succeed(cmd *cobra.Command, done string, err error) error {
 	return err
 }
 
-// addControlFlag adds the flag that names the daemon to talk to, which is read from the same
-// variable as the daemon's.
+// addControlFlag adds the flag for the control socket of the daemon. Commands and the daemon read
+// the same environment variable.
 func addControlFlag(flags *pflag.FlagSet) *string {
 	socket := config.DefaultControlSocket
 	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {

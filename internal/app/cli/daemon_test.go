@@ -24,7 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-const patience = 2 * time.Minute // how long a test waits for what must come
+const patience = 2 * time.Minute // longest wait for an expected event
 
 // A host is a daemon without a kubelet, and its folder. The daemon is a process of the test's own
 // program.
@@ -49,7 +49,7 @@ func newHost(t *testing.T, args ...string) *host {
 	return h
 }
 
-// ask runs a command that asks the daemon, which has to succeed, and returns what it prints.
+// ask runs a command that asks the daemon and must succeed, and returns its output.
 func (h *host) ask(args ...string) string {
 	h.t.Helper()
 	text, err := run(h.t, append(args, "--control-socket", h.socket)...)
@@ -59,7 +59,7 @@ func (h *host) ask(args ...string) string {
 	return text
 }
 
-// refused runs a command that asks the daemon, which has to fail with a text.
+// refused runs a command that asks the daemon and must fail with a text.
 func (h *host) refused(want string, args ...string) {
 	h.t.Helper()
 	text, err := run(h.t, append(args, "--control-socket", h.socket)...)
@@ -74,7 +74,7 @@ func (h *host) says(want string, args ...string) {
 	h.until("it prints "+want, func(text string) bool { return strings.Contains(text, want) }, args...)
 }
 
-// until waits until what a command prints is as it should be.
+// until waits until the output of a command is as expected.
 func (h *host) until(what string, is func(text string) bool, args ...string) {
 	h.t.Helper()
 	var text string
@@ -90,8 +90,8 @@ func (h *host) until(what string, is func(text string) bool, args ...string) {
 	})
 }
 
-// program starts a command line as a process of the test's own program, which is killed at the end
-// of the test if it runs still.
+// program starts a command line as a process of the test's own program. A running process is killed
+// at the end of the test.
 func program(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
@@ -105,20 +105,20 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// TestErrorsAreSaidOnce: in one line, without how the program is used.
-func TestErrorsAreSaidOnce(t *testing.T) {
+// TestErrorsArePrintedOnce: an error is one line, without the usage of the program.
+func TestErrorsArePrintedOnce(t *testing.T) {
 	out, err := program(t, "--mig-strategy=some").CombinedOutput()
 	if err == nil || strings.Count(string(out), "Error: ") != 1 || strings.Contains(string(out), "Usage:") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// TestControlDaemonsOfMPS: they are started for what the configuration shares, and end with the
+// TestControlDaemonsOfMPS: control daemons start for the configured sharing, and end with the
 // command.
 func TestControlDaemonsOfMPS(t *testing.T) {
 	folder := t.TempDir()
 	file, started := filepath.Join(folder, "config.yaml"), filepath.Join(folder, "started")
-	script := "#!/bin/sh\n" + // its process is named by the file, and ends when it is asked to
+	script := "#!/bin/sh\n" + // the process has the name of the file, and ends on request
 		"[ \"$1\" = -f ] || { case \"$(cat)\" in *quit*) kill $(cat " + started + ");; esac; exit 0; }\n" +
 		"echo $$ >" + started + "\nexec sleep 60\n"
 	if err := errors.Join(
@@ -153,7 +153,8 @@ func TestControlDaemonsOfMPS(t *testing.T) {
 	}
 }
 
-// TestExitStatusOfDoctor: of the worst finding, without another word; 1 where it cannot be run.
+// TestExitStatusOfDoctor: the status is that of the worst finding, without a message, and 1 if
+// doctor cannot run.
 func TestExitStatusOfDoctor(t *testing.T) {
 	for _, test := range []struct {
 		argument string
@@ -173,7 +174,7 @@ func TestExitStatusOfDoctor(t *testing.T) {
 	}
 }
 
-// TestErrorsInJSON: the reason of an end is the last line of the log where that is JSON.
+// TestErrorsInJSON: in a JSON log, the last line is the reason of the exit.
 func TestErrorsInJSON(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("flags: {loggingFormat: json}\n"), 0o600); err != nil {
@@ -190,7 +191,7 @@ func TestErrorsInJSON(t *testing.T) {
 	}
 }
 
-// TestNames: of the version, and of the machines that can be simulated.
+// TestNames: the version, and the simulated machines.
 func TestNames(t *testing.T) {
 	if text, err := run(t, "version"); err != nil || text != version.String() {
 		t.Errorf("version printed %q, %v", text, err)
@@ -201,7 +202,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// healthy waits until the daemon has so many GPUs that are Healthy.
+// healthy waits until the daemon has the given number of Healthy GPUs.
 func (h *host) healthy(want int) {
 	h.t.Helper()
 	h.until(fmt.Sprint(want, " GPUs are Healthy"), func(text string) bool {
@@ -224,7 +225,7 @@ func TestCommandsOfADaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	profile.Faults = []simulator.Fault{{Kind: simulator.KindPersistence, GPU: "3", State: "off"}} // the doctor warns of it
+	profile.Faults = []simulator.Fault{{Kind: simulator.KindPersistence, GPU: "3", State: "off"}} // doctor warns about it
 	text, err := yaml.Marshal(profile)
 	if err != nil {
 		t.Fatal(err)
@@ -233,8 +234,8 @@ func TestCommandsOfADaemon(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// with a claim of NVIDIA's driver, which is nothing to a daemon without Dynamic Resource
-	// Allocation
+	// including a claim of NVIDIA's driver, which does not concern a daemon without Dynamic
+	// Resource Allocation
 	root := t.TempDir()
 	checkpoint := filepath.Join(root, "plugins", "gpu.nvidia.com", "checkpoint.json")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(checkpoint), 0o700),

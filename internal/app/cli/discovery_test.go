@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/cli"
 )
 
-// discovered returns the labels of NVIDIA's feature discovery, without the timestamp, that a file
-// of expected sets has for a node.
+// discovered returns the labels of NVIDIA's feature discovery for a node from a file of expected
+// sets, without the timestamp.
 func discovered(t *testing.T, set string) []string {
 	t.Helper()
 	text, err := os.ReadFile("../../plan/labels/testdata/sets/" + set + ".txt")
@@ -37,7 +37,8 @@ func machineFile(t *testing.T) string {
 	return file
 }
 
-// TestDiscoveryOnce prints or writes what NVIDIA's program does, by its flags and environment.
+// TestDiscoveryOnce: output and files equal those of NVIDIA's program, for its flags and
+// environment.
 func TestDiscoveryOnce(t *testing.T) {
 	machine := machineFile(t)
 	compare := func(what, text, set string) {
@@ -80,7 +81,7 @@ func TestDiscoveryOnce(t *testing.T) {
 	}
 }
 
-// TestDiscovery writes a file that expires, and leaves it there at its end.
+// TestDiscovery: the file has an expiry, and stays at the end.
 func TestDiscovery(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "gfd")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 )
 
-// TestFindingsFitTheScreen: whatever a file of the node says.
+// TestFindingsFitTheScreen: findings fit the screen for any contents of the node's files.
 func TestFindingsFitTheScreen(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("/a-long-folder", 40)
@@ -42,7 +42,7 @@ func TestFindingsFitTheScreen(t *testing.T) {
 	}
 }
 
-// TestCommandsThatAreCopied: a command that is longer than a line stays one command.
+// TestCommandsThatAreCopied: a command longer than a line stays one command.
 func TestCommandsThatAreCopied(t *testing.T) {
 	t.Parallel()
 	command := "kubectl" + strings.Repeat(" --flag=value", 20)
@@ -112,8 +112,7 @@ var update = flag.Bool("update", false, "write the parts of docs/reference.md an
 
 const doctorDoc = "../../../docs/reference.md"
 
-// exampleNode is a node whose driver was upgraded and that was not restarted, with containerd as
-// its packages install it.
+// exampleNode is a node with an upgraded driver before its restart, and with containerd's package.
 var exampleNode = fstest.MapFS{
 	"sys/bus/pci/devices/0000:3b:00.0/vendor": {Data: []byte("0x10de\n")},
 	"sys/bus/pci/devices/0000:3b:00.0/class":  {Data: []byte("0x030200\n")},
@@ -139,8 +138,8 @@ var exampleNode = fstest.MapFS{
 	"usr/bin/nvidia-container-runtime": {},
 }
 
-// TestDoctorDoc holds the table and the example of docs/reference.md to the code. `go test
-// ./internal/app/cli -run TestDoctorDoc -update` writes them anew.
+// TestDoctorDoc compares the table and the example of docs/reference.md with the code. `go test
+// ./internal/app/cli -run TestDoctorDoc -update` rewrites them.
 func TestDoctorDoc(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| check | content when | needs to see |\n|---|---|---|\n")
@@ -156,7 +155,7 @@ func TestDoctorDoc(t *testing.T) {
 	facts.PodResources = doctor.Fact[doctor.PodResourcesAnswer]{}
 	facts.Daemon.Missing = noDaemon(config.DefaultControlSocket)
 	example := findingsText("the node's files: /", doctor.Examine(facts), 100)
-	example, _, cut := strings.Cut(example, "not checked  ") // what is wrong comes first
+	example, _, cut := strings.Cut(example, "not checked  ") // problems come first
 	if !cut {
 		t.Fatal("the example has no check that is not checked")
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// allocationLine says how Dynamic Resource Allocation is on the node; empty where it is not used.
+// allocationLine describes Dynamic Resource Allocation on the node; empty if it is not used.
 func allocationLine(s *status.DRA) string {
 	if s == nil {
 		return ""
@@ -42,8 +42,8 @@ func allocationLine(s *status.DRA) string {
 	return strings.Join(parts, "; ")
 }
 
-// ownerSentences says of each GPU that the device plugin does not have who has it, and what is
-// waited for.
+// ownerSentences names the owner of each GPU that the device plugin does not own, and awaited
+// conditions.
 func ownerSentences(s *status.DRA) []string {
 	if s == nil {
 		return nil
@@ -69,8 +69,7 @@ func ownerSentences(s *status.DRA) []string {
 	return sentences
 }
 
-// claimSentences names the claims that are prepared, and those of which something is to be taken
-// back still.
+// claimSentences names the prepared claims, and released claims whose devices still exist.
 func claimSentences(s *status.DRA, v view) []string {
 	if s == nil {
 		return nil

@@ -10,12 +10,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// The flags of the daemon that commands read, without those that only the daemon reads.
+// The daemon's flags that commands also read.
 var (
-	// nodeFlags say which node is looked at.
+	// nodeFlags select the node.
 	nodeFlags = []string{"config-file", "node-config-dir", "control-socket", "driver-root-ctr-path", "library-search-path",
 		"simulate"}
-	// judgedFlags are those by which a file may be valid or not.
+	// judgedFlags affect whether a file is valid.
 	judgedFlags = []string{"mig-strategy", "compatibility", "mps-root", "mig-enabled", "mig-layout", "mig-config-file",
 		"dra-mode", "state-dir"}
 
@@ -37,7 +37,7 @@ var (
 	})
 )
 
-// showFurtherFlags has the help of a command, and of those below it, show its common flags first.
+// showFurtherFlags makes the help of a command, and of those below it, show its common flags first.
 func showFurtherFlags(root *cobra.Command) {
 	usual := root.UsageFunc()
 	root.SetUsageFunc(func(cmd *cobra.Command) error {

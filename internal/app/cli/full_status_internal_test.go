@@ -52,13 +52,13 @@ func fill(v reflect.Value, name string) {
 	}
 }
 
-// TestPrintStatusOfEverything: each sentence of status, where everything there is happens at once.
-// `go test ./internal/app/cli -run TestPrintStatusOfEverything -update` writes the texts anew.
+// TestPrintStatusOfEverything: every sentence of status at once. `go test ./internal/app/cli -run
+// TestPrintStatusOfEverything -update` rewrites the texts.
 func TestPrintStatusOfEverything(t *testing.T) {
 	t.Parallel()
 	var s status.Status
 	fill(reflect.ValueOf(&s).Elem(), "")
-	s.DRA = nil // that text has tests of its own
+	s.DRA = nil // DRA has tests of its own
 	for name, v := range map[string]view{"narrow": {}, "wide": {wide: true}, "colour": {colour: true, columns: 80}} {
 		path := "testdata/status/" + name + ".txt"
 		got := printed(s, v)

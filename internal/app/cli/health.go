@@ -25,7 +25,7 @@ func newHealthCommand() *cobra.Command {
 			control.Call(cmd.Context(), *socket, daemon.CallHealthClear, daemon.ClearArguments{GPU: *gpu}, nil))
 	}
 	if err := clearing.MarkFlagRequired("gpu"); err != nil {
-		panic(err) // the flag was declared above
+		panic(err) // the flag is declared above
 	}
 	cmd.AddCommand(clearing)
 	return cmd

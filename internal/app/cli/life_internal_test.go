@@ -23,8 +23,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestEndOfADaemon: an error is returned, or has been logged where the log is JSON; nothing asks
-// for a new process once this one is to end.
+// TestEndOfADaemon: an error is returned, or logged if the log is JSON. No new process is requested
+// once this process is to end.
 func TestEndOfADaemon(t *testing.T) {
 	broken := errors.New("broken")
 	over, cancel := context.WithCancel(t.Context())
@@ -54,7 +54,7 @@ func TestEndOfADaemon(t *testing.T) {
 	}
 }
 
-// TestFormatOfTheLog: it may change in both directions.
+// TestFormatOfTheLog: the format may change in both directions.
 func TestFormatOfTheLog(t *testing.T) {
 	p := &ownProcess{log: logwriter.New(io.Discard)}
 	defer p.logAs(config.LogText)
@@ -66,8 +66,8 @@ func TestFormatOfTheLog(t *testing.T) {
 	}
 }
 
-// TestChoiceByALabel: where a label of the node chooses the file, the commands take the one that
-// the running daemon has, unless one is named.
+// TestChoiceByALabel: if a label of the node chooses the file, commands use the running daemon's
+// file, unless a file is named.
 func TestChoiceByALabel(t *testing.T) {
 	t.Setenv("CONFIG_FILE", "")
 	socket, came := answering(t, map[string][]any{daemon.CallStatus: {status.Status{ConfigFile: "/configs/chosen"}}})
@@ -102,8 +102,8 @@ func (c choosingCluster) Choose(context.Context, config.Config) *feed.Feed[confi
 	return feed.New(config.Chosen{File: c.file})
 }
 
-// TestBeginningOfAProcess: the file that a label chooses counts, a program without a client of the
-// API server has none, and the log is as the configuration says.
+// TestBeginningOfAProcess: the file chosen by a label counts, a program without a client of the API
+// server has none, and the log is as configured.
 func TestBeginningOfAProcess(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("flags: {migStrategy: mixed, loggingFormat: json}\n"), 0o600); err != nil {
@@ -144,8 +144,8 @@ func TestBeginningOfAProcess(t *testing.T) {
 	}
 }
 
-// TestStrategyOfARequest: the last GpuConfig of the driver counts that is valid and for the
-// request, for its parent or for all.
+// TestStrategyOfARequest: the last valid GpuConfig of the driver counts that is for the request,
+// for its parent or for all requests.
 func TestStrategyOfARequest(t *testing.T) {
 	t.Parallel()
 	const header = "apiVersion: resource.nvidia.com/v1beta1, kind: "
@@ -176,8 +176,8 @@ func TestStrategyOfARequest(t *testing.T) {
 	}
 }
 
-// TestWhatStatusSaysOfClaims: nothing where there is none, and the problem of one that has one.
-func TestWhatStatusSaysOfClaims(t *testing.T) {
+// TestStatusOfClaims: nothing without claims, and the problem of a claim.
+func TestStatusOfClaims(t *testing.T) {
 	t.Parallel()
 	if allocationLine(nil) != "" || ownerSentences(nil) != nil || claimSentences(nil, view{}) != nil {
 		t.Error("something is said where Dynamic Resource Allocation is not used")
@@ -194,7 +194,7 @@ func TestWhatStatusSaysOfClaims(t *testing.T) {
 	}
 }
 
-// fakeCluster is a Cluster that has no commands and chooses no file. It has no tasks.
+// fakeCluster is a Cluster without commands, tasks or a choice of a file.
 type fakeCluster struct{ daemon.Cluster }
 
 func (fakeCluster) Commands() []*cobra.Command                                        { return nil }

@@ -11,9 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestMachinesOfKubectl: the plugin of kubectl has the ResourceSlices of each simulated machine, as
-// plan prints them. It cannot make them itself, because the simulator needs C. `go test
-// ./internal/app/cli -run TestMachinesOfKubectl -update` writes them anew.
+// TestMachinesOfKubectl: the plugin of kubectl embeds the ResourceSlices of each simulated machine,
+// as plan prints them, because the simulator needs C. `go test ./internal/app/cli -run
+// TestMachinesOfKubectl -update` rewrites them.
 func TestMachinesOfKubectl(t *testing.T) {
 	t.Parallel()
 	folder := filepath.Join("..", "..", "..", "cmd", "kubectl-gpu", "internal", "machines")

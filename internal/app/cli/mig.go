@@ -104,7 +104,7 @@ func newMIGPlanCommand() *cobra.Command {
 		}
 		l, err := layout.Find(name, file, n.GPUs)
 		if err != nil {
-			return fmt.Errorf("--layout: %s", terminal.Line(err.Error())) // it has the names in the file
+			return fmt.Errorf("--layout: %s", terminal.Line(err.Error())) // the error contains names from the file
 		}
 		changes := layout.Plan(l, n.GPUs)
 		changes.RefuseUnmatched(file)
@@ -138,7 +138,7 @@ func readLayouts(path string) (*layout.File, error) {
 	return &file, nil
 }
 
-// readPartitions reads how the GPUs of the node are divided that the configuration names.
+// readPartitions reads the division of the GPUs of the configured node.
 func readPartitions(ctx context.Context, c config.Config) (daemon.Partitioned, error) {
 	n := daemon.Partitioned{Architectures: map[string]string{}}
 	err := withSession(ctx, c, func(ctx context.Context, session *nvidia.Session) error {

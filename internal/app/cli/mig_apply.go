@@ -66,7 +66,7 @@ func newMIGApplyCommand() *cobra.Command {
 		}
 		out := cmd.OutOrStdout()
 		if o.format != outputText {
-			out = cmd.ErrOrStderr() // the plan is read by a program
+			out = cmd.ErrOrStderr() // a program reads the plan
 		}
 		return awaitMIG(cmd.Context(), out, *socket, ordered.Again, *wait)
 	}
@@ -74,15 +74,15 @@ func newMIGApplyCommand() *cobra.Command {
 }
 
 const (
-	// migPoll is how often a command asks how far the daemon is.
+	// migPoll is the interval of questions about the progress of the daemon.
 	migPoll = 200 * time.Millisecond
-	// migQuiet is how long a command says nothing of a layout that is being made: most are made by
-	// then.
+	// migQuiet is the time without output about a pending layout: most layouts are applied within
+	// this time.
 	migQuiet = time.Second
 )
 
-// awaitMIG prints how far the daemon is with an order until the layout is made, cannot be made, or
-// the time is over.
+// awaitMIG prints the progress of an order until the layout is applied or fails, or the time is
+// over.
 func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, most time.Duration) error {
 	began, over := time.Now(), time.After(most)
 	var last string
@@ -102,7 +102,7 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 				return nil
 			case mig.StateFailed:
 				return fmt.Errorf("layout %s is not made: mig status says how each GPU is", s.Layout)
-			default: // it goes on
+			default: // the daemon continues
 			}
 		}
 		select {

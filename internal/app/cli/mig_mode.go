@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 )
 
-// newSetMIGModeCommand returns the command that the daemon runs in a process of its own.
+// newSetMIGModeCommand returns the command that the daemon runs in a separate process.
 func newSetMIGModeCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    daemon.SetMIGModeCommand + " DRIVER_ROOT UUID MODE [FOLDER…]",

@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// modeLibrary is an NVML with one GPU, whose MIG mode the variable MODE_ANSWER refuses with a code;
-// 0 for not, negative for the code of the activation. It adds a line to the file MODE_FILE for each
-// mode that is set.
+// modeLibrary is an NVML with one GPU. The variable MODE_ANSWER is the error code for changes of
+// its MIG mode: 0 for success, negative for an error of the activation. The library adds a line to
+// the file MODE_FILE for each change of the mode.
 const modeLibrary = `
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,9 +46,9 @@ int nvmlDeviceSetMigMode(void *d, unsigned mode, int *activation) {
 }
 `
 
-// TestMIGModeInAProcessOfItsOwn: the daemon starts this program anew, which loads the driver's
-// library, sets the mode and ends; why the driver refuses reaches the daemon.
-func TestMIGModeInAProcessOfItsOwn(t *testing.T) { // not parallel: the process has this one's environment
+// TestMIGModeInASeparateProcess: the daemon starts this program again, which loads the driver's
+// library, sets the mode and ends. The driver's reason for a refusal reaches the daemon.
+func TestMIGModeInASeparateProcess(t *testing.T) { // not parallel: the process inherits the environment
 	root := t.TempDir()
 	source, folder := filepath.Join(root, "nvml.c"), filepath.Join(root, "usr/lib64")
 	if err := os.MkdirAll(folder, 0o755); err != nil {

@@ -35,7 +35,7 @@ func newMIGStatusCommand() *cobra.Command {
 	return cmd
 }
 
-// migLine says how far the daemon is, in one sentence.
+// migLine describes the progress of the daemon in one sentence.
 func migLine(s daemon.MIGProgress) string {
 	if s.Layout == "" {
 		return "No layout is named. GPUs stay as they are."
@@ -56,7 +56,7 @@ func printMIGStatus(w io.Writer, s daemon.MIGProgress) {
 	}
 }
 
-// printMIGGPU writes how far one GPU is.
+// printMIGGPU writes the progress of one GPU.
 func printMIGGPU(w io.Writer, g daemon.MIGGPU) {
 	fmt.Fprintf(w, "GPU %d  %s  %s\n", g.Index, g.Model, g.UUID)
 	line := g.Phase

@@ -16,14 +16,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// runMIG runs a mig command and returns what it prints.
+// runMIG runs a mig command and returns its output.
 func runMIG(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	return printed(t, append([]string{"mig"}, args...)...)
 }
 
-// migNode writes a simulated machine with one GPU of each of some models, the last of them busy,
-// and returns its path.
+// migNode writes a simulated machine with one GPU of each given model, the last of them busy, and
+// returns its path.
 func migNode(t *testing.T) string {
 	t.Helper()
 	return write(t, "node.yaml", `description: One GPU of each model
@@ -164,7 +164,7 @@ func TestMIGPlanJSON(t *testing.T) {
 	}
 }
 
-// TestMIGExport exports a layout, and plans it: there is nothing to do.
+// TestMIGExport exports a layout and plans it: there is nothing to do.
 func TestMIGExport(t *testing.T) {
 	t.Parallel()
 	node := migNode(t)
@@ -209,8 +209,8 @@ faults: [{kind: fail, gpu: "1", call: DeviceGetGpuInstances, return: NO_PERMISSI
 	}
 }
 
-// TestMIGPlanWithProcessesSomewhere has a driver that does not say on which instance a process is:
-// each may be in use.
+// TestMIGPlanWithProcessesSomewhere has a driver that does not name the instance of a process: each
+// may be in use.
 func TestMIGPlanWithProcessesSomewhere(t *testing.T) {
 	t.Parallel()
 	node := write(t, "node.yaml", `{description: A process somewhere, driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
@@ -221,7 +221,7 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}], faults: [{k
 	}
 }
 
-// TestMIGPlanUnprivileged has a driver that shows placements and instances to root alone.
+// TestMIGPlanUnprivileged has a driver that shows placements and instances only to root.
 func TestMIGPlanUnprivileged(t *testing.T) {
 	t.Parallel()
 	node := write(t, "node.yaml", `description: As a process without privileges sees it
@@ -275,8 +275,7 @@ func TestMIGPlanRefuses(t *testing.T) {
 	}
 }
 
-// TestMIGPlanFits holds that each built-in layout of each simulated machine is printed in 100
-// columns.
+// TestMIGPlanFits: each built-in layout of each simulated machine fits 100 columns.
 func TestMIGPlanFits(t *testing.T) {
 	t.Parallel()
 	planned := 0

@@ -31,7 +31,7 @@ func printMIGPlan(w io.Writer, p layout.Planned) {
 	}
 }
 
-// printPlannedGPU writes what happens to a GPU.
+// printPlannedGPU writes the changes of a GPU.
 func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	fmt.Fprintf(w, "GPU %d  %s  %s\n", g.Index, g.Model, g.UUID)
 	before, after := rowOf(g.Before), rowOf(g.After)
@@ -65,7 +65,7 @@ func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 // sliceWidth returns the columns of a memory slice in a row.
 func sliceWidth(slices int) int { return max(88/max(slices, 1), 1) }
 
-// ruler returns the numbers of the memory slices, as they are above a row.
+// ruler returns the numbers of the memory slices for the line above a row.
 func ruler(slices int) string {
 	var b strings.Builder
 	for i := range slices {
@@ -74,7 +74,7 @@ func ruler(slices int) string {
 	return strings.TrimRight(b.String(), " ")
 }
 
-// rowOf returns a GPU as a row of memory slices, with the MIG devices in their places.
+// rowOf returns a GPU as a row of memory slices, with its MIG devices in their places.
 func rowOf(p layout.PlannedPartitions) string {
 	switch {
 	case p.MIG != "enabled":
@@ -106,7 +106,7 @@ func contentOf(i layout.PlannedInstance) string {
 	return counted(i.Devices)
 }
 
-// counted lists words, those that follow each other with their number.
+// counted lists words. Equal neighbours become one word with their number.
 func counted(words []string) string {
 	var parts []string
 	for i := 0; i < len(words); {
@@ -124,7 +124,7 @@ func counted(words []string) string {
 	return strings.Join(parts, ", ")
 }
 
-// nameOf returns an instance and where it is.
+// nameOf returns an instance and its place.
 func nameOf(i layout.PlannedInstance) string {
 	where := fmt.Sprintf("at slice %d", i.Start)
 	if i.Size > 1 {
@@ -136,7 +136,7 @@ func nameOf(i layout.PlannedInstance) string {
 	return fmt.Sprintf("GPU instance %s %s", i.Profile, where)
 }
 
-// useOf says whether an instance is in use.
+// useOf returns whether an instance is in use, as a word.
 func useOf(i layout.PlannedInstance) string {
 	if i.InUse {
 		return ", in use"
@@ -144,7 +144,7 @@ func useOf(i layout.PlannedInstance) string {
 	return ""
 }
 
-// stepsOf returns the steps as sentences. The compute instances of a GPU instance are in its own.
+// stepsOf returns the steps as sentences. Steps of a GPU instance include its compute instances.
 func stepsOf(g layout.PlannedGPU) []string {
 	var lines []string
 	last := inventory.MIGAction("")

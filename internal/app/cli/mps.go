@@ -42,9 +42,9 @@ func (p Program) newMPSCommand() *cobra.Command {
 	return cmd
 }
 
-// mpsEnv is the environment of the control daemons, which do not need to know where the host has
-// the directory of MPS state: NVIDIA's are not told. A configuration that shares by MPS is not
-// valid without it.
+// mpsEnv is the environment of the control daemons without the host's directory of MPS state, which
+// they do not need and NVIDIA's control daemons do not have. But a configuration that shares by MPS
+// is invalid without the directory.
 func mpsEnv(name string) (string, bool) {
 	value, given := os.LookupEnv(name)
 	if name == "MPS_ROOT" && value == "" {
@@ -66,7 +66,7 @@ func newMountSHMCommand() *cobra.Command {
 		if len(args) > 0 {
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
 		}
-		// The file has no say, and may not be there yet.
+		// The file has no influence, and may not exist yet.
 		c, _, err := config.Sources{Env: os.LookupEnv, Flags: cmd.Flags()}.Resolve("", nil)
 		if err != nil {
 			return err

@@ -6,18 +6,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// nodePIDs is the kernel's name of the PID namespace that is above all others (PROC_PID_INIT_INO).
+// nodePIDs is the kernel's name of the outermost PID namespace (PROC_PID_INIT_INO).
 const nodePIDs = "pid:[4026531836]"
 
 // confined reports whether this process is in a PID namespace of its own, as in a pod without
-// hostPID: true. There the driver shows it no processes of other containers. A process that cannot
-// tell is taken for one.
+// hostPID: true. The driver then shows it no processes of other containers. If unknown, the answer
+// is true.
 func confined(root fs.FS) bool {
 	namespace, err := fs.ReadLink(root, "proc/self/ns/pid")
 	return err != nil || namespace != nodePIDs
 }
 
-// unseenProcesses warns of what a plan of MIG layouts cannot know in a PID namespace of its own.
+// unseenProcesses returns warnings about facts that a plan of MIG layouts lacks in a PID namespace
+// of its own.
 func unseenProcesses(c config.Config, root fs.FS) []string {
 	if c.Simulate != "" || !confined(root) {
 		return nil

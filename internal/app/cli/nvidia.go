@@ -18,15 +18,15 @@ const (
 	nvidiaConfigManager = "config-manager"
 )
 
-// titles are how NVIDIA's programs call themselves, by their names.
+// titles are the titles of NVIDIA's programs, by name.
 var titles = map[string]string{
 	nvidiaDevicePlugin: "NVIDIA Device Plugin", nvidiaMPS: "NVIDIA MPS Control Daemon",
 	nvidiaDiscovery:     "GPU Feature Discovery",
 	nvidiaConfigManager: nvidiaConfigManager,
 }
 
-// commandOf returns the command that a process with that argv[0] runs: this program, or one of
-// NVIDIA's if it was started under its name.
+// commandOf returns the command for a process with this argv[0]: this program, or one of NVIDIA's
+// programs if it was started under that name.
 func (p Program) commandOf(process string) (*cobra.Command, error) {
 	name := filepath.Base(process)
 	title, known := titles[name]
@@ -61,8 +61,8 @@ func (p Program) commandOf(process string) (*cobra.Command, error) {
 	return cmd, nil
 }
 
-// showVersion gives a command the flag --version. A template of cobra's for that would link
-// text/template, and with it 4 MB of methods that nothing calls.
+// showVersion adds the flag --version to a command. Cobra's template for it would link
+// text/template, and with it 4 MB of unused methods.
 func showVersion(cmd *cobra.Command, title string) {
 	show := cmd.Flags().BoolP("version", "v", false, "version for "+cmd.Name())
 	run := cmd.RunE
@@ -75,8 +75,8 @@ func showVersion(cmd *cobra.Command, title string) {
 	}
 }
 
-// ignoreArguments has a command take arguments, and none that follows the first of them as a flag,
-// as NVIDIA's programs do. The command has to warn of them.
+// ignoreArguments makes a command accept arguments, and no flags after the first of them, like
+// NVIDIA's programs. The command must warn of them.
 func ignoreArguments(cmd *cobra.Command) {
 	cmd.Flags().SetInterspersed(false)
 	cmd.Args = cobra.ArbitraryArgs

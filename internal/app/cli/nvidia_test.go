@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 )
 
-// runAs executes a command line under the name of a process and returns what it prints.
+// runAs executes a command line under the name of a process and returns its output.
 func runAs(t *testing.T, p cli.Program, process string, args ...string) (string, error) {
 	t.Helper()
 	var printed bytes.Buffer
@@ -25,8 +25,8 @@ func runAs(t *testing.T, p cli.Program, process string, args ...string) (string,
 	return strings.TrimSpace(printed.String()), err
 }
 
-// TestVersionUnderNVIDIAsNames: --version and -v print the version under the name that NVIDIA's
-// program gives itself.
+// TestVersionUnderNVIDIAsNames: --version and -v print the version under the title of NVIDIA's
+// program.
 func TestVersionUnderNVIDIAsNames(t *testing.T) {
 	for name, title := range map[string]string{
 		"nvidia-device-plugin": "NVIDIA Device Plugin", "mps-control-daemon": "NVIDIA MPS Control Daemon",
@@ -72,7 +72,7 @@ func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 			"signal process-to-signal",
 	} {
 		for _, flag := range append(strings.Fields(flags), "version", "help") {
-			// A flag that is not known is refused before the help is printed.
+			// An unknown flag is refused before the help is printed.
 			value := map[bool]string{true: "=1", false: ""}[flag != "version" && flag != "help"]
 			if _, err := runAs(t, cli.NodeAgent(cluster.New(cluster.Options{})), name, "--"+flag+value, "--help"); err != nil {
 				t.Errorf("%s --%s: %v", name, flag, err)
@@ -81,8 +81,8 @@ func TestFlagsOfNVIDIAsPrograms(t *testing.T) {
 	}
 }
 
-// TestCompatibilityHasARowForEveryProgram: each program and each flag of config-manager has a row
-// of docs/dev/compatibility.md.
+// TestCompatibilityHasARowForEveryProgram: docs/dev/compatibility.md has a row for each program and
+// each flag of config-manager.
 func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
 	text, err := os.ReadFile("../../../docs/dev/compatibility.md")
 	if err != nil {
@@ -106,8 +106,8 @@ func TestCompatibilityHasARowForEveryProgram(t *testing.T) {
 	})
 }
 
-// TestArgumentsUnderNVIDIAsNames: what follows the first argument that is no flag is ignored, flags
-// included.
+// TestArgumentsUnderNVIDIAsNames: everything after the first argument that is not a flag is
+// ignored, including flags.
 func TestArgumentsUnderNVIDIAsNames(t *testing.T) {
 	args := []string{"--simulate=t4", "--oneshot", "--no-timestamp", "--output=", "--machine-type-file=" + machineFile(t),
 		"now", "--mig-strategy=many", "-v"}
@@ -123,8 +123,8 @@ func TestArgumentsUnderNVIDIAsNames(t *testing.T) {
 	}
 }
 
-// TestMountWithoutAFile: mount-shm needs no configuration file, which config-manager may link
-// later. Here there is no folder to mount below.
+// TestMountWithoutAFile: mount-shm needs no configuration file, because config-manager may link it
+// later. The test has no folder to mount below.
 func TestMountWithoutAFile(t *testing.T) {
 	t.Setenv("CONFIG_FILE", "/nowhere/config.yaml")
 	file := machineFile(t)
@@ -134,8 +134,7 @@ func TestMountWithoutAFile(t *testing.T) {
 	}
 }
 
-// TestLabelsUnderNVIDIAsName: labels of NVIDIA's program, which ignores names of the file, and
-// those of the command, which does not.
+// TestLabelsUnderNVIDIAsName: NVIDIA's program ignores names in the file, and the command does not.
 func TestLabelsUnderNVIDIAsName(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	const text = "sharing: {timeSlicing: {resources: [{name: gpu, rename: gpu.dev, replicas: 2}]}}\n"

@@ -14,11 +14,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
-// An output is how a command prints its result: for people, or as YAML or JSON. Some commands have
-// further formats.
+// An output is the format of a command's result: a format for people, YAML or JSON. Some commands
+// have further formats.
 type output struct {
 	format  string
-	people  string // the format for people: outputTable or outputText
+	people  string // format for people: outputTable or outputText
 	further []string
 }
 
@@ -51,22 +51,22 @@ func addOutputFlag(cmd *cobra.Command, further ...string) *output {
 	return addOutputFlagFor(cmd, outputTable, further...)
 }
 
-// addOutputFlagFor is addOutputFlag for a command that prints for people in the given format.
+// addOutputFlagFor is addOutputFlag with a given format for people.
 func addOutputFlagFor(cmd *cobra.Command, people string, further ...string) *output {
 	o := &output{format: people, people: people, further: further}
 	cmd.Flags().VarP(o, "output", "o", "output format")
 	return o
 }
 
-// print prints the value that a pointer points to, or what table writes if the output is for
-// people. The columns of a table are separated by tabs. For people the texts in the value are made
-// printable, as others have written them: table has to read the value when it is called.
+// print prints the value behind a pointer, or the output of table in the format for people. Tabs
+// separate the columns of a table. In the format for people, texts in the value are made printable,
+// because they come from others: table must read the value when it is called.
 func (o *output) print(w io.Writer, value any, table func(io.Writer)) error {
 	var text []byte
 	var err error
 	switch o.format {
 	case outputYAML:
-		if text, err = json.Marshal(value); err == nil { // YAML has no control characters, and JSON's escapes say the same
+		if text, err = json.Marshal(value); err == nil { // YAML has no control characters, and JSON's escapes are equivalent
 			text, err = yaml.JSONToYAML([]byte(terminal.Printable(string(text), terminal.Escape)))
 		}
 	case outputJSON:

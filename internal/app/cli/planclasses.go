@@ -20,15 +20,15 @@ import (
 // chartValues are values of the chart.
 type chartValues struct {
 	DRA struct {
-		// ShareBy and Shares are how the node's GPUs are to be shared.
+		// ShareBy and Shares are the wanted sharing of the node's GPUs.
 		ShareBy dra.ShareBy       `json:"shareBy,omitempty"`
 		Shares  int               `json:"shares,omitempty"`
 		Classes []dra.DeviceClass `json:"classes"`
 	} `json:"dra"`
 }
 
-// printClasses prints the DeviceClasses for the resources that a node has with a configuration of
-// the device plugin. Resources whose devices no claim can have go to standard error, and are an
+// printClasses prints the DeviceClasses for the resources of a node with a configuration of the
+// device plugin. Resources without devices for claims are printed to standard error, and are an
 // error.
 func printClasses(cmd *cobra.Command, c config.Config) error {
 	if c.DRA.Mode == config.DRAOff {
@@ -71,20 +71,19 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 		"dra.mode: split", strings.Join(names, ", "))
 }
 
-// classResources are the resources of a node as classes name them.
+// classResources are the resources of a node in the terms of classes.
 type classResources struct {
 	resources []dra.NamedResource
-	// replicas are how many containers share a device, of all devices that are shared, by ascending
-	// number.
+	// replicas are the numbers of containers that share a device, for all shared devices, in
+	// ascending order.
 	replicas []int
-	// units are the resources that no class can stand for.
+	// units are the resources without a possible class.
 	units []dra.Stranded
-	// notes say what pods get otherwise than from the device plugin.
+	// notes are differences from the device plugin for pods.
 	notes []string
 }
 
-// newClassResources returns the resources of a plan with the devices of those GPUs that claims are
-// to have.
+// newClassResources returns the resources of a plan with the devices of the GPUs for claims.
 func newClassResources(plan resource.Plan, s inventory.Snapshot, c config.Config) *classResources {
 	n := &classResources{}
 	for _, r := range plan.Resources {
@@ -120,7 +119,7 @@ func newClassResources(plan resource.Plan, s inventory.Snapshot, c config.Config
 	return n
 }
 
-// namedDevice returns a device of a GPU as classes name it.
+// namedDevice returns a device of a GPU in the terms of classes.
 func namedDevice(g inventory.GPU, d resource.Device) dra.NamedDevice {
 	named := dra.NamedDevice{UUID: d.UUID, GPU: d.GPU}
 	for _, m := range g.MIGDevices {
@@ -131,7 +130,7 @@ func namedDevice(g inventory.GPU, d resource.Device) dra.NamedDevice {
 	return named
 }
 
-// share returns the values by which claims share devices as the resources do, and the pool with
+// share returns the values by which claims share devices like the resources, and the pool with
 // these values.
 func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValues, with dra.Pool) {
 	switch {
@@ -162,7 +161,7 @@ func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValu
 	return values, pool
 }
 
-// addMade adds the MIG devices that can be made for claims.
+// addMade adds the MIG devices that can be created for claims.
 func (n *classResources) addMade(pool dra.Pool, o resource.Options) {
 	for _, slice := range pool.Slices {
 		for _, d := range slice.Devices {

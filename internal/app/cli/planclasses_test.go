@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// planClasses runs plan -o classes with some arguments.
+// planClasses runs plan -o classes with further arguments.
 func planClasses(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := run(t, append([]string{"plan", "-o", "classes"}, args...)...)
@@ -29,8 +29,8 @@ gpus:
 - {bdf: "0000:43:00.0", pcie: 0/1/0, mig: []}
 `
 
-// TestPlanClasses: the resources of a configuration of the device plugin have a class each, with
-// how devices are to be shared.
+// TestPlanClasses: each resource of a device plugin configuration has a class, with the sharing of
+// its devices.
 func TestPlanClasses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	text := "{version: v1, sharing: {mps: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"

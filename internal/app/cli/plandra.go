@@ -23,8 +23,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// printSlices prints the ResourceSlices of the node that the configuration names. What they leave
-// out goes to standard error, because a ResourceSlice has no place for it.
+// printSlices prints the ResourceSlices of the configured node. Omitted devices are printed to
+// standard error, because a ResourceSlice has no place for them.
 func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	if c.NodeName == "" {
 		host, err := os.Hostname()
@@ -48,9 +48,8 @@ func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	return o.print(cmd.OutOrStdout(), &listed, func(w io.Writer) { slicesTable(w, pool) })
 }
 
-// poolOnce returns what the daemon publishes of a node as it is now: with the numbers of its GPUs
-// and the MIG devices of its claims, if the daemon has any in the state directory. A simulated node
-// has none.
+// poolOnce returns the present pool of a node, with the numbers of its GPUs and the MIG devices of
+// its claims if the daemon's state directory has any. A simulated node has none.
 func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dra.Pool, error) {
 	snapshot, err := scan(ctx, c, session)
 	if err != nil {
@@ -85,7 +84,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	return pool, nil
 }
 
-// divided tells how GPUs are divided, and does nothing else of a claims.Divider.
+// divided reads the division of GPUs, and implements nothing else of a claims.Divider.
 type divided struct {
 	claims.Divider
 	session *nvidia.Session
@@ -137,8 +136,8 @@ func slicesTable(w io.Writer, pool dra.Pool) {
 	}
 }
 
-// sharesText says how many claims can have a device at the same time at most, and the smallest part
-// of its memory that each can have.
+// sharesText returns the greatest number of claims of a device, and the smallest part of its memory
+// for a claim.
 func sharesText(d dra.Device) string {
 	switch {
 	case d.SharedBy == dra.ByCount:
@@ -152,7 +151,7 @@ func sharesText(d dra.Device) string {
 	return fmt.Sprintf("%d x %d MiB", d.Capacity[dra.MemoryCapacity]/d.SmallestShare, d.SmallestShare>>20)
 }
 
-// countersText writes counters in one line: the value of a counter only if it is not 1.
+// countersText writes counters in one line, with values other than 1.
 func countersText(counters map[string]dra.Capacity) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(counters)) {

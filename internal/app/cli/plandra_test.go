@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// planDRA runs plan --dra with some arguments.
+// planDRA runs plan --dra with further arguments.
 func planDRA(t *testing.T, args ...string) (out, complaints string) {
 	t.Helper()
 	cmd := newPlanCommand()
@@ -25,7 +25,7 @@ func planDRA(t *testing.T, args ...string) (out, complaints string) {
 	return stdout.String(), stderr.String()
 }
 
-// dividedNode has a GPU that is lost, and one in MIG mode without MIG devices.
+// dividedNode has a lost GPU, and a GPU in MIG mode without MIG devices.
 const dividedNode = `
 description: two A100
 driver: 580.95.05
@@ -47,7 +47,7 @@ func TestPlanDRA(t *testing.T) {
 	if got, _, _ := strings.Cut(table, "  gpu-3"); got != want {
 		t.Errorf("-want +got:\n%s", cmp.Diff(want, got))
 	}
-	state := t.TempDir() // of the daemon on this machine, which is not the simulated node
+	state := t.TempDir() // of this machine's daemon, not the simulated node's
 	if err := os.WriteFile(filepath.Join(state, "dra-numbers.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -68,8 +68,8 @@ func TestPlanDRA(t *testing.T) {
 	}
 }
 
-// TestPlanDRADivides: the MIG devices that are made for claims are printed with their counters, and
-// with dra.mode split only GPUs that are selected are.
+// TestPlanDRADivides: MIG devices for claims are printed with their counters. With dra.mode split,
+// only selected GPUs have them.
 func TestPlanDRADivides(t *testing.T) {
 	profile := filepath.Join(t.TempDir(), "node.yaml")
 	if err := os.WriteFile(profile, []byte(dividedNode), 0o600); err != nil {
@@ -101,8 +101,8 @@ func TestPlanDRADivides(t *testing.T) {
 	}
 }
 
-// TestPlanDRAShares: the table shows how many claims can have a GPU, and the smallest part of it.
-// MIG devices are given whole.
+// TestPlanDRAShares: the table shows the greatest number of claims of a GPU, and the smallest part.
+// MIG devices are not shared.
 func TestPlanDRAShares(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("{version: v1, dra: {shares: 4}}"), 0o600); err != nil {

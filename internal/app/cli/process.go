@@ -20,16 +20,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// An ownProcess is what the daemon needs of the process that it runs in.
+// An ownProcess is the process of the daemon.
 type ownProcess struct {
-	signals <-chan os.Signal // to handle
+	signals <-chan os.Signal // signals to handle
 	log     *logwriter.Writer
 	json    bool
 }
 
-// untilItEnds runs a daemon until ctx ends or it fails. It passes the given signals to it. When the
-// driver was replaced, or the DRA driver has another name on the node, it starts a new process of
-// this program in the place of this one.
+// untilItEnds runs a daemon until ctx ends or it fails, and passes the given signals to it. If the
+// driver was replaced, or the DRA driver needs another name, a new process of this program replaces
+// this process.
 func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) error, signals ...os.Signal) error {
 	p := &ownProcess{log: logInBackground()}
 	flush := func() { p.log.FlushWithin(maxFlush) }
@@ -50,14 +50,14 @@ func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) err
 		return reexec()
 	case err == nil:
 		log.Info("Stopped")
-	case p.json: // the caller would write a line that is no JSON
+	case p.json: // the caller would write a line that is not JSON
 		log.Error(err, "Failed")
 		return ExitStatus(1)
 	}
 	return err
 }
 
-// logAs sets the format of all log lines from now on. Loggers that were taken before keep theirs.
+// logAs sets the format of all log lines from now on. Existing loggers keep theirs.
 func (p *ownProcess) logAs(format config.LoggingFormat) {
 	switch wanted := format == config.LogJSON; {
 	case wanted == p.json:
@@ -70,10 +70,10 @@ func (p *ownProcess) logAs(format config.LoggingFormat) {
 	}
 }
 
-// maxFlush is how long the end of a process waits for its last log lines to be read.
+// maxFlush is how long the end of a process waits for a reader of its last log lines.
 const maxFlush = 500 * time.Millisecond
 
-// logInBackground makes logging never block from now on, also while nobody reads standard error. It
+// logInBackground makes logging never block from now on, even while nobody reads standard error. It
 // returns the writer of the log.
 func logInBackground() *logwriter.Writer {
 	var settings flag.FlagSet
@@ -83,8 +83,7 @@ func logInBackground() *logwriter.Writer {
 			panic(err) // klog has these settings
 		}
 	}
-	// Without this the process would end when it writes to a standard error that the reader has
-	// closed.
+	// Otherwise a write to a standard error without reader would end the process.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	w := logwriter.New(os.Stderr)
 	klog.SetOutput(w)
@@ -92,41 +91,39 @@ func logInBackground() *logwriter.Writer {
 	return w
 }
 
-// reexecuted is the environment variable with the number of times that the process has replaced
-// itself.
+// reexecuted is the environment variable with the number of replacements of the process.
 const reexecuted = "GPU_DEVICE_PLUGIN_REEXECUTED"
 
-// reexecutions returns how often this process has replaced itself by a new one.
+// reexecutions returns how often this process has replaced itself.
 func reexecutions() int {
 	n, err := strconv.Atoi(os.Getenv(reexecuted))
 	if err != nil {
-		return 0 // it is the first
+		return 0 // the first process
 	}
 	return n
 }
 
-// reexec replaces this process with a new one of this program, with the same arguments. A process
-// cannot change the NVML library that it has loaded: only a new process can use a driver that was
-// replaced.
+// reexec replaces this process with a new process of this program, with the same arguments. A
+// process cannot change its loaded NVML library: only a new process can use a replaced driver.
 func reexec() error {
 	program, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
 	// SIGHUP would end the new process until it receives signals; it reads the configuration at its
-	// start.
+	// start anyway.
 	signal.Ignore(syscall.SIGHUP)
 	if err := os.Setenv(reexecuted, strconv.Itoa(reexecutions()+1)); err != nil {
 		return fmt.Errorf("count restarts of this program: %w", err)
 	}
-	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program, as it was started
+	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program with the same arguments
 		return fmt.Errorf("start this program again: %w", err)
 	}
 	return nil // not reached
 }
 
-// receive returns a channel of signals, and a function that ends that. SIGHUP ends a process that
-// does not receive it, so receive is called before anything else, and ended last.
+// receive returns a channel of signals, and a function to stop receiving. SIGHUP ends a process
+// that does not receive it, so receive comes before anything else, and stop last.
 func receive(signals ...os.Signal) (received <-chan os.Signal, stop func()) {
 	all := make(chan os.Signal, 4)
 	signal.Notify(all, signals...)

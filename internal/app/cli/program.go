@@ -18,31 +18,32 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// A Program is what a main runs.
+// A Program is the input of a main.
 type Program struct {
-	// Name is the program's name, Short what it is in a few words, and Long in sentences.
+	// Name is the program's name, Short a description in a few words, and Long a description in
+	// sentences.
 	Name, Short, Long string
-	// Cluster is what the program has to do with the API server; nil for nothing.
+	// Cluster is the program's connection to the API server; nil for none.
 	Cluster Cluster
 
-	nvidia bool // it was started under the name of one of NVIDIA's
+	nvidia bool // started under the name of one of NVIDIA's programs
 }
 
-// Cluster is what a program has to do with the API server.
+// Cluster is a program's connection to the API server.
 type Cluster interface {
-	// The tasks that it adds to the daemon's keep what Choose returned up to date.
+	// Its tasks for the daemon keep the result of Choose up to date.
 	daemon.Cluster
-	// Commands returns the commands that the program has for it.
+	// Commands returns the program's commands that use the API server.
 	Commands() []*cobra.Command
-	// Choose returns which file is the configuration file if a label of the node chooses it; nil
-	// otherwise. It may ask the API server, for a short time. It uses only settings of c that a file
+	// Choose returns the source of the configuration file if a label of the node chooses it; nil
+	// otherwise. It may ask the API server for a short time. It uses only settings of c that a file
 	// cannot have.
 	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
-	// LabelOnce writes labels as gpu-feature-discovery does.
+	// LabelOnce writes labels like gpu-feature-discovery.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
 }
 
-// DevicePlugin is the program that does not talk to the API server.
+// DevicePlugin is the program without a client of the API server.
 func DevicePlugin() Program {
 	return Program{
 		Name:  "gpu-device-plugin",
@@ -55,7 +56,7 @@ func DevicePlugin() Program {
 	}
 }
 
-// NodeAgent is the program that also talks to the API server.
+// NodeAgent is the program with a client of the API server.
 func NodeAgent(c Cluster) Program {
 	return Program{
 		Name:  "gpu-node-agent",
@@ -71,7 +72,7 @@ func NodeAgent(c Cluster) Program {
 	}
 }
 
-// kind returns which program the configuration is for.
+// kind returns the program for which the configuration is.
 func (p Program) kind() config.Program {
 	if p.Cluster == nil {
 		return config.DevicePlugin
@@ -79,12 +80,12 @@ func (p Program) kind() config.Program {
 	return config.NodeAgent
 }
 
-// endTimeout is how long after a signal the process may take to end. Then it ends whatever is
-// stuck: nothing of a daemon is lost by that, and whoever stops it waits for its end. A process
-// that waits for its successor has longer.
+// endTimeout is how long the process may take to end after a signal. After it the process exits in
+// any state: a daemon loses nothing, and its supervisor waits for the exit. A process that waits
+// for its successor has longer.
 const endTimeout = 1800 * time.Millisecond
 
-// How long the last message may take: what is stuck may be the output.
+// Limits for the last message, because the output may be stuck.
 const (
 	errorTimeout = time.Second
 	forceTimeout = 50 * time.Millisecond
@@ -106,7 +107,7 @@ type ending struct {
 
 type endingKey struct{}
 
-// begin gives the process endTimeout to end, or longer where extend was called. Then it calls late,
+// begin gives the process endTimeout to end, or longer after calls of extend. Then it calls late,
 // once.
 func (e *ending) begin(late func()) {
 	e.mu.Lock()
@@ -117,7 +118,7 @@ func (e *ending) begin(late func()) {
 	e.timer = time.AfterFunc(time.Until(e.until), late)
 }
 
-// extend gives the process so much time from now on, if it has not been ended yet.
+// extend gives the process the duration d from now on, unless it has been ended.
 func (e *ending) extend(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -131,7 +132,7 @@ func (e *ending) extend(d time.Duration) {
 	}
 }
 
-// extendEnd returns the function that gives the process of ctx more time to end.
+// extendEnd returns the function that extends the time of the process of ctx to end.
 func extendEnd(ctx context.Context) func(time.Duration) {
 	if e, is := ctx.Value(endingKey{}).(*ending); is {
 		return e.extend
@@ -139,7 +140,7 @@ func extendEnd(ctx context.Context) func(time.Duration) {
 	return func(time.Duration) {}
 }
 
-// untilStatus returns the exit status of the process, which is execute until a signal ends it.
+// untilStatus runs execute until a signal ends it, and returns the exit status of the process.
 func untilStatus(execute func(context.Context) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	e := &ending{}
@@ -169,7 +170,7 @@ func untilStatus(execute func(context.Context) error) int {
 	return 0
 }
 
-// complain writes to the standard error, and does not wait for it longer than limit.
+// complain writes to standard error, and waits for it at most for limit.
 func complain(limit time.Duration, format string, args ...any) {
 	written := make(chan struct{})
 	go func() {

@@ -15,12 +15,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 )
 
-// In the environment of the test's own program, stuck has it be a daemon that never ends, and
-// program the device plugin.
+// Variables of the test's own program: stuck makes it a daemon that never ends, and program the
+// device plugin.
 const (
 	stuck   = "GPU_DEVICE_PLUGIN_TEST_STUCK"
 	program = "GPU_DEVICE_PLUGIN_TEST_PROGRAM"
-	longer  = "longer" // a value of stuck: it asks for more time to end
+	longer  = "longer" // value of stuck: requests more time to end
 )
 
 func TestMain(m *testing.M) {
@@ -35,14 +35,13 @@ func TestMain(m *testing.M) {
 		<-ctx.Done()
 		if os.Getenv(stuck) == longer {
 			extendEnd(ctx)(endTimeout + time.Second)
-			extendEnd(ctx)(time.Millisecond) // takes nothing away
+			extendEnd(ctx)(time.Millisecond) // does not shorten the time
 		}
 		select {}
 	}))
 }
 
-// TestAStuckProcessEnds: whatever is stuck, and be it the output, too, the process ends after a
-// signal.
+// TestAStuckProcessEnds: the process ends after a signal, whatever is stuck, including the output.
 func TestAStuckProcessEnds(t *testing.T) {
 	t.Parallel()
 	const patience = time.Minute
@@ -52,8 +51,8 @@ func TestAStuckProcessEnds(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0])
-			// A program that measures its coverage complains at its end, and waits until that is read,
-			// unless it has a folder for it.
+			// A program that measures its coverage writes a message at its end and waits for a
+			// reader, unless it has a folder for coverage.
 			mode, want := "1", endTimeout
 			if name == "it asks for longer" {
 				mode, want = longer, endTimeout+time.Second
@@ -96,7 +95,7 @@ func TestAStuckProcessEnds(t *testing.T) {
 	}
 }
 
-// fullPipe returns the ends of a pipe that takes no more.
+// fullPipe returns the ends of a full pipe.
 func fullPipe(t *testing.T) (reader, writer *os.File) {
 	t.Helper()
 	reader, writer, err := os.Pipe()

@@ -50,11 +50,11 @@ func readyText(r status.Readiness) string {
 	return "ready: " + terminal.Line(r.Reason)
 }
 
-// readyPace is the pause between questions at a control socket that is not there yet.
+// readyPace is the pause between attempts to reach a control socket that does not exist yet.
 const readyPace = 50 * time.Millisecond
 
-// askReady asks the daemon at a control socket whether it is ready. It waits for as long for the
-// daemon, and for it to be ready.
+// askReady asks the daemon at a control socket whether it is ready. It waits up to wait for the
+// daemon to start and to be ready.
 func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
 	began := time.Now()
 	for {

@@ -76,8 +76,8 @@ func newReplayCommand() *cobra.Command {
 	return cmd
 }
 
-// lastLook is how long the monitor has after the last line of a recording to conclude from it. A
-// daemon that is killed writes no more.
+// lastLook is the time for the monitor's conclusions after the last line of a recording. A killed
+// daemon writes no more.
 const lastLook = time.Second
 
 // replay plays a recording to a monitor.

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 )
 
-// errAnswered ends a call that is followed.
+// errAnswered ends a streaming call.
 var errAnswered = errors.New("answered")
 
 func newResetCommand() *cobra.Command {
@@ -59,7 +59,7 @@ func newResetCommand() *cobra.Command {
 		return err
 	}
 	if err := cmd.MarkFlagRequired("gpu"); err != nil {
-		panic(err) // the flag was declared above
+		panic(err) // the flag is declared above
 	}
 	return cmd
 }
@@ -82,7 +82,7 @@ func newSimulatedSMICommand() *cobra.Command {
 				answer = a
 				return errAnswered
 			})
-		// The daemon ends, and ends this process as it would nvidia-smi, which asks no daemon.
+		// The daemon ends this process at its own end, like nvidia-smi, which asks no daemon.
 		if errors.Is(err, control.ErrEnded) || errors.Is(err, control.ErrNoDaemon) {
 			<-cmd.Context().Done()
 		}

@@ -32,15 +32,15 @@ func newSimulateCommand() *cobra.Command {
 	return cmd
 }
 
-// A faultCommand is a kind of fault as a command: its help text, and the flags that it takes.
+// A faultCommand is the command for a kind of fault: its help text and its flags.
 type faultCommand struct {
 	kind  simulator.Kind
 	short string
 	flags []string
 }
 
-// faultCommands are the commands below simulate that inject faults. Which flags a kind must have,
-// the simulator says.
+// faultCommands are the commands below simulate that inject faults. The simulator checks required
+// flags.
 var faultCommands = []faultCommand{
 	{simulator.KindXID, "Report an XID on a GPU, a GPU instance or a compute instance",
 		[]string{"gpu", "xid", "gi", "ci", "action"}},
@@ -140,7 +140,7 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 	return cmd
 }
 
-// injected returns what the simulated node did for a fault.
+// injected returns the effect of a fault on the simulated node.
 func injected(f simulator.Fault) string {
 	where := "the node"
 	if f.GPU != "" {

@@ -26,20 +26,20 @@ func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownPr
 	return daemon.Run(ctx, options)
 }
 
-// options are what a program that runs for long starts with.
+// options returns the inputs of a long-running program.
 func (p Program) options(c config.Config, sources config.Sources, own *ownProcess) daemon.Options {
 	return daemon.Options{Config: c, Sources: sources, Cluster: p.Cluster, Signals: own.signals,
 		Reexecutions: reexecutions()}
 }
 
-// begin returns the configuration of a process that starts, and has it log as configured. It logs
-// the warnings and the version of the program. Where a label of the node chooses the configuration
-// file, sources follow that choice.
+// begin returns the configuration of a starting process, sets up its log, and logs the warnings and
+// the version of the program. If a label of the node chooses the configuration file, sources follow
+// the choice.
 func (p Program) begin(ctx context.Context, sources *config.Sources, own *ownProcess) (config.Config, error) {
 	early := sources.Early()
 	own.logAs(early.LoggingFormat)
 	if early.NodeConfig.Dir != "" {
-		sources.Program = p.kind() // whatever runs: without a client it has no configuration
+		sources.Program = p.kind() // every program: without a client it has no configuration
 	}
 	if p.Cluster != nil {
 		sources.Chosen = p.Cluster.Choose(ctx, early)

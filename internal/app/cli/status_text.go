@@ -17,17 +17,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A view is how a status is printed.
+// A view is the style of a printed status.
 type view struct {
-	wide   bool // whole UUIDs and times, lines of any length
+	wide   bool // complete UUIDs and times, lines of any length
 	colour bool
 	now    time.Time // durations end here
-	// columns is how wide the terminal is; 0 for no terminal, and where it does not matter.
+	// columns is the width of the terminal; 0 without a terminal, or if irrelevant.
 	columns int
 }
 
-// newView returns how a status is printed at w: with colours if w is a terminal that has them, and
-// the user wants them.
+// newView returns the style for output w: with colours if w is a terminal with colours, and the
+// user wants them.
 func newView(w io.Writer, wide bool) view {
 	v := view{wide: wide, now: time.Now()}
 	safe, ok := w.(*terminal.Writer)
@@ -69,7 +69,7 @@ var colours = map[string]string{
 	status.WaitingForKubelet: yellow, status.WaitingForDriver: red, status.StandingBy: red, status.NotReady: red,
 }
 
-// paint returns text in a colour; without one it stays as it is.
+// paint returns text in a colour; an empty colour leaves it unchanged.
 func (v view) paint(text, colour string) string {
 	if !v.colour || colour == "" {
 		return text
@@ -77,7 +77,7 @@ func (v view) paint(text, colour string) string {
 	return sequence(colour) + text + sequence(plain)
 }
 
-// printStatus prints a status for people. The first line says how the daemon is.
+// printStatus prints a status for people. The first line is the summary.
 func printStatus(w io.Writer, s status.Status, v view) {
 	state, rest, _ := strings.Cut(v.fold(s.Summary.State+": "+s.Summary.Text, ""), ":")
 	fmt.Fprintf(w, "%s:%s\n", v.paint(state, colours[s.Summary.State]), rest)
@@ -132,7 +132,8 @@ func printStatus(w io.Writer, s status.Status, v view) {
 	}
 }
 
-// awayLine says how many GPUs containers cannot use because they are given to virtual machines.
+// awayLine returns the number of GPUs that containers cannot use because virtual machines have
+// them.
 func awayLine(count int) string {
 	if count == 0 {
 		return ""
@@ -140,7 +141,7 @@ func awayLine(count int) string {
 	return fmt.Sprint(count)
 }
 
-// holderSentences say which container holds which device, by the device's index.
+// holderSentences names the containers that hold devices, by the device's index.
 func holderSentences(s status.Status) (sentences []string) {
 	if s.HoldersError != "" {
 		sentences = append(sentences, "not known: "+s.HoldersError)
@@ -162,7 +163,7 @@ func holderSentences(s status.Status) (sentences []string) {
 	return sentences
 }
 
-// layoutLine says how far the node is with a MIG layout; empty if none is asked for.
+// layoutLine describes the progress of a MIG layout; empty if none is wanted.
 func layoutLine(m *status.MIGLayout) string {
 	if m == nil || m.Layout == "" {
 		return ""
@@ -174,7 +175,7 @@ func layoutLine(m *status.MIGLayout) string {
 	return text
 }
 
-// daemonLine returns what is known of the daemon and its driver.
+// daemonLine describes the daemon and its driver.
 func daemonLine(s status.Status, v view) []string {
 	parts := []string{"version " + s.Version, "driver " + cmp.Or(s.Driver, "-")}
 	if s.Simulated != "" {
@@ -189,7 +190,7 @@ func daemonLine(s status.Status, v view) []string {
 	return parts
 }
 
-// unitsNote says how much of a GPU is in units, and where holders are known, how much of that they
+// unitsNote describes the part of a GPU in units and, if holders are known, the part that they
 // have; empty for another GPU.
 func unitsNote(d status.Device, holders []status.Holder) string {
 	if d.UnitsMiB == 0 {
@@ -235,8 +236,7 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 	t.print(w, v)
 }
 
-// remedy returns what makes a device usable again, in words where the name alone does not say what
-// to do.
+// remedy returns the remedy for a device, in words if its name alone does not say what to do.
 func remedy(d status.Device) string {
 	if d.Remedy == string(inventory.RemedyHuman) {
 		return "manual (needs an operator)"
@@ -274,8 +274,7 @@ func readyNow(r status.Readiness) string {
 	return text
 }
 
-// retries returns when GPUs that could not be read are checked next, and why if their state does
-// not say so.
+// retries returns when unreadable GPUs are checked next, and why if their state does not say so.
 func retries(s status.Status, v view) []string {
 	var sentences []string
 	var known []string
@@ -296,14 +295,13 @@ func retries(s status.Status, v view) []string {
 	return sentences
 }
 
-// listedHolds returns the holds on devices that are listed. The others are left out, with the
-// reason.
+// listedHolds returns the holds on listed devices. Other held devices are left out, with reasons.
 func listedHolds(holds []status.Hold) []status.Hold {
 	return slices.DeleteFunc(slices.Clone(holds), func(h status.Hold) bool { return !h.Listed })
 }
 
-// maxDeparting is how many departing devices of a resource are printed: there may be a thousand
-// replicas.
+// maxDeparting is the greatest number of printed departing devices of a resource: there may be a
+// thousand replicas.
 const maxDeparting = 20
 
 func departing(resources []status.Resource) []string {
@@ -319,7 +317,7 @@ func departing(resources []status.Resource) []string {
 	return sentences
 }
 
-// since returns when something began: the time in a wide view, else how long ago it was.
+// since returns a start: the time in a wide view, otherwise its age.
 func (v view) since(t time.Time) string {
 	if t.IsZero() || v.wide {
 		return cmp.Or(status.Stamp(t), "-")
@@ -347,11 +345,11 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// shortUUID is how much of a UUID is printed at least: "GPU-" and eight digits.
+// shortUUID is the shortest printed part of a UUID: "GPU-" and eight digits.
 const shortUUID = 12
 
-// shortened returns the UUIDs of devices, each as long as it takes to tell them apart; whole in a
-// wide view.
+// shortened returns the UUIDs of devices, as short as they remain distinct; complete in a wide
+// view.
 func shortened(devices []status.Device, v view) []string {
 	uuids := make([]string, len(devices))
 	for length := shortUUID; ; length += 4 {
@@ -369,7 +367,7 @@ func shortened(devices []status.Device, v view) []string {
 	}
 }
 
-// A table is printed in columns. If it is too wide, the flexible column gets narrower, and then the
+// A table is printed in columns. If it is too wide, the flexible column is narrowed, and then the
 // widest one.
 type table struct {
 	titles   []string
@@ -377,7 +375,7 @@ type table struct {
 	rows     []row
 }
 
-// A row has one cell for each column, one of which is coloured, and notes below it.
+// A row has one cell for each column, one of them coloured, and notes below it.
 type row struct {
 	cells    []string
 	coloured int
@@ -387,7 +385,7 @@ type row struct {
 
 const (
 	gap = 2 // columns between two cells
-	// minFlexible is the least width of a flexible column.
+	// minFlexible is the smallest width of a flexible column.
 	minFlexible = 8
 )
 
@@ -434,7 +432,7 @@ func (t table) print(w io.Writer, v view) {
 	}
 }
 
-// cut takes the middle out of a text that is wider than width: names often differ at their end.
+// cut removes the middle of a text wider than width, because names often differ at their end.
 func cut(text string, width int) string {
 	runes := []rune(text)
 	if len(runes) <= width {
@@ -444,11 +442,11 @@ func cut(text string, width int) string {
 	return string(runes[:front]) + "…" + string(runes[len(runes)-(width-1-front):])
 }
 
-// sentence prints a sentence. What does not fit into its line follows, indented.
+// sentence prints a sentence. Further lines are indented.
 func (v view) sentence(w io.Writer, text string) { fmt.Fprintln(w, v.fold(text, "")) }
 
-// fold breaks a text into lines that are not too long, at spaces where it can. The lines begin with
-// an indent, all but the first with two columns more.
+// fold breaks a text into lines, at spaces if possible. The lines begin with an indent, all but the
+// first with two more columns.
 func (v view) fold(text, indent string) string {
 	if v.wide {
 		return indent + strings.Join(strings.Fields(text), " ")

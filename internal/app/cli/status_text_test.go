@@ -18,7 +18,7 @@ import (
 
 var statusTime = time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
 
-// printed returns a status as it is printed.
+// printed returns a printed status.
 func printed(s status.Status, v view) string {
 	v.now = statusTime
 	s.Summary = status.Summarize(s)
@@ -93,8 +93,8 @@ func TestPrintStatus(t *testing.T) {
 	}
 }
 
-// TestStatusFits: no line is longer than 100 columns, whatever a node has, and nothing of a
-// sentence is lost.
+// TestStatusFits: no line is longer than 100 columns on any node, and no part of a sentence is
+// lost.
 func TestStatusFits(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("a reason of many words ", 12) + "/a/path/" + strings.Repeat("x", 150) + " end"
@@ -160,7 +160,7 @@ func TestStatusFits(t *testing.T) {
 	}
 }
 
-func TestUUIDsAreAsLongAsItTakes(t *testing.T) {
+func TestShortenedUUIDs(t *testing.T) {
 	t.Parallel()
 	devices := []status.Device{{UUID: "GPU-01234567-89ab-0"}, {UUID: "GPU-01234567-89ab-1"}, {UUID: "MIG-1"}}
 	for i, want := range []string{"GPU-01234567-89ab-0", "GPU-01234567-89ab-1", "MIG-1"} {
@@ -170,7 +170,7 @@ func TestUUIDsAreAsLongAsItTakes(t *testing.T) {
 	}
 }
 
-func TestColourIsForTerminals(t *testing.T) {
+func TestColourOfTerminals(t *testing.T) {
 	if newView(io.Discard, false).colour {
 		t.Error("a buffer is a terminal")
 	}
@@ -203,8 +203,7 @@ func TestColourIsForTerminals(t *testing.T) {
 	}
 }
 
-// TestWatchPrints: the summary first, then what changes, and that the daemon has gone and is there
-// again.
+// TestWatchPrints: the summary comes first, then changes, and the end and return of the daemon.
 func TestWatchPrints(t *testing.T) {
 	t.Parallel()
 	before, after := sickStatus(), sickStatus()

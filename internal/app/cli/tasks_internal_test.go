@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 )
 
-// TestLinesOfChanges: the state that begins is in its colour, what fits is printed, and a wide line
-// names the device.
+// TestLinesOfChanges: the new state has its colour, long lines are cut, and a wide line names the
+// device.
 func TestLinesOfChanges(t *testing.T) {
 	t.Parallel()
 	sick := status.Change{Kind: "device", Name: "0", Device: "GPU-0", From: "Lost", To: "Healthy", Reason: "Healthy again"}
@@ -51,7 +51,7 @@ func TestLinesOfChanges(t *testing.T) {
 	}
 }
 
-// TestWatchOfADaemonThatGoes: that it has gone is said once, and that another one is there.
+// TestWatchOfADaemonThatGoes: the end of the daemon and the next daemon are each reported once.
 func TestWatchOfADaemonThatGoes(t *testing.T) {
 	t.Parallel()
 	folder := loopback.Folder(t)
@@ -100,7 +100,7 @@ func TestWatchOfADaemonThatGoes(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		for line := range lines { // the summary of the first one
+		for line := range lines { // the summary of the first daemon
 			if strings.Contains(line, "connection: waiting for the daemon: ") {
 				break
 			}
@@ -111,7 +111,7 @@ func TestWatchOfADaemonThatGoes(t *testing.T) {
 	}
 }
 
-// labeledCluster notes the labels that are written once.
+// labeledCluster records the labels that are written once.
 type labeledCluster struct {
 	fakeCluster
 	labels map[string]string
@@ -122,8 +122,8 @@ func (l *labeledCluster) LabelOnce(_ context.Context, _ config.Config, labels ma
 	return nil
 }
 
-// TestLabelsOnce: printed, into a file, or as an object, with a timestamp if one is wanted; and
-// where the driver cannot be used.
+// TestLabelsOnce: labels are printed, written to a file or to an object, with an optional
+// timestamp; and the driver may be unusable.
 func TestLabelsOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "f")
@@ -169,7 +169,7 @@ func TestLabelsOnce(t *testing.T) {
 	}
 }
 
-// TestContainerIsChecked: by the variable of this process, which is in no container with GPUs.
+// TestContainerIsChecked: by the variable of this process, which is not in a container with GPUs.
 func TestContainerIsChecked(t *testing.T) {
 	for visible, test := range map[string]struct{ args, prints, fails string }{
 		"GPU-a,GPU-b": {"--devices 2 --simulated", "devices: GPU-a, GPU-b; device nodes: ", ""},
@@ -185,8 +185,8 @@ func TestContainerIsChecked(t *testing.T) {
 	}
 }
 
-// TestProcessCountsItsLives: by a variable, which is none at first.
-func TestProcessCountsItsLives(t *testing.T) {
+// TestReexecutionsAreCounted: the count is in a variable, which is unset at first.
+func TestReexecutionsAreCounted(t *testing.T) {
 	for value, want := range map[string]int{"": 0, "2": 2, "x": 0} {
 		if t.Setenv(reexecuted, value); reexecutions() != want {
 			t.Errorf("%q: %d", value, reexecutions())
@@ -194,7 +194,7 @@ func TestProcessCountsItsLives(t *testing.T) {
 	}
 }
 
-// running has a task run until the test ends.
+// running runs a task until the test ends.
 func running(t *testing.T, run func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -208,7 +208,7 @@ func running(t *testing.T, run func(context.Context) error) {
 	})
 }
 
-// TestWatchOfNothing: an answer without content has no change to print.
+// TestWatchOfNothing: an empty answer has no change to print.
 func TestWatchOfNothing(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder

@@ -40,7 +40,7 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestMPSRoot: the control daemons need no directory of the host, and take one that is given.
+// TestMPSRoot: the control daemons need no directory of the host, and accept a given directory.
 func TestMPSRoot(t *testing.T) {
 	t.Setenv("MPS_ROOT", "")
 	if root, given := mpsEnv("MPS_ROOT"); root != "/run/nvidia/mps" || !given {
@@ -55,7 +55,7 @@ func TestMPSRoot(t *testing.T) {
 	}
 }
 
-// TestAge: a duration has one unit, of which there are two at least.
+// TestAge: a duration has one unit, with a value of at least two.
 func TestAge(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{
@@ -69,7 +69,7 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// TestRetries: the reason is not said again where the state of the GPU has it.
+// TestRetries: the reason is omitted if the state of the GPU has it.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	next := status.Moment(statusTime.Add(90 * time.Second))
@@ -89,8 +89,8 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestReadinessIsSaid where it differs from what the first line says, and where there is a reason.
-func TestReadinessIsSaid(t *testing.T) {
+// TestReadinessLine: the line is printed if it differs from the summary, or has a reason.
+func TestReadinessLine(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		status status.Status
@@ -115,7 +115,7 @@ func TestReadinessIsSaid(t *testing.T) {
 	}
 }
 
-// TestCut: the middle goes, and characters count, not bytes.
+// TestCut: the middle is removed. Characters count, not bytes.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -130,8 +130,8 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestFold: lines have 100 columns at most, and break at spaces, or in a word that has no place in
-// a line.
+// TestFold: lines have at most 100 columns, and break at spaces, or in a word that is longer than a
+// line.
 func TestFold(t *testing.T) {
 	t.Parallel()
 	x := strings.Repeat("x", 98)
@@ -149,7 +149,7 @@ func TestFold(t *testing.T) {
 	}
 }
 
-// TestTable: the flexible column takes what the others leave of 100 columns, and eight at least.
+// TestTable: the flexible column gets the remaining width of 100 columns, but at least eight.
 func TestTable(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -184,8 +184,8 @@ func TestSlicesTable(t *testing.T) {
 	}
 }
 
-// TestStepsInAnInstanceThatStays: compute instances are created in it, and one sentence says so for
-// all of them.
+// TestStepsInAnInstanceThatStays: compute instances are created in the instance, in one sentence
+// for all of them.
 func TestStepsInAnInstanceThatStays(t *testing.T) {
 	t.Parallel()
 	id := 2
@@ -206,8 +206,7 @@ func TestStepsInAnInstanceThatStays(t *testing.T) {
 	}
 }
 
-// TestMIGStatusText: for each GPU how far it is, what it waits for, and how it is and will be
-// divided.
+// TestMIGStatusText: progress, awaited conditions, and the present and wanted division of each GPU.
 func TestMIGStatusText(t *testing.T) {
 	t.Parallel()
 	whole, empty := &layout.PlannedPartitions{MIG: "disabled"}, &layout.PlannedPartitions{MIG: "enabled", MemorySlices: 8}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 )
 
-// newProveCommand returns the command that runs in a process of its own.
+// newProveCommand returns the command that runs in a separate process.
 func newProveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    cuda.Command + " DRIVER_ROOT UUID",
@@ -68,25 +68,24 @@ func newValidateCommand() *cobra.Command {
 	return cmd
 }
 
-// A validation is what validate prints.
+// A validation is the output of validate.
 type validation struct {
 	Devices []validated `json:"devices"`
-	// LeftOut are sentences: which GPUs cannot be read, and why.
+	// LeftOut are sentences about the GPUs that cannot be read, with reasons.
 	LeftOut []string `json:"leftOut,omitempty"`
 }
 
-// A validated is a device in it.
+// A validated is a device in a validation.
 type validated struct {
 	Index string `json:"index"`
 	UUID  string `json:"uuid"`
 	Model string `json:"model"`
 	// Result is one of the constants below.
 	Result string `json:"result"`
-	// Reason says why the result is another than proven, and Failure what CUDA said.
+	// Reason explains any result but proven, and Failure is CUDA's error.
 	Reason  string        `json:"reason,omitempty"`
 	Failure *cuda.Failure `json:"failure,omitempty"`
-	// Milliseconds is how long the proof took, and MemoryBytes how much memory its process had for
-	// itself.
+	// Milliseconds is the duration of the check, and MemoryBytes the memory of its process.
 	Milliseconds int64 `json:"milliseconds,omitempty"`
 	MemoryBytes  int64 `json:"memoryBytes,omitempty"`
 }
@@ -98,7 +97,7 @@ const (
 	resultNotTried = "not tried"
 )
 
-// validate tries the devices of the node that the configuration names.
+// validate checks the devices of the configured node.
 func validate(ctx context.Context, c config.Config, only []string) (v validation, err error) {
 	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
 		Simulated: c.Simulate != ""}
@@ -135,7 +134,7 @@ func validate(ctx context.Context, c config.Config, only []string) (v validation
 	return v, err
 }
 
-// inUse says which processes compute on a device; empty if none does.
+// inUse names the processes that compute on a device; empty if there are none.
 func inUse(ctx context.Context, session *nvidia.Session, d cudacheck.Device) string {
 	processes, err := session.Processes(ctx, d.GPU)
 	if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
@@ -151,7 +150,7 @@ func inUse(ctx context.Context, session *nvidia.Session, d cudacheck.Device) str
 	return "in use by process " + strings.Join(pids, ", ")
 }
 
-// take takes the outcome of a proof.
+// take stores the result of a check.
 func (v *validated) take(p cuda.Proof) {
 	v.Failure, v.Milliseconds, v.MemoryBytes = p.Failure, p.Took.Milliseconds(), p.Memory
 	switch {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
 )
 
-// validate runs the command and returns what it prints, and its exit status.
+// validate runs the command and returns its output and exit status.
 func validate(t *testing.T, args ...string) (string, int) {
 	t.Helper()
 	var out bytes.Buffer
@@ -32,8 +32,8 @@ const (
 	busy        = "GPU-cccccccc-0000-0000-0000-000000000000"
 )
 
-// TestValidate: each GPU and MIG device is tried but those in use; a GPU that computes wrongly is
-// one GPU's fault.
+// TestValidate: each GPU and MIG device is checked unless in use. A GPU that computes wrongly fails
+// alone.
 func TestValidate(t *testing.T) {
 	t.Parallel()
 	folder, root := t.TempDir(), t.TempDir()

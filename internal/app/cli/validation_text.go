@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// validationLine says on how many devices CUDA is proven; empty where that is not asked for.
+// validationLine returns the number of devices with a successful CUDA check; empty if no checks are
+// configured.
 func validationLine(s *status.Validation) string {
 	if s == nil {
 		return ""
@@ -29,7 +30,8 @@ func validationLine(s *status.Validation) string {
 	return text
 }
 
-// validationSentences say why devices are not proven yet. That they fail is said as their health.
+// validationSentences explain why devices wait for a CUDA check. Failures are in the health of
+// devices.
 func validationSentences(s *status.Validation) []string {
 	if s == nil {
 		return nil
@@ -58,8 +60,8 @@ func validationSentences(s *status.Validation) []string {
 	return sentences
 }
 
-// stepsLine says how long after the start of the daemon each state was reached until pods get GPUs;
-// empty where they are not followed.
+// stepsLine returns how long after the start of the daemon each step was reached; empty if steps
+// are not tracked.
 func stepsLine(steps []status.ReadyStep) string {
 	var parts []string
 	for _, s := range steps {
@@ -75,7 +77,7 @@ func stepsLine(steps []status.ReadyStep) string {
 	return strings.Join(parts, ", ") + " after the start of the daemon"
 }
 
-// waitSentences say what pods wait for until they get GPUs, since when, and what to do.
+// waitSentences name the step for which pods wait, its age and its remedy.
 func waitSentences(s status.Status, v view) []string {
 	step, waits := s.Waits()
 	if !waits {

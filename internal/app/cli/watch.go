@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// reconnectEvery is how often a watch tries to reach a daemon that has gone.
+// reconnectEvery is the interval of attempts to reach a daemon that has ended.
 const reconnectEvery = 500 * time.Millisecond
 
 // A watcher prints the changes of a daemon's status.
@@ -24,8 +24,8 @@ type watcher struct {
 	out    io.Writer
 	json   bool
 	view   view
-	before status.Status // the latest one
-	away   bool          // the daemon has gone
+	before status.Status // latest status
+	away   bool          // the daemon has ended
 	now    func() time.Time
 }
 
@@ -36,8 +36,8 @@ func newWatcher(out io.Writer, format string, v view) (*watcher, error) {
 	return &watcher{out: out, json: format == outputJSON, view: v, now: time.Now}, nil
 }
 
-// follow prints changes until ctx ends. When the daemon goes, it waits for the next one; one that
-// was never there is waited for, too.
+// follow prints changes until ctx ends. When the daemon ends, it waits for the next daemon; it also
+// waits for a first daemon.
 func (w *watcher) follow(ctx context.Context, socket string) error {
 	var printed error
 	for {
@@ -66,8 +66,8 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 	}
 }
 
-// receive prints what differs from the status before. Of the first one, people see the summary
-// only.
+// receive prints the changes since the last status. For the first status, people see only the
+// summary.
 func (w *watcher) receive(s status.Status) error {
 	if !w.json {
 		terminal.Clean(&s)
@@ -76,7 +76,7 @@ func (w *watcher) receive(s status.Status) error {
 	if !w.json {
 		changes = status.Joined(changes)
 		if w.before.Version == "" {
-			changes = changes[max(0, len(changes)-1):] // an answer that says nothing has no summary
+			changes = changes[max(0, len(changes)-1):] // an empty answer has no summary
 		}
 	}
 	if w.away {
@@ -104,8 +104,8 @@ func (w *watcher) print(changes ...status.Change) error {
 	return err
 }
 
-// line returns a change for people, with the state in its colour, and what fits into so many
-// columns; all if there are none.
+// line returns a change for people, with the state in its colour, cut to the given number of
+// columns; 0 means no limit.
 func (w *watcher) line(c status.Change, columns int) string {
 	line := c.String()
 	if runes := []rune(line); columns > 0 && len(runes) > columns {

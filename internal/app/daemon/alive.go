@@ -9,11 +9,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
 )
 
-// aliveTimeout is how long all tasks may take until they are alive.
+// aliveTimeout limits the answers of all tasks.
 const aliveTimeout = 5 * time.Second
 
-// Liveness is the answer to the liveness probe: which tasks are stuck. It says nothing of GPUs, of
-// the driver or of kubelet: a new process of the daemon would find these as they are.
+// Liveness is the answer to the liveness probe: the stuck tasks. It ignores GPUs, the driver and
+// the kubelet, because a new process of the daemon would find them in the same state.
 type Liveness struct {
 	lead  *lead.Lead
 	tasks []Task
@@ -33,22 +33,21 @@ func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	return l
 }
 
-// Stuck asks all tasks, and returns a reason for each task that is stuck, in the order of the
-// tasks.
+// Stuck asks all tasks, and returns a reason for each stuck task, in the order of the tasks.
 func (l *Liveness) Stuck(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
 	defer cancel()
 	errs := make([]error, len(l.tasks))
-	var asked sync.WaitGroup
+	var questions sync.WaitGroup
 	for i, task := range l.tasks {
 		working, changed := l.lead.Tenure()
 		if task.Lead && !working {
 			continue
 		}
-		asked.Go(func() {
+		questions.Go(func() {
 			err := task.Alive(ctx)
 			select {
-			case <-changed: // it began or ended meanwhile
+			case <-changed: // the tenure began or ended meanwhile
 				if task.Lead {
 					return
 				}
@@ -57,7 +56,7 @@ func (l *Liveness) Stuck(ctx context.Context) []string {
 			errs[i] = err
 		})
 	}
-	asked.Wait()
+	questions.Wait()
 	var reasons []string
 	for i, err := range errs {
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestStuck: tasks are asked at the same time, and those are named that do not answer.
+// TestStuck: tasks are asked concurrently, and tasks without an answer are named.
 func TestStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -44,9 +44,9 @@ func TestStuck(t *testing.T) {
 	})
 }
 
-// TestAliveInAHandOver: a task under the lead has ended as its term has, and is not stuck, while
-// others take their time to end.
-func TestAliveInAHandOver(t *testing.T) {
+// TestAliveDuringHandOver: a task under the lead ends with its tenure and is not stuck, while other
+// tasks take their time to end.
+func TestAliveDuringHandOver(t *testing.T) {
 	t.Parallel()
 	ctx, end := context.WithCancel(t.Context())
 	var running sync.WaitGroup

@@ -27,7 +27,7 @@ import (
 )
 
 // newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory:
-// then no GPU is given in that way.
+// no GPU is then offered to claims.
 func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
@@ -89,33 +89,32 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	return a
 }
 
-// nameTimeout is how long the start of the process waits for the files that say under which name
-// claims have devices.
+// nameTimeout limits the wait at the start for the files with the driver name of existing claims.
 const nameTimeout = 2 * time.Second
 
-// nameDriver has the driver keep its name as long as claims have devices under it, or may get some.
+// nameDriver keeps the driver's name as long as claims have devices under it, or may get some.
 func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 	type found struct{ name, kept string }
 	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (found, error) {
 		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
 		return found{name, kept}, err
 	})
-	if err != nil { // an earlier lead's slices are found again before this process publishes any
-		klog.FromContext(ctx).Error(err, "Cannot read under which name of the driver claims have devices")
+	if err != nil { // this process finds an earlier leader's slices before it publishes any
+		klog.FromContext(ctx).Error(err, "Cannot read the driver name of existing claims")
 		return
 	}
-	if c.DRA.DriverName, d.keptName = now.name, now.kept; d.keptName != "" {
-		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name", "reason", d.keptName)
+	if c.DRA.DriverName, d.driverNameKept = now.name, now.kept; d.driverNameKept != "" {
+		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name", "reason", d.driverNameKept)
 	}
 }
 
-// callPatience is how long a call of kubelet's for a claim waits for what passes by itself. Kubelet
-// waits for 45 s.
+// callPatience is how long a call of the kubelet for a claim waits for temporary conditions. The
+// kubelet waits for 45 s.
 const callPatience = 30 * time.Second
 
-// draTasks are the tasks that decide who gives out each GPU, and keep what claims have. The
-// liveness probe does not judge the loop of the claims: it waits for the disk, and the device
-// plugin serves without that.
+// draTasks are the tasks that decide on the owner of each GPU, and maintain the devices of claims.
+// The liveness probe does not judge the loop of the claims: the loop waits for the disk, and the
+// device plugin serves without it.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
 		return []Task{d.shared.Publisher(Task{Name: "owners of GPUs", Run: d.giveAll})}
@@ -128,8 +127,9 @@ func (d *daemon) draTasks() []Task {
 	}
 }
 
-// giveAll has the device plugin give out all GPUs: this process has no part in Dynamic Resource
-// Allocation. The exceptions are the GPUs that it heard of from the lead: they may be in slices.
+// giveAll makes the device plugin the owner of all GPUs, because this process has no part in
+// Dynamic Resource Allocation. The exceptions are GPUs with an owner received from the leader: they
+// may be in slices.
 func (d *daemon) giveAll(ctx context.Context) error {
 	for {
 		snapshot, looked := d.monitor.Snapshots().Latest()
@@ -143,65 +143,65 @@ func (d *daemon) giveAll(ctx context.Context) error {
 	}
 }
 
-// beside reports whether another process of this program may serve kubelet by older owners of the
-// GPUs, and returns what is closed when that may have changed.
+// beside reports whether another process of this program may serve the kubelet with older owners of
+// the GPUs. The channel is closed when the answer may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
 	return s.Standbys > 0 || s.PreviousLeader != "", changed
 }
 
-// mayChangeHardware returns why hardware may not be changed now; nil if it may.
+// mayChangeHardware returns why hardware must not change now; nil if it may.
 func (d *daemon) mayChangeHardware() error {
 	if previous := d.lead.Statuses().Value().PreviousLeader; previous != "" {
-		return fmt.Errorf("no GPU is changed before %s has ended, which led on this node before and may still change GPUs",
+		return fmt.Errorf("no GPU is changed until %s has ended: it led on this node before and may still change GPUs",
 			previous)
 	}
 	return nil
 }
 
-// mayGive returns why devices must not be given to a pod by the device plugin: they are in a slice,
-// their GPU is being reset, or CUDA is not proven on them. Kubelet may allocate them for a moment
-// after they have left the list. It asks no disk.
+// mayGive returns why the device plugin must not allocate devices to a pod: they are in a slice,
+// their GPU is being reset, or they have no successful CUDA check. The kubelet may allocate devices
+// for a moment after they left the list. No disk is read.
 func (d *daemon) mayGive(devices []resource.Device) error {
 	owners := d.owners.Value()
 	for _, device := range devices {
 		if owners[device.GPU].InSlice() {
-			return fmt.Errorf("GPU %s may be in a ResourceSlice, from which another pod gets it", device.GPU)
+			return fmt.Errorf("GPU %s may be in a ResourceSlice and go to another pod", device.GPU)
 		}
 	}
 	return d.unready(devices)
 }
 
-// pluginHolders knows the holders of GPUs of the device plugin. It refuses GPUs with another owner.
+// pluginHolders knows the holders of the device plugin's GPUs. It refuses GPUs with another owner.
 type pluginHolders struct {
 	*serve.Servers
 	owners    *feed.Feed[dra.Owners]
 	snapshots *feed.Feed[inventory.Snapshot]
 }
 
-// Holders returns the pods that hold devices, as the Servers do.
+// Holders returns the pods that hold devices, like Servers.
 func (u pluginHolders) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	owners := u.owners.Value()
 	for _, g := range u.snapshots.Value().GPUs {
-		asked := slices.Contains(uuids, g.UUID) ||
+		isUsed := slices.Contains(uuids, g.UUID) ||
 			slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
-		if owner := owners[g.UUID]; asked && owner != dra.OwnedByPlugin {
-			return nil, fmt.Errorf("GPU %d is not divided anew while pods get it by Dynamic Resource Allocation", g.Index)
+		if owner := owners[g.UUID]; isUsed && owner != dra.OwnedByPlugin {
+			return nil, fmt.Errorf("GPU %d is not divided again while Dynamic Resource Allocation owns it", g.Index)
 		}
 	}
 	return u.Servers.Holders(ctx, uuids)
 }
 
-// allocation is what the status says of Dynamic Resource Allocation; nil where there is nothing to
-// say.
+// allocation returns the status of Dynamic Resource Allocation; nil if DRA is not used.
 func (d *daemon) allocation() *status.DRA {
 	if d.dra == nil {
 		return nil
 	}
 	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
 	s := &status.DRA{
-		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(), DriverNameKept: d.keptName,
-		Driver: d.dra.Driver.Value(), Slices: published.Slices,
+		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(),
+		DriverNameKept: d.driverNameKept,
+		Driver:         d.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
 		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,
 	}
@@ -216,7 +216,8 @@ func (d *daemon) allocation() *status.DRA {
 	}
 	for _, c := range d.dra.Claims.Status().Value() {
 		shown := status.DRAClaim{
-			UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since), Released: c.Released, Destroyed: c.Destroyed,
+			UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since), Released: c.Released,
+			Destroyed: c.Destroyed,
 		}
 		for _, device := range c.Devices {
 			shown.Devices = append(shown.Devices, device.Name)

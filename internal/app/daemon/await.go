@@ -8,21 +8,22 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// MaxReadyWait is the longest wait of one question, which the control socket bounds, too.
+// MaxReadyWait is the longest wait in a call, which the control socket also limits.
 const MaxReadyWait = 20 * time.Second
 
-// ReadyArguments are those of CallReady.
+// ReadyArguments are the arguments of CallReady.
 type ReadyArguments struct {
 	// WaitMilliseconds is how long the answer may wait for the daemon to be ready.
 	WaitMilliseconds int64 `json:"waitMilliseconds"`
 }
 
-// ready answers at once if the daemon is ready, and otherwise when it is, or has not become so.
+// ready answers as soon as the daemon is ready, or after the wait.
 func (d *daemon) ready(ctx context.Context, a ReadyArguments) (any, error) {
 	return d.awaitReady(ctx, min(time.Duration(a.WaitMilliseconds)*time.Millisecond, MaxReadyWait), true), nil
 }
 
-// awaitReady waits at most that long until the daemon is ready; probed says that kubelet asks.
+// awaitReady waits up to wait for the daemon to be ready. Parameter probed is true if the kubelet
+// asks.
 func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool) status.Readiness {
 	if probed && d.directory != nil {
 		d.directory.Probed()
@@ -44,7 +45,7 @@ func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool
 	}
 }
 
-// devicePlugins reads from kubelet and its directory which device plugins the node has.
+// devicePlugins reads the device plugins of the node from the kubelet and its directory.
 type devicePlugins struct {
 	*kubelet.PodResources
 	*kubelet.Directory

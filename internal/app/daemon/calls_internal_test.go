@@ -15,13 +15,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestKubeletIsSeen: each socket of kubelet's counts as a kubelet, and what it remembers of device
+// TestKubeletIsSeen: each socket of the kubelet counts as a kubelet, and its record of device
 // plugins is read from its checkpoint.
 func TestKubeletIsSeen(t *testing.T) {
 	t.Parallel()
 	folder := loopback.Folder(t)
 	socket := filepath.Join(folder, "kubelet.sock")
-	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket", socket)...))
+	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket", socket)...))
 	if _, err := (devicePlugins{d.account, d.directory}).Remembered(); err == nil {
 		t.Error("a checkpoint that is not there is read")
 	}
@@ -51,7 +51,8 @@ func TestHolder(t *testing.T) {
 	}
 }
 
-// TestCallsThatHang: each is shown, and only the wait for events takes the events of all GPUs.
+// TestCallsThatHang: every call is shown, and only the wait for events affects the events of all
+// GPUs.
 func TestCallsThatHang(t *testing.T) {
 	t.Parallel()
 	var s status.Status

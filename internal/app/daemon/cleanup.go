@@ -22,11 +22,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 )
 
-// A Removal is something that this program left on a node or on its Node object.
+// A Removal is a file of this program on a node, or a part of its Node object.
 type Removal struct {
-	// What names it: a path, or the part of the Node.
+	// What is a path, or the part of the Node.
 	What string
-	// Kept is why it is not removed, a sentence without a full stop; empty if it is.
+	// Kept is why it is not removed, a sentence without a full stop; empty if it is removed.
 	Kept string
 }
 
@@ -48,26 +48,26 @@ func PrintRemovals(output io.Writer, done []Removal, dry bool) error {
 	return err
 }
 
-// A cleaning removes what this program left on a node.
+// A cleaning removes the files of this program from a node.
 type cleaning struct {
 	config.Config
 	dry  bool
 	done []Removal
-	// cgroups is the node's /sys/fs/cgroup, by which it is seen whether a pod runs.
+	// cgroups is the path of the node's /sys/fs/cgroup, where running pods are visible.
 	cgroups string
-	// claims are the UIDs of the claims that the kubelet has.
+	// claims are the UIDs of the kubelet's claims.
 	claims map[string]bool
-	// unread is why it is not known which claims the kubelet has; nil if it is.
+	// unread is why the kubelet's claims are unknown; nil if they are known.
 	unread error
 	// devices and mps are why containers may need the CDI specs of devices, and the MPS root; empty
-	// if none does.
+	// if no container does.
 	devices, mps string
 }
 
-// Cleanup removes what this program left on the node: CDI specs, the MPS root, sockets, the file
-// with labels, and the state directory. It keeps what containers use, by the kubelet's accounts.
-// With dry, it removes nothing. It returns an error, and removes nothing, if a daemon of this
-// program runs, or if the kubelet does not say what containers use. Cgroups is the path of the
+// Cleanup removes this program's files from the node: CDI specs, the MPS root, sockets, the file
+// with labels, and the state directory. It keeps files that containers use according to the
+// kubelet. With dry, it removes nothing. It returns an error, and removes nothing, if a daemon of
+// this program is running, or if the kubelet does not answer. Parameter cgroups is the path of the
 // node's /sys/fs/cgroup.
 func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]Removal, error) {
 	l := &cleaning{Config: c, cgroups: cgroups, dry: dry, claims: map[string]bool{}}
@@ -93,7 +93,7 @@ func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]
 	return l.done, errors.Join(problems...)
 }
 
-// refuseDaemon returns an error if a daemon of this program runs on the node.
+// refuseDaemon returns an error if a daemon of this program is running on the node.
 func (l *cleaning) refuseDaemon(ctx context.Context, folder string) error {
 	for _, dir := range []string{filepath.Join(folder, leadFolder), filepath.Join(l.StateDir, leadFolder)} {
 		if lead.IsTaken(ctx, dir) {
@@ -107,7 +107,7 @@ func (l *cleaning) refuseDaemon(ctx context.Context, folder string) error {
 	return nil
 }
 
-// findUse asks the kubelet which containers use what this program left.
+// findUse asks the kubelet which containers use files of this program.
 func (l *cleaning) findUse(ctx context.Context) error {
 	account := kubelet.NewPodResources(l.PodResourcesSocket, clock.RealClock{})
 	defer account.Close()
@@ -143,7 +143,7 @@ func (l *cleaning) findUse(ctx context.Context) error {
 		}
 		user := "container " + a.Container + " of the pod with UID " + a.PodUID + " uses it"
 		if byCDI(a) {
-			l.devices, l.mps = user, user // the spec says whether it uses MPS
+			l.devices, l.mps = user, user // the spec says whether the container uses MPS
 		} else if a.Env["CUDA_MPS_PIPE_DIRECTORY"] != "" {
 			l.mps = user
 		}
@@ -154,15 +154,14 @@ func (l *cleaning) findUse(ctx context.Context) error {
 	return nil
 }
 
-// hasEnded reports whether a pod that PodResources does not name has ended, as far as cgroups show
-// it. PodResources does not name init containers, nor most pods until a kubelet that has just
-// started has reached the API server.
+// hasEnded reports whether a pod has ended according to cgroups. PodResources alone is not enough:
+// it omits init containers, and most pods until a restarted kubelet has reached the API server.
 func (l *cleaning) hasEnded(podUID string) bool {
 	_, err := os.Stat(l.cgroups)
 	return err == nil && !kubelet.PodRuns(l.cgroups, podUID)
 }
 
-// byCDI reports whether a container was given devices by names of CDI devices.
+// byCDI reports whether a container got its devices by CDI names.
 func byCDI(a kubelet.Answer) bool {
 	for key := range a.Annotations {
 		if strings.HasPrefix(key, "cdi.k8s.io/") {
@@ -184,7 +183,7 @@ func (l *cleaning) removeClaims() error {
 		kept := ""
 		switch {
 		case !ours[f.UID]:
-			continue // of another driver
+			continue // another driver's claim
 		case l.claims[f.UID]:
 			kept = "the kubelet has the claim: " + handover.ReleaseRemedy
 		case l.unread != nil:
@@ -208,7 +207,7 @@ func (l *cleaning) removeSpecs() error {
 	return errors.Join(problems...)
 }
 
-// removeMPS removes the MPS root, with the memory that is mounted in it.
+// removeMPS removes the MPS root, including its shared memory mount.
 func (l *cleaning) removeMPS() error {
 	root := l.Edits.MPSRoot
 	if _, err := os.Lstat(root); root == "" || err != nil {
@@ -223,8 +222,8 @@ func (l *cleaning) removeMPS() error {
 	return l.remove(root, "")
 }
 
-// removeSockets removes the sockets of this program in a folder of the kubelet. No process of this
-// program listens there.
+// removeSockets removes the sockets of this program in a folder of the kubelet, unless a process
+// listens there.
 func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
 	entries, err := os.ReadDir(folder)
 	if statefile.IsAbsent(err) {
@@ -244,8 +243,8 @@ func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
 	return errors.Join(problems...)
 }
 
-// remove removes a file or a folder, if it is there and there is no reason to keep it. A folder on
-// which something is mounted, as in a container, is emptied.
+// remove removes a file or a folder, if it exists and there is no reason to keep it. A mounted
+// folder, as in a container, is emptied.
 func (l *cleaning) remove(path, kept string) error {
 	if path == "" {
 		return nil

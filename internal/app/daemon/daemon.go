@@ -39,48 +39,48 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
-// Options are what a program that runs for long starts with.
+// Options are the inputs of a long-running program.
 type Options struct {
-	// Config is the configuration that the program starts with, and Sources are where later ones are
-	// read from.
+	// Config is the configuration at the start. Sources are the sources of later configurations.
 	Config  config.Config
 	Sources config.Sources
 	// Cluster is the client of the API server; nil if the program has none.
 	Cluster Cluster
-	// Signals are those of the process that are to be handled.
+	// Signals are the signals to handle.
 	Signals <-chan os.Signal
-	// Reexecutions is how often the process has replaced itself by a new one.
+	// Reexecutions counts how often the process has replaced itself.
 	Reexecutions int
-	// ExtendEnd gives the process so much time from now on, where it has been told to end; nil does
+	// ExtendEnd extends the time of a terminating process to the given duration from now; nil does
 	// nothing.
 	ExtendEnd func(time.Duration)
 }
 
 // Cluster reads from the API server and writes to it.
 type Cluster interface {
-	// Observation returns the tasks that read the node at the API server. The boot ID is that of the
-	// node; empty if it is not known.
+	// Observation returns the tasks that read the Node at the API server. The boot ID is the
+	// node's; empty if unknown.
 	Observation(configs *feed.Feed[config.Config], boot string) []Task
-	// Problem returns why the API server does not tell of the node; nil if it does, or is not asked.
+	// Problem returns why the API server provides no data about the node; nil if the API server
+	// answers or is not used.
 	Problem() error
-	// Outputs returns the tasks that tell the API server of the node.
+	// Outputs returns the tasks that report the node to the API server.
 	Outputs(v View) []Task
-	// Labels returns those of them that write labels.
+	// Labels returns only the tasks that write labels.
 	Labels(v View) []Task
-	// Evict has a pod evicted, within its disruption budget.
+	// Evict evicts a pod, within its disruption budget.
 	Evict(ctx context.Context, pod mig.Pod) error
-	// Pause has DaemonSets paused that have pods with these UIDs.
+	// Pause pauses the DaemonSets of pods with these UIDs.
 	Pause(ctx context.Context, pods []string) error
-	// Claim returns a ResourceClaim, and whether there is one of that name.
+	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// ClaimsOf returns which claims have devices of some GPUs of a node, as "NAMESPACE/NAME", by the
-	// UUID of the GPU, which gpu returns for the name of a device. It may wait for minutes in a large
-	// cluster. One call is made at a time.
+	// ClaimsOf returns the claims on a node with devices of the given GPUs, as "NAMESPACE/NAME" by
+	// the UUID of the GPU. Function gpu maps the name of a device to the UUID of its GPU. The call
+	// may take minutes in a large cluster. Calls are not concurrent.
 	ClaimsOf(ctx context.Context, node string, gpus []string,
 		gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
 }
 
-// Run serves kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced when only a new
+// Run serves the kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced if only a new
 // process can talk to the driver.
 func Run(ctx context.Context, o Options) error {
 	d, err := newDaemon(ctx, o)
@@ -95,21 +95,21 @@ func Run(ctx context.Context, o Options) error {
 }
 
 // gcPercent makes the runtime collect garbage earlier than by default: the daemon itself needs
-// little memory, and a scrape leaves up to a megabyte of garbage.
+// little memory, but a scrape leaves up to a megabyte of garbage.
 const gcPercent = 50
 
-// shrink gives back the memory that only the start needed. By itself the runtime keeps it for
-// minutes. An operator who sets GOGC decides when garbage is collected.
+// shrink releases memory that only the start needed. The runtime itself would keep it for minutes.
+// An operator's GOGC has precedence over gcPercent.
 func shrink() {
-	debug.FreeOSMemory() // first: what is garbage now would have it collected a second time
+	debug.FreeOSMemory() // first, or the present garbage would cause a second collection
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
 }
 
-// A daemon is everything that the running program consists of.
+// A daemon holds all parts of the running program.
 type daemon struct {
-	config         config.Config // as it was at the start, for settings that need a restart
+	config         config.Config // configuration at the start, for settings that need a restart
 	watcher        *config.Watcher
 	driver         *nvidia.Driver
 	node           *simulator.Node // nil on a real node
@@ -121,10 +121,10 @@ type daemon struct {
 	resets         *reset.Resets
 	progress       *status.Progress
 	monitor        *monitor.Monitor
-	directory      *kubelet.Directory // nil when there is nothing to register with
+	directory      *kubelet.Directory // nil if the daemon does not register
 	account        *kubelet.PodResources
-	kubelets       *feed.Feed[uint64]   // the incarnation of the one that is there
-	sockets        *feed.Feed[[]string] // beside its own
+	kubelets       *feed.Feed[uint64]   // incarnation of the present kubelet
+	sockets        *feed.Feed[[]string] // sockets beside the kubelet's
 	set            *serve.Servers
 	mps            *mps.Prober
 	readiness      *Readiness
@@ -132,16 +132,16 @@ type daemon struct {
 	counters       *telemetry.Counters
 	switchFaults   *feed.Feed[[]string] // fatal errors of NVSwitches
 	metricsProblem *feed.Feed[error]    // why metrics are not served
-	migChoice      *choice.Chooser      // nil where MIG layouts are not changed, as the next
+	migChoice      *choice.Chooser      // nil if the daemon does not change MIG layouts; mig also
 	mig            *mig.Controller
-	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil where nobody changes layouts
-	owners         *feed.Feed[dra.Owners]                  // nil until this process knows them
-	dra            *DRA                                    // nil where no GPU can be given by Dynamic Resource Allocation
-	keptName       string                                  // why the driver has another name than the configuration
+	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil if no process changes layouts
+	owners         *feed.Feed[dra.Owners]                  // nil until this process knows the owners
+	dra            *DRA                                    // nil if no GPU can be offered to claims
+	driverNameKept string                                  // why the driver's name differs from the configuration
 	labels         *Labels
-	labelsProblem  *feed.Feed[error] // why the labels of the node are not as they are wanted
-	asked          <-chan os.Signal  // signals to handle
-	cluster        Cluster           // nil in a program that does not talk to the API server
+	labelsProblem  *feed.Feed[error] // why the labels of the node are not as wanted
+	signals        <-chan os.Signal  // signals to handle
+	cluster        Cluster           // nil in a program without a client of the API server
 	extendEnd      func(time.Duration)
 
 	reexecutions int
@@ -153,7 +153,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		cluster:        o.Cluster,
 		progress:       status.NewProgress(time.Now()),
 		config:         c,
-		asked:          o.Signals,
+		signals:        o.Signals,
 		extendEnd:      o.ExtendEnd,
 		reexecutions:   o.Reexecutions,
 		watcher:        config.NewWatcher(o.Sources, c, clock.RealClock{}),
@@ -210,19 +210,19 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	return d, nil
 }
 
-// sweepLeftovers removes the temporary files that earlier processes left when they were killed.
-// Nothing waits for it: a disk may hang. In other folders the first write does the same.
+// sweepLeftovers removes temporary files of killed processes. It runs in the background, because a
+// disk may hang. In other folders the first write does the same.
 func sweepLeftovers(c config.Config) {
 	if c.StateDir != "" {
 		go func() { _ = statefile.Sweep(c.StateDir) }() // the next process tries again
 	}
 }
 
-// newDirectory finds kubelet's directory.
+// newDirectory finds the kubelet's directory.
 func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
 	socket := d.config.KubeletSocket
 	if socket == "" {
-		klog.FromContext(ctx).Info("Not registering with kubelet: --kubelet-socket is empty")
+		klog.FromContext(ctx).Info("Not registering with the kubelet: --kubelet-socket is empty")
 		socket = config.DefaultKubeletSocket
 	}
 	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
@@ -249,13 +249,14 @@ func (d *daemon) newSet(directory *kubelet.Directory) *serve.Servers {
 	})
 }
 
-// leadFolder is the folder in kubelet's directory, or else in the state directory, in which the
-// processes of a node agree on who leads. Kubelet removes sockets in its directory, and no folders.
+// leadFolder is the folder in the kubelet's directory, or else in the state directory, with the
+// leader election of the node's processes. The kubelet removes sockets in its directory, but no
+// folders.
 const leadFolder = "gpu-device-plugin"
 
-// newLead returns the part of this process in the lead of the node.
+// newLead returns this process's participant in the leader election.
 func (d *daemon) newLead() *lead.Lead {
-	name, _ := os.Hostname() // of a pod, its name
+	name, _ := os.Hostname() // in a pod, the pod's name
 	o := lead.Options{
 		Name: name + ", version " + version.String(), Token: kubelet.NewToken(),
 		Busy: func() bool { return len(d.driver.Calls()) > 0 || d.resets.Runs() },
@@ -265,17 +266,17 @@ func (d *daemon) newLead() *lead.Lead {
 		o.Dir = filepath.Join(d.directory.Path(), leadFolder)
 	case d.config.StateDir != "":
 		o.Dir = filepath.Join(d.config.StateDir, leadFolder)
-		_ = os.MkdirAll(d.config.StateDir, 0o700) // the lead says what is wrong
+		_ = os.MkdirAll(d.config.StateDir, 0o700) // the lead reports the error
 	}
 	return lead.New(o)
 }
 
-// newMIG returns the owner of how GPUs are divided.
+// newMIG returns the controller of MIG layouts.
 func (d *daemon) newMIG() *mig.Controller {
 	o := mig.Options{
 		Desired: d.migChoice.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster,
-		StateDir: d.config.StateDir, BootID: BootID(d.node), TakeOver: d.migChoice.Reload,
-		PreviousLeader: d.mayChangeHardware, Blocked: d.mayDivide,
+		StateDir: d.config.StateDir,
+		BootID:   BootID(d.node), TakeOver: d.migChoice.Reload, PreviousLeader: d.mayChangeHardware, Blocked: d.mayDivide,
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {
@@ -290,23 +291,23 @@ func (d *daemon) newMIG() *mig.Controller {
 	return mig.New(o)
 }
 
-// isDivided reports whether GPUs of the node are in MIG mode. It is not known before the first
-// look.
+// isDivided reports whether GPUs of the node are in MIG mode. The answer is unknown before the
+// first scan.
 func (d *daemon) isDivided() (divided, known bool) {
 	s := d.monitor.Snapshots().Value()
 	divided = slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
 	return divided, s.Driver != inventory.Driver{}
 }
 
-// dividedForClaims says why the MIG layout of a GPU, by UUID, is not made now; empty if it may be.
+// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if it may.
 func (d *daemon) dividedForClaims(uuid string) string {
 	if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
-		return "MIG devices are made of the GPU for claims: have the device plugin give it, or switch dra.dynamicMIG off"
+		return "MIG devices of this GPU are created for claims: let the device plugin offer the GPU, or switch dra.dynamicMIG off"
 	}
 	return ""
 }
 
-// tasks are all tasks of the daemon.
+// tasks returns all tasks of the daemon.
 func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
 	d.readiness = NewReadiness(d.lead, observation, outputs)
@@ -321,14 +322,14 @@ func (d *daemon) tasks() (observation, outputs []Task) {
 	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
 }
 
-// observation is the tasks that find out what the node has and what its operator wants.
+// observation returns the tasks that find out the state of the node and the wishes of its operator.
 func (d *daemon) observation() []Task {
 	tasks := []Task{
 		{Name: "configuration", Run: d.watcher.Run, Alive: d.watcher.Alive},
 		{Name: "kernel log", Run: d.readKernelLog},
-		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, d.asked, d.watcher, d.requests()) }},
+		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, d.signals, d.watcher, d.requests()) }},
 		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
-		{Name: "first look", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "first scan", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
 		{Name: "start", Run: func(ctx context.Context) error {
 			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
 		}},
@@ -346,7 +347,7 @@ func (d *daemon) observation() []Task {
 	return tasks
 }
 
-// outputs are the tasks that act on it.
+// outputs returns the tasks that act on the results.
 func (d *daemon) outputs() []Task {
 	plans := &offer.Loop{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
@@ -359,7 +360,8 @@ func (d *daemon) outputs() []Task {
 	if d.directory != nil {
 		serving := &Serving{
 			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
-			Others: devicePlugins{d.account, d.directory}, Owners: d.owners, Leads: func() bool { return d.lead.Statuses().Value().Leads },
+			Others: devicePlugins{d.account, d.directory}, Owners: d.owners,
+			Leads: func() bool { return d.lead.Statuses().Value().Leads },
 		}
 		if d.dra != nil {
 			serving.Waiting, serving.Returning = func() []string { return d.allocation().Waiting() }, d.dra.Arbiter.Returning
@@ -367,19 +369,20 @@ func (d *daemon) outputs() []Task {
 		servers.Ready = serving.Ready
 	}
 	tasks := []Task{
-		// it ends as soon as the tasks under it, whatever else takes its time
+		// it ends with the tasks under the lead, without waiting for others
 		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive},
 		servers,
 		{Name: "MPS", Run: d.mps.Run},
 		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
 	}
 	tasks = append(tasks, d.draTasks()...)
-	tasks = append(tasks, Task{Name: "verdicts on CUDA", Run: d.proofs.Follow},
-		d.shared.Publisher(Task{Name: "proofs of CUDA", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
-		Task{Name: "heard of GPUs", Run: d.shared.Follow}, d.shared.Publisher(Task{Name: "told of GPUs", Run: d.shared.Publish}),
+	tasks = append(tasks, Task{Name: "CUDA results", Run: d.proofs.Follow},
+		d.shared.Publisher(Task{Name: "CUDA checks", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
+		Task{Name: "received state", Run: d.shared.Follow},
+		d.shared.Publisher(Task{Name: "published state", Run: d.shared.Publish}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
 		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true},
-		Task{Name: "request of a restart", Run: d.askForReboot, Lead: true})
+		Task{Name: "restart request", Run: d.askForReboot, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "desired MIG layout", Run: d.migChoice.Run},
 			d.shared.Publisher(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
@@ -393,7 +396,7 @@ func (d *daemon) outputs() []Task {
 	return tasks
 }
 
-// view returns the parts of the daemon that the tasks for the API server use.
+// view returns the parts of the daemon for the tasks that use the API server.
 func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
@@ -416,7 +419,7 @@ func (d *daemon) view() View {
 	return v
 }
 
-// listed returns how many devices the lists of the plugin servers offer, by resource.
+// listed returns the number of devices in the lists of the plugin servers, by resource.
 func (d *daemon) listed() map[string]int {
 	devices := map[string]int{}
 	for _, s := range d.set.Status() {
@@ -425,21 +428,21 @@ func (d *daemon) listed() map[string]int {
 	return devices
 }
 
-// featureFile is the file for node-feature-discovery.
+// featureFile returns the file for node-feature-discovery.
 func (d *daemon) featureFile() *featureFile {
 	return &featureFile{configs: d.watcher.Configs(), labels: d.labels.Wanted, problem: d.labelsProblem}
 }
 
-// close releases what the daemon has opened, after its end.
+// close releases the daemon's resources after its end.
 func (d *daemon) close() {
 	if d.node != nil {
 		d.node.Close()
 	}
-	_ = d.recorder.Stop() // there may be none
-	_ = d.account.Close() // its connection only; an error has no consequence
+	_ = d.recorder.Stop() // there may be no recording
+	_ = d.account.Close() // only the connection; an error has no consequence
 }
 
-// watchKubelet publishes what is in kubelet's directory.
+// watchKubelet publishes changes in the kubelet's directory.
 func (d *daemon) watchKubelet(ctx context.Context) error {
 	if err := d.directory.Check(); err != nil {
 		klog.FromContext(ctx).Info("Waiting for kubelet", "reason", err.Error())
@@ -447,7 +450,7 @@ func (d *daemon) watchKubelet(ctx context.Context) error {
 	return d.directory.Watch(ctx, d.kubelets, d.sockets)
 }
 
-// serveControl serves the control socket. The daemon serves GPUs without it, if it cannot be made.
+// serveControl serves the control socket. Without the socket the daemon still serves GPUs.
 func (d *daemon) serveControl(ctx context.Context) error {
 	server := control.NewServer(d.config.ControlSocket, d.handlers(), d.streams())
 	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute},

@@ -28,8 +28,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// TestLayoutInTheStatus: of the one that counts now, and what the owner says of it once it has seen
-// it.
+// TestLayoutInTheStatus: the status has the chosen layout, and the controller's progress once it
+// has seen the choice.
 func TestLayoutInTheStatus(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--mig-enabled")...)
@@ -78,14 +78,14 @@ func TestLayoutInTheStatus(t *testing.T) {
 	}
 }
 
-// TestAllocationInTheStatus: nothing where Dynamic Resource Allocation is not used, and else who
-// has each GPU, and what claims have.
+// TestAllocationInTheStatus: nothing if Dynamic Resource Allocation is not used, and otherwise the
+// owners of GPUs and the devices of claims.
 func TestAllocationInTheStatus(t *testing.T) {
 	t.Parallel()
 	if d := unstarted(t, nil, alone...); d.allocation() != nil || d.mayGive([]resource.Device{{GPU: "GPU-0"}}) != nil {
 		t.Error("there is something without a state directory")
 	}
-	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...))
+	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...))
 	owners := dra.Owners{}
 	gpus := d.monitor.Snapshots().Value().GPUs
 	for _, g := range gpus {
@@ -145,7 +145,7 @@ func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir(), "--mig-enabled")...)
 	owners := feed.New(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
 	users := pluginHolders{d.set, owners, feed.New(snapshot)}
-	const refused = "GPU 1 is not divided anew while pods get it by Dynamic Resource Allocation"
+	const refused = "GPU 1 is not divided again while Dynamic Resource Allocation owns it"
 	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true,
 		"GPU-0,GPU-1": true} {
 		_, err := users.Holders(t.Context(), strings.Split(asked, ","))
@@ -166,7 +166,7 @@ func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 	}
 }
 
-// TestFeatureFile: which file is wanted, and how long it is good for.
+// TestFeatureFile: the wanted file, and its lifetime.
 func TestFeatureFile(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, alone...)
@@ -203,10 +203,10 @@ func TestFeatureFile(t *testing.T) {
 	}
 }
 
-// TestKernelLogIsSwitched: an XID of the log counts while the configuration has it read.
+// TestKernelLogIsSwitched: an XID in the kernel log counts only while the log is configured.
 func TestKernelLogIsSwitched(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, nil, alone...))
+	d := scanning(t, unstarted(t, nil, alone...))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- d.readKernelLog(ctx) }()
@@ -222,7 +222,7 @@ func TestKernelLogIsSwitched(t *testing.T) {
 		if kind == simulator.KindLoggedXID {
 			fault.Count = 1
 		}
-		for late := time.After(time.Minute); ; { // the log is read from when it is opened on
+		for late := time.After(time.Minute); ; { // the log is read from the time when it is opened
 			if err := d.node.Inject(fault); err != nil {
 				t.Fatal(err)
 			}

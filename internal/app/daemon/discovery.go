@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
 )
 
-// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends: to output where
-// the configuration names no file.
+// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends. It writes to
+// output if the configuration names no file.
 func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	driver, node, err := OpenNode(ctx, o.Config, nil)
 	if err != nil {
@@ -27,7 +27,7 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	}
 	m := monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: o.Config.Health})
 	watcher := config.NewWatcher(o.Sources, o.Config, clock.RealClock{})
-	watcher.JudgeOn(m.Snapshots().Value) // as the device plugin does, whose resources the labels describe
+	watcher.JudgeOn(m.Snapshots().Value) // like the device plugin, whose resources the labels describe
 	configs, wanted, problem := watcher.Configs(), feed.New[map[string]string](nil), feed.New[error](nil)
 	made := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName,
 		Now: time.Now, Wanted: wanted}
@@ -45,13 +45,12 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 		{Name: "configuration", Run: watcher.Run},
 		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, o.Signals, watcher, m) }},
 		{Name: "monitor", Run: m.Run},
-		{Name: "first look", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, m, configs) }},
+		{Name: "first scan", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, m, configs) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, m) }},
 	}, outputs), driver.Calls)
 }
 
-// printLabels prints the labels when they change, and again after each interval, where no file is
-// configured.
+// printLabels prints the labels when they change and after each interval, if no file is configured.
 func printLabels(
 	ctx context.Context, output io.Writer, configs *feed.Feed[config.Config], wanted *feed.Feed[map[string]string],
 ) error {

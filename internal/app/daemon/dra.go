@@ -8,15 +8,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// DRA has the parts for Dynamic Resource Allocation. They run also in the mode plugin: claims of an
-// earlier mode may still have GPUs.
+// DRA has the parts for Dynamic Resource Allocation. They also run in the mode plugin, because
+// claims of an earlier mode may still have GPUs.
 type DRA struct {
 	Arbiter *handover.Arbiter
-	// Owners say who gives out each GPU; nil as long as that is not known. Offered are the Owners that
-	// the lists of the device plugin follow now.
+	// Owners are the owners of the GPUs; nil until they are known. Offered are the owners in effect
+	// in the lists of the device plugin.
 	Owners, Offered *feed.Feed[dra.Owners]
 	Devices         *handover.Devices
 	Claims          *claims.Claims
-	// Driver gets the state of the driver's registration at kubelet.
+	// Driver receives the state of the DRA driver's registration with the kubelet.
 	Driver *feed.Feed[status.DRADriver]
 }

@@ -19,10 +19,10 @@ import (
 // doctor is the command that finds out why a driver cannot be used.
 const doctor = "gpu-device-plugin doctor"
 
-// CheckFirstLook fails if the first look at the node fails and the configuration says that the
-// daemon ends then. A library that does not fit the kernel module ends no daemon, unless a new
-// container may have a newer library: a daemon that is started again and again finds the same until
-// the node is restarted.
+// CheckFirstLook returns an error if the first scan of the node fails and the configuration makes
+// the daemon end then. A library that does not fit the kernel module ends the daemon only if a new
+// container may have a newer library: otherwise every restart finds the same until the node is
+// restarted.
 func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
 	err := m.First(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -30,8 +30,7 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	waits := errors.Is(err, inventory.ErrDriverMismatch) && !errors.Is(err, inventory.ErrOldLibrary)
 	if configs.Value().FailOnInitError && !waits {
-		// Not wrapped: a library that does not fit the kernel module would start a new process, which
-		// would find the same.
+		// Not wrapped: the error must not start a new process, which would find the same library.
 		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false",
 			err.Error(), doctor)
 	}
@@ -40,12 +39,12 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	return nil
 }
 
-// A policyFollower follows a health policy, as a monitor does.
+// A policyFollower applies a health policy, like a monitor.
 type policyFollower interface {
 	Apply(ctx context.Context, p health.Policy) error
 }
 
-// FollowHealth has the monitor judge by the health policy of every Config. It returns nil when ctx
+// FollowHealth applies the health policy of every Config to the monitor. It returns nil when ctx
 // ends.
 func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[config.Config]) error {
 	var inForce *health.Policy
@@ -63,16 +62,16 @@ func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[conf
 	}
 }
 
-// A process runs for a minimum time before it ends for a new one: while a driver is being replaced,
-// every new process finds the same.
+// A process runs for a minimum time before a new process replaces it: while a driver is being
+// replaced, every new process finds the same.
 const (
 	minUptime = 10 * time.Second
-	// minUptimeUseless is that time for a process in which the library never fitted.
+	// minUptimeUseless is the minimum time for a process whose library never fitted.
 	minUptimeUseless = time.Minute
 )
 
-// FollowDriver fails when only a new process can talk to the driver: the error wraps
-// inventory.ErrDriverReplaced. It returns nil when ctx ends.
+// FollowDriver returns an error if only a new process can talk to the driver. The error wraps
+// inventory.ErrDriverReplaced. FollowDriver returns nil when ctx ends.
 func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	long, veryLong := time.After(minUptime), time.After(minUptimeUseless)
 	for {
@@ -96,9 +95,9 @@ func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	}
 }
 
-// replaced returns the error of the last look if a new process may be better off, and whether the
-// driver ever worked for this one. Where the library on disk does not fit the kernel module either,
-// no process is.
+// replaced returns the error of the last scan if a new process may help, and whether the driver
+// ever worked for this process. A new process cannot help if the library on disk does not fit the
+// kernel module either.
 func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (worked bool, err error) {
 	if s.Stale == "" {
 		return true, nil
@@ -114,8 +113,8 @@ func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (wo
 	return !status.Looked.IsZero(), status.Err
 }
 
-// driverMismatch says that the driver's files do not fit the kernel module, and what to do; empty
-// if they fit.
+// driverMismatch says that the driver's files do not fit the kernel module, and how to fix the
+// mismatch; empty if they fit.
 func driverMismatch(seen monitor.Status) string {
 	if errors.Is(seen.Err, inventory.ErrDriverMismatch) {
 		return seen.Err.Error()

@@ -17,9 +17,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// A driver answers with an error, or has no GPU.
+// A driver returns an error, or has no GPU.
 type driver struct {
-	monitor.Session // but for what is below
+	monitor.Session // for all other methods
 
 	mu  sync.Mutex // guards err
 	err error
@@ -59,9 +59,9 @@ func (d *driver) Unwatched() []inventory.LeftOut { return nil }
 
 func (d *driver) Close(context.Context) error { return nil }
 
-// TestProcessMakesPlaceForOneThatIsBetterOff: another process has another library to talk to the
-// driver with, if there is one.
-func TestProcessMakesPlaceForOneThatIsBetterOff(t *testing.T) {
+// TestReplacementOfTheProcess: another process has another library to talk to the driver, if there
+// is one.
+func TestReplacementOfTheProcess(t *testing.T) {
 	t.Parallel()
 	const change = 20 * time.Second
 	replaced := fmt.Errorf("%w: its library is another one now", inventory.ErrDriverReplaced)

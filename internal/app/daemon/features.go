@@ -11,10 +11,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
 )
 
-// maxMachineName is the largest file with the name of the machine that is read, in bytes.
+// maxMachineName is the greatest size of a file with the machine's name, in bytes.
 const maxMachineName = 4096
 
-// MachineName returns the name of the machine that is in a file.
+// MachineName returns the machine's name from a file.
 func MachineName(file string) string {
 	text, err := statefile.Read(file, maxMachineName)
 	if err != nil {
@@ -27,15 +27,15 @@ func MachineName(file string) string {
 type featureFile struct {
 	configs *feed.Feed[config.Config]
 	labels  *feed.Feed[map[string]string]
-	problem *feed.Feed[error] // why it is not written
+	problem *feed.Feed[error] // why the file is not written
 }
 
-// run keeps the file while the configuration wants it.
+// run maintains the file while it is configured.
 func (f *featureFile) run(ctx context.Context) error {
 	return (&featurefile.Writer{Wanted: f.wanted, Problem: f.problem}).Run(ctx)
 }
 
-// wanted returns what the file is to be now, and what is closed when that may change.
+// wanted returns the wanted file, and channels that are closed when it may have changed.
 func (f *featureFile) wanted() (target featurefile.Target, configured, labeled <-chan struct{}) {
 	c, configured := f.configs.Latest()
 	set, labeled := f.labels.Latest()

@@ -38,9 +38,9 @@ func watch(t *testing.T, d monitor.Driver) *monitor.Monitor {
 	return m
 }
 
-// TestTheFirstLookEndsTheDaemonWhereThatIsWanted: with a sentence, and not for a new process, which
-// would find the same.
-func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
+// TestFirstScanEndsTheDaemon: if configured, a failed first scan ends the daemon with a sentence,
+// without a new process, which would find the same.
+func TestFirstScanEndsTheDaemon(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -73,8 +73,8 @@ func TestTheFirstLookEndsTheDaemonWhereThatIsWanted(t *testing.T) {
 	}
 }
 
-// TestTheHealthPolicyOfTheConfigIsInForce: from the first on, and that of each that follows.
-func TestTheHealthPolicyOfTheConfigIsInForce(t *testing.T) {
+// TestHealthPolicyOfTheConfig: the policies of the first and of each following Config are applied.
+func TestHealthPolicyOfTheConfig(t *testing.T) {
 	t.Parallel()
 	i := inspect(t, "dgx-h100", resource.Options{}, none)
 	enabled := func(xids string) config.Config {
@@ -86,7 +86,7 @@ func TestTheHealthPolicyOfTheConfigIsInForce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- daemon.FollowHealth(ctx, i.Monitor, configs) }()
-	for gpu, xid := range []uint64{13, 43} { // which count only where an operator wants that
+	for gpu, xid := range []uint64{13, 43} { // XIDs that count only if configured
 		configs.Publish(enabled(fmt.Sprint(xid)))
 		for deadline := time.Now().Add(patience); ; {
 			i.inject(simulator.Fault{Kind: simulator.KindXID, GPU: fmt.Sprint(gpu), XID: xid})
@@ -108,7 +108,7 @@ func TestTheHealthPolicyOfTheConfigIsInForce(t *testing.T) {
 	}
 }
 
-// A slow driver has a first look that ends when end is closed.
+// A slow driver has a first scan that ends when end is closed.
 type slow struct {
 	driver
 	end chan struct{}
@@ -119,7 +119,7 @@ func (s *slow) Open(ctx context.Context) (monitor.Session, error) {
 	return s.driver.Open(ctx)
 }
 
-// A plugins is what is known of the node's device plugins.
+// A plugins is a record of the node's device plugins.
 type plugins struct {
 	allocatable map[string][]string
 	err         error
@@ -131,11 +131,10 @@ func (p plugins) Allocatable(context.Context) (map[string][]string, error) {
 func (p plugins) Remembered() (map[string][]string, error) { return nil, nil }
 func (p plugins) Listening(context.Context) []string       { return nil }
 
-// TestReady: a daemon is ready when it serves all that there is to serve, and that is no less than
-// what another plugin serves.
+// TestReady: a daemon is ready when it serves everything, and no less than another plugin serves.
 func TestReady(t *testing.T) {
 	t.Parallel()
-	var owners *feed.Feed[dra.Owners] // nil: all GPUs are the device plugin's
+	var owners *feed.Feed[dra.Owners] // nil: the device plugin owns all GPUs
 	leads := true
 	ready := func(m *monitor.Monitor, others plugins, servers ...serve.Status) (bool, string) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -160,7 +159,7 @@ func TestReady(t *testing.T) {
 
 	late := &slow{end: make(chan struct{})}
 	m := watch(t, late)
-	wants("before the first look", false, "the first look at the node has not ended")(ready(m, plugins{}))
+	wants("before the first look", false, "the first scan of the node has not ended")(ready(m, plugins{}))
 	close(late.end)
 	if err := m.First(t.Context()); err != nil {
 		t.Fatal(err)
@@ -168,7 +167,8 @@ func TestReady(t *testing.T) {
 	wants("no GPU", true, "nothing to serve: this node has no GPU")(ready(m, plugins{}))
 	wants("no GPU, and a resource that no pod holds", true,
 		"this node has no GPU")(ready(m, plugins{}, serve.Status{Resource: "nvidia.com/gpu"}))
-	wants("no GPU, and pods hold two", false, "nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
+	wants("no GPU, and pods hold two", false,
+		"nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
 		ready(m, plugins{}, serve.Status{Resource: "a/b"}, serve.Status{Resource: "nvidia.com/gpu",
 			Retiring: make([]serve.RetiringDevice, 2)}))
 	wants("no GPU, and another plugin has some", false,
@@ -188,14 +188,14 @@ func TestReady(t *testing.T) {
 	i := inspect(t, "dgx-h100", resource.Options{}, none)
 	serving := serve.Status{Resource: resource.WholeGPU, Phase: serve.PhaseServing}
 	wants("no server yet", false, "nvidia.com/gpu is not offered: its server is starting")(ready(i.Monitor, plugins{}))
-	wants("not compared", false, "was not compared")(ready(i.Monitor, plugins{}, serving))
+	wants("not compared", false, "has not been compared")(ready(i.Monitor, plugins{}, serving))
 	wants("no account", true, "")(ready(i.Monitor, plugins{err: errors.New("no such file")}, serving))
 	serving.Agreed = true
 	wants("served", true, "")(ready(i.Monitor, theirs, serving))
 	owners = feed.New(dra.Owners(nil))
 	wants("no owners yet", false, "not known yet which GPUs")(ready(i.Monitor, plugins{}))
 	leads = false
-	wants("a lead that knows no owners", true, "the process that leads does not say which GPUs")(ready(i.Monitor,
+	wants("a lead that knows no owners", true, "the leading process does not say which GPUs")(ready(i.Monitor,
 		plugins{}))
 	leads = true
 	gpus := i.Monitor.Snapshots().Value().GPUs

@@ -34,7 +34,7 @@ func (d *daemon) handlers() map[string]control.Handler {
 	}
 }
 
-// answer makes a Handler of a function of typed arguments.
+// answer returns a Handler for a function with typed arguments.
 func answer[T any](call func(context.Context, T) (any, error)) control.Handler {
 	return func(ctx context.Context, encoded json.RawMessage) (any, error) {
 		var arguments T
@@ -45,13 +45,13 @@ func answer[T any](call func(context.Context, T) (any, error)) control.Handler {
 	}
 }
 
-// StatusArguments are those of CallStatus.
+// StatusArguments are the arguments of CallStatus.
 type StatusArguments struct {
-	// Holders says that the answer is to have the containers that hold devices.
+	// Holders adds the containers that hold devices to the answer.
 	Holders bool `json:"holders,omitempty"`
 }
 
-// holdersTimeout bounds the question to kubelet which containers hold devices.
+// holdersTimeout limits the question to the kubelet about containers that hold devices.
 const holdersTimeout = 3 * time.Second
 
 func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error) {
@@ -78,8 +78,8 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 	return s, nil
 }
 
-// holders returns the known devices that containers hold, each once for each container. A container
-// may have several replicas of a device.
+// holders returns the known devices of containers, once for each container. A container may have
+// several replicas of a device.
 func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.Holder {
 	all := []status.Holder{}
 	for _, c := range devices {
@@ -92,9 +92,9 @@ func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.
 	return all
 }
 
-// QuiesceArguments are those of CallQuiesce.
+// QuiesceArguments are the arguments of CallQuiesce.
 type QuiesceArguments struct {
-	// Allocate says that GPUs may be given to new work meanwhile.
+	// Allocate lets new pods get GPUs meanwhile.
 	Allocate bool `json:"allocate"`
 }
 
@@ -102,7 +102,7 @@ func (d *daemon) quiesce(ctx context.Context, a QuiesceArguments) (any, error) {
 	return nil, d.requests().Quiesce(ctx, a.Allocate)
 }
 
-// ClearArguments are those of CallHealthClear.
+// ClearArguments are the arguments of CallHealthClear.
 type ClearArguments struct {
 	// GPU is an index "i" or "i:j", or a UUID.
 	GPU string `json:"gpu"`
@@ -114,8 +114,7 @@ func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error)
 	return nil, d.requests().Clear(ctx, uuid)
 }
 
-// uuidOf returns the UUID of the device in a request. A device that is not here now may have faults
-// on record.
+// uuidOf returns the UUID of the device in a request. An absent device may have recorded faults.
 func (d *daemon) uuidOf(name string) string {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		if name == g.UUID || name == fmt.Sprint(g.Index) {
@@ -130,7 +129,8 @@ func (d *daemon) uuidOf(name string) string {
 	return name
 }
 
-var errNotSimulated = errors.New("this daemon serves real GPUs: faults can only be injected into one that runs with --simulate")
+var errNotSimulated = errors.New("this daemon serves real GPUs: faults can only be injected into one that runs with " +
+	"--simulate")
 
 func (d *daemon) inject(_ context.Context, fault simulator.Fault) (any, error) {
 	if d.node == nil {

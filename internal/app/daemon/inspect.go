@@ -16,13 +16,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// An Inspector decides whether a container may start on its devices now. It asks the monitor for a
-// look, and then makes the checks that the configuration asks for.
+// An Inspector decides whether a container may start on its devices now. It requests a scan from
+// the monitor, and then makes the configured checks.
 //
-// A driver that does not answer is a reason to refuse: the state of its GPUs is not known, and the
-// container would hang on them, too. A driver that was released for maintenance is no such reason.
-// Then the last verdicts count, which quiesce made Unknown unless it was told to go on allocating;
-// and what only the driver can tell is not checked.
+// An unresponsive driver is a reason to refuse: the state of its GPUs is unknown, and the container
+// would hang on them as well. A driver that was released for maintenance is not. In that case the
+// last verdicts count, which quiesce made Unknown unless it was told to continue allocation, and
+// checks that need the driver are skipped.
 type Inspector struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
@@ -59,9 +59,9 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 	return err
 }
 
-// clean returns why devices, each of which is a whole GPU, are not clean. If nothing uses them, it
-// resets what earlier work changed on them, as far as the configuration asks for that. The error
-// wraps monitor.ErrQuiesced when the driver was released meanwhile.
+// clean returns why devices, each a whole GPU, are not clean. It resets the configured remnants of
+// earlier work on unused devices. The error wraps monitor.ErrQuiesced if the driver was released
+// meanwhile.
 func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset []inventory.Remnant) error {
 	if len(devices) == 0 {
 		return nil
@@ -80,11 +80,10 @@ func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset 
 	if err := i.Monitor.Clean(ctx, gpus, reset); err != nil {
 		return unseen(devices, err)
 	}
-	return unfit(i.Monitor.Snapshots().Value(), devices) // they were looked at again
+	return unfit(i.Monitor.Snapshots().Value(), devices) // after a new scan
 }
 
-// known returns the devices; where only the UUID of one is known, the rest is taken from a
-// Snapshot.
+// known returns the devices, and completes devices of which only the UUID is known from a Snapshot.
 func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {
@@ -103,8 +102,8 @@ func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	return devices
 }
 
-// exclusive returns the devices that are whole GPUs and not shared. On other devices, processes of
-// other containers are normal.
+// exclusive returns the devices that are whole, unshared GPUs. On other devices, processes of other
+// containers are normal.
 func exclusive(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	var all []resource.Device
 	for _, d := range devices {
@@ -116,13 +115,13 @@ func exclusive(s inventory.Snapshot, devices []resource.Device) []resource.Devic
 	return all
 }
 
-// unfit returns why one of the devices is not Healthy; nil if they all are.
+// unfit returns why a device is not Healthy; nil if all are.
 func unfit(s inventory.Snapshot, devices []resource.Device) error {
 	for _, d := range devices {
 		h, found := healthOf(s, d)
 		switch {
 		case !found:
-			return fmt.Errorf("%s is not there any more: bring it back", name(d))
+			return fmt.Errorf("%s has disappeared: bring it back", name(d))
 		case h.State != inventory.Healthy:
 			return fmt.Errorf("%s is %s: %s", name(d), h.State, h.Why())
 		}
@@ -130,8 +129,7 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 	return nil
 }
 
-// healthOf returns the verdict on a device: that on its GPU or on the instance itself, whichever is
-// graver.
+// healthOf returns the verdict on a device: on its GPU or on the MIG device, whichever is worse.
 func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
 	g, found := s.GPU(d.GPU)
 	if d.UUID == d.GPU {
@@ -145,8 +143,8 @@ func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, foun
 	return inventory.Health{}, false
 }
 
-// inUse returns an error, which wraps inventory.ErrInUse, that names the processes on the first
-// device that has some; nil if none has.
+// inUse returns an error about the processes on the first device with processes; nil if there are
+// none. The error wraps inventory.ErrInUse.
 func inUse(devices []resource.Device, processes map[string][]inventory.Process) error {
 	for _, d := range devices {
 		found := processes[d.GPU]
@@ -157,7 +155,7 @@ func inUse(devices []resource.Device, processes map[string][]inventory.Process) 
 		for _, p := range found {
 			list = append(list, process(p))
 		}
-		return fmt.Errorf("%s is still %w; compute processes of earlier work: %d (%s); end them on the node, or "+
+		return fmt.Errorf("%s is still %w; compute processes of earlier work: %d (%s); stop them on the node, or "+
 			"wait until they have ended", name(d), inventory.ErrInUse, len(found), inventory.Few(list))
 	}
 	return nil
@@ -170,7 +168,7 @@ func process(p inventory.Process) string {
 	return fmt.Sprintf("PID %d with %d MiB", p.PID, p.MemoryBytes.Value>>20)
 }
 
-// unseen says that the devices could not be looked at.
+// unseen returns an error about devices that could not be scanned.
 func unseen(devices []resource.Device, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inventory.ErrNoAnswer) {
 		err = fmt.Errorf("%w: the kernel log says what it is at; if it stays so, restart the node", inventory.ErrNoAnswer)
@@ -179,7 +177,7 @@ func unseen(devices []resource.Device, err error) error {
 	for i, d := range devices {
 		names[i] = name(d)
 	}
-	return fmt.Errorf("%s cannot be looked at: %w", strings.Join(names, ", "), err)
+	return fmt.Errorf("%s cannot be checked: %w", strings.Join(names, ", "), err)
 }
 
 // name names a device by its index, which people use, and by its UUID, which stays when indices

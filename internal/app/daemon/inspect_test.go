@@ -24,25 +24,25 @@ import (
 )
 
 const (
-	// patience bounds what must happen, however busy the machine is.
+	// patience limits the wait for an expected event, even on a busy machine.
 	patience = time.Minute
 )
 
-// An inspected node is a simulated one with its monitor, which looks of its own accord only once,
-// and an Inspector.
+// An inspected node is simulated, with an Inspector and a monitor that scans by itself only once.
 type inspected struct {
 	*daemon.Inspector
 	t    *testing.T
 	node *simulator.Node
-	plan resource.Plan // of the node as it was at first
+	plan resource.Plan // first plan of the node
 }
 
-// inspect makes one.
+// inspect creates an inspected node.
 func inspect(t *testing.T, profile string, o resource.Options, wanted config.PreStart) *inspected {
 	t.Helper()
 	node := simulated.Node(t, profile)
 	policy := health.Default()
-	policy.SuspectLimit, policy.SuspectSettle = time.Hour, time.Hour // what is Suspect stays so, however late one asks
+	// Suspect stays Suspect, however late the question comes
+	policy.SuspectLimit, policy.SuspectSettle = time.Hour, time.Hour
 	m := monitor.New(monitor.Options{
 		Driver: simulated.DriverOf(node), Policy: policy,
 		Poll: time.Hour, SuspectPoll: time.Hour,
@@ -89,8 +89,8 @@ func (i *inspected) inject(faults ...simulator.Fault) {
 	}
 }
 
-// hears waits for the verdicts on XIDs, which alone come as events: everything else is found by the
-// look that Inspect asks for.
+// hears waits for the verdicts on XIDs, which come only as events. The scan of Inspect finds
+// everything else.
 func (i *inspected) hears(faults []simulator.Fault) {
 	i.t.Helper()
 	for _, f := range faults {
@@ -102,8 +102,8 @@ func (i *inspected) hears(faults []simulator.Fault) {
 	}
 }
 
-// asks inspects devices as a plugin server does. The refusal must have all of the words; without
-// any there must be none.
+// asks inspects devices like a plugin server. The refusal must contain all of the words; without
+// words there must be none.
 func (i *inspected) asks(devices []string, words ...string) {
 	i.t.Helper()
 	ctx, cancel := context.WithTimeout(i.t.Context(), patience)
@@ -124,7 +124,7 @@ func (i *inspected) asks(devices []string, words ...string) {
 	}
 }
 
-// errors returns how many memory errors a GPU counts.
+// errors returns the number of a GPU's memory errors.
 func (i *inspected) errors(gpu int) uint64 {
 	i.t.Helper()
 	if _, err := i.Monitor.Look(i.t.Context()); err != nil {
@@ -147,15 +147,16 @@ var (
 	modes = map[string]config.PreStart{"none": none, "health": fit, "clean": clean, "clean and reset": washed}
 )
 
-// TestContainerIsRefusedForWhatIsWrongNow: with what nobody has seen yet when kubelet asks.
-func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
+// TestRefusalOfPresentFaults: a container is refused for faults that nobody has seen before its
+// start.
+func TestRefusalOfPresentFaults(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		profile string
 		options resource.Options
 		faults  []simulator.Fault
 		devices []string
-		words   map[string][]string // by mode; a mode without any allows the start
+		words   map[string][]string // by mode; a mode without words allows the start
 	}{
 		"all is well": {devices: []string{"0", "3"}},
 		"the driver wants a reset": {
@@ -172,7 +173,7 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		},
 		"unplugged": {
 			faults: []simulator.Fault{{Kind: simulator.KindRemove, GPU: "3"}}, devices: []string{"3"},
-			words: refusedUnlessNone("GPU 3 (GPU-", "is not there any more"),
+			words: refusedUnlessNone("GPU 3 (GPU-", "has disappeared"),
 		},
 		"new memory errors": {
 			faults: []simulator.Fault{{Kind: simulator.KindECC, GPU: "3", Count: 1}}, devices: []string{"3"},
@@ -190,7 +191,7 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		},
 		"processes of earlier work": {
 			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 2}}, devices: []string{"0", "3"},
-			words: refusedIfClean("GPU 3 (GPU-", ": 2 (PID 100000 with 1024 MiB, PID 100001 with 1024 MiB)", "end them"),
+			words: refusedIfClean("GPU 3 (GPU-", ": 2 (PID 100000 with 1024 MiB, PID 100001 with 1024 MiB)", "stop them"),
 		},
 		"many processes": {
 			faults: []simulator.Fault{{Kind: simulator.KindProcesses, GPU: "3", Count: 50}}, devices: []string{"3"},
@@ -245,7 +246,7 @@ func TestContainerIsRefusedForWhatIsWrongNow(t *testing.T) {
 		"an instance that is not there": {
 			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
 			faults: []simulator.Fault{{Kind: simulator.KindMIG, GPU: "3"}}, devices: []string{"3:0"},
-			words: refusedUnlessNone("MIG device 3:0 (MIG-", "is not there any more"),
+			words: refusedUnlessNone("MIG device 3:0 (MIG-", "has disappeared"),
 		},
 		"processes on instances": {
 			profile: "h100-mig-1g", options: resource.Options{MIG: resource.MIGMixed},
@@ -277,10 +278,10 @@ func refusedIfClean(words ...string) map[string][]string {
 	return map[string][]string{"clean": words, "clean and reset": words}
 }
 
-// TestRemnantsAreTakenBackFromGPUsThatNobodyUses: and from those of the container alone.
-func TestRemnantsAreTakenBackFromGPUsThatNobodyUses(t *testing.T) {
+// TestRemnantsAreReset: remnants are reset on unused GPUs, and only on the GPUs of the container.
+func TestRemnantsAreReset(t *testing.T) {
 	t.Parallel()
-	i := inspect(t, "dgx-1", resource.Options{}, washed) // whose driver has no verdict on new errors
+	i := inspect(t, "dgx-1", resource.Options{}, washed) // its driver has no verdict on new errors
 	for _, gpu := range []string{"2", "3"} {
 		i.inject(simulator.Fault{Kind: simulator.KindECC, GPU: gpu, Count: 7})
 	}
@@ -299,8 +300,8 @@ func TestRemnantsAreTakenBackFromGPUsThatNobodyUses(t *testing.T) {
 	}
 }
 
-// TestReleasedDriver: while it is left alone, what the operator said of new work holds for
-// containers that start.
+// TestReleasedDriver: while the driver is released, the operator's choice for new work applies to
+// starting containers.
 func TestReleasedDriver(t *testing.T) {
 	t.Parallel()
 	for mode, wanted := range map[string]config.PreStart{"health": fit, "clean": washed} {
@@ -327,8 +328,8 @@ func TestReleasedDriver(t *testing.T) {
 	}
 }
 
-// TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs: only their IDs are known.
-func TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs(t *testing.T) {
+// TestDevicesOfAnEarlierProcess: devices with known IDs only are judged by their GPUs.
+func TestDevicesOfAnEarlierProcess(t *testing.T) {
 	t.Parallel()
 	i := inspect(t, "a100-mig-mixed", resource.Options{MIG: resource.MIGMixed}, clean)
 	i.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "3"})
@@ -348,7 +349,7 @@ func TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs(t *testing.T) {
 		whole.ID + "::1":   nil,
 		part.ID:            {"MIG device " + part.Index + " (MIG-", "is Lost"},
 		part.ID + "::1":    {"MIG device " + part.Index + " (MIG-", "is Lost"},
-		"GPU-of-yesterday": {"GPU-of-yesterday is not there any more"},
+		"GPU-of-yesterday": {"GPU-of-yesterday has disappeared"},
 	} {
 		err := i.Inspect(t.Context(), []resource.Device{resource.ByID(id)})
 		if (err != nil) != (words != nil) {
@@ -363,9 +364,9 @@ func TestDevicesOfAnEarlierProcessAreJudgedByTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestADriverThatDoesNotAnswerIsNamed: whether the wait for it ended, or the monitor gave its call
-// up.
-func TestADriverThatDoesNotAnswerIsNamed(t *testing.T) {
+// TestUnresponsiveDriverIsNamed: the error names the driver after a timeout of the wait and after
+// an abandoned call.
+func TestUnresponsiveDriverIsNamed(t *testing.T) {
 	t.Parallel()
 	late, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer cancel()
@@ -373,7 +374,7 @@ func TestADriverThatDoesNotAnswerIsNamed(t *testing.T) {
 	for ctx, m := range map[context.Context]*monitor.Monitor{late: monitor.New(monitor.Options{}), t.Context(): silent} {
 		err := (&daemon.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx,
 			[]resource.Device{{UUID: "GPU-a"}})
-		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be looked at: ") ||
+		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be checked: ") ||
 			!strings.Contains(err.Error(), "the kernel log says") {
 			t.Errorf("got error %v, want one that says where to look", err)
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/kernellog"
 )
 
-// readKernelLog delivers the XIDs in the kernel's log to the monitor, while the configuration wants
-// that. That the log cannot be read is no reason to stop serving GPUs.
+// readKernelLog delivers the XIDs in the kernel log to the monitor while configured. An unreadable
+// log does not stop the service of GPUs.
 func (d *daemon) readKernelLog(ctx context.Context) error {
 	reader := kernellog.Reader{
 		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.switchError, Clock: clock.RealClock{},
@@ -34,11 +34,11 @@ func (d *daemon) readKernelLog(ctx context.Context) error {
 	})
 }
 
-// maxSwitchFaults bounds the errors of NVSwitches that are in the status.
+// maxSwitchFaults limits the errors of NVSwitches in the status.
 const maxSwitchFaults = 16
 
-// switchError notes an error of an NVSwitch. A fatal one stays in the status until the process
-// ends: nothing tells that it is repaired.
+// switchError records an error of an NVSwitch. A fatal error stays in the status until the process
+// ends, because nothing reports its repair.
 func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) {
 	d.counters.SwitchError(bdf, sxid, fatal, at)
 	known, what := d.switchFaults.Value(), fmt.Sprintf("NVSwitch %s: SXid %d", bdf, sxid)
@@ -47,12 +47,12 @@ func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) 
 	}
 }
 
-// awaitKernelLog waits until the configuration wants the log to be read, or not, or ctx ends.
+// awaitKernelLog waits until the configured use of the kernel log equals wanted, or ctx ends.
 func (d *daemon) awaitKernelLog(ctx context.Context, wanted bool) {
 	feed.Until(ctx, d.watcher.Configs(), func(c config.Config) bool { return c.KernelLog == wanted })
 }
 
-// openKernelLog opens the log of the node that is served.
+// openKernelLog opens the kernel log of the served node.
 func (d *daemon) openKernelLog() (io.ReadCloser, error) {
 	if d.node != nil {
 		return d.node.KernelLog(), nil

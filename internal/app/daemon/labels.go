@@ -12,26 +12,26 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
 
-// Labels makes the labels of the node.
+// Labels computes the labels of the node.
 type Labels struct {
 	Configs   *feed.Feed[config.Config]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Make makes labels, such as labels.All.
+	// Make computes labels, such as labels.All.
 	Make func(inventory.Snapshot, labels.Options) map[string]string
-	// Machine returns the name of the machine that is in a file, or labels.UnknownMachine.
+	// Machine returns the machine's name from a file, or labels.UnknownMachine.
 	Machine func(file string) string
 	Now     func() time.Time
-	// InUse are the claims that are prepared, by the UUID of the GPU: nil until they are known.
-	// Without the feed there are none.
+	// InUse are the prepared claims, by the UUID of the GPU; nil until they are known. Without the
+	// feed there are none.
 	InUse *feed.Feed[map[string][]claims.Holder]
-	// Run publishes to Wanted the labels that the node is to have. They are nil before the first look
-	// that succeeded, and while links are due after it. While looks fail they stay as they are: a
-	// driver that is away says nothing about the node.
+	// Run publishes the wanted labels of the node to Wanted. They are nil before the first
+	// successful scan, and while links are still due after it. They stay unchanged while scans
+	// fail: a missing driver says nothing about the node.
 	Wanted *feed.Feed[map[string]string]
 }
 
-// Run makes labels of every Snapshot and Config until ctx ends, and then returns nil. The timestamp
-// is that of the Config.
+// Run computes labels for every Snapshot and Config until ctx ends, and then returns nil. The
+// timestamp is the Config's.
 func (l *Labels) Run(ctx context.Context) error {
 	var o labels.Options
 	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
@@ -42,8 +42,8 @@ func (l *Labels) Run(ctx context.Context) error {
 		for same := true; same; {
 			s, looked := l.Snapshots.Latest()
 			inUse, prepared := l.inUse()
-			// Without the label the control daemons end, and with them the work of claims that were prepared
-			// before the mode was changed.
+			// Without the label the control daemons end, and with them the work of claims that were
+			// prepared before the mode changed.
 			o.ClaimsByMPS = c.Edits.MPSRoot != "" && (c.DRA.Mode != config.DRAOff || len(inUse) > 0)
 			if s.Generation > 0 && s.Stale == "" && inUse != nil && !(s.LinksDue && l.Wanted.Value() == nil) {
 				if wanted := l.Make(s, o); !maps.Equal(wanted, l.Wanted.Value()) {

@@ -16,15 +16,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
 
-// TestLabelsFollowTheNode: labels follow GPUs and configuration, and stay as they are while the
-// driver is away.
+// TestLabelsFollowTheNode: labels follow GPUs and configuration, and stay unchanged while the
+// driver is missing.
 func TestLabelsFollowTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		named := func(file string, timestamp bool) config.Config {
 			return config.Config{Features: config.Features{MachineTypeFile: file, LabelsTimestamp: timestamp}}
 		}
 		l := daemon.Labels{
-			Configs: feed.New(named("A", false)), Snapshots: feed.New(inventory.Snapshot{}), Wanted: feed.New[map[string]string](nil),
+			Configs: feed.New(named("A", false)), Snapshots: feed.New(inventory.Snapshot{}),
+			Wanted:  feed.New[map[string]string](nil),
 			Machine: func(file string) string { return "machine-" + file }, Now: time.Now,
 			Make: func(s inventory.Snapshot, o labels.Options) map[string]string {
 				all := labels.Discovered(s, o)
@@ -77,9 +78,9 @@ func TestLabelsFollowTheNode(t *testing.T) {
 	})
 }
 
-// TestMPSCapableWhileClaimsArePrepared: the label by which control daemons of MPS run on the node
-// stays after the mode was changed to plugin, until no claim is prepared. Until that is known, no
-// label is changed.
+// TestMPSCapableWhileClaimsArePrepared: the label for the control daemons of MPS stays after a
+// change of the mode to plugin, until no claim is prepared. Until the claims are known, no label
+// changes.
 func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mode := func(m config.DRAMode) config.Config {
@@ -88,7 +89,8 @@ func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
 			return c
 		}
 		l := daemon.Labels{
-			Configs: feed.New(mode(config.DRAOff)), Wanted: feed.New[map[string]string](nil), InUse: feed.New[map[string][]claims.Holder](nil),
+			Configs: feed.New(mode(config.DRAOff)), Wanted: feed.New[map[string]string](nil),
+			InUse:     feed.New[map[string][]claims.Holder](nil),
 			Snapshots: feed.New(inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{{UUID: "a"}}}),
 			Machine:   func(string) string { return "" }, Now: time.Now, Make: labels.All,
 		}

@@ -13,13 +13,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// otherMemory is what the process has beside what Go's runtime manages, in bytes: its code, and the
-// driver's library.
+// otherMemory is the memory outside of Go's runtime, in bytes: the code and the driver's library.
 const otherMemory = 24 << 20
 
-// limitMemory has the runtime collect garbage more often before the container reaches its limit of
-// memory, at which the kernel would kill this process. An operator who sets GOMEMLIMIT decides
-// that.
+// limitMemory makes the runtime collect garbage more often before the container reaches its memory
+// limit, where the kernel would kill this process. An operator's GOMEMLIMIT has precedence.
 func limitMemory(ctx context.Context, root fs.FS) {
 	limit, limited := MemoryLimit(root)
 	if !limited || os.Getenv("GOMEMLIMIT") != "" {
@@ -30,8 +28,8 @@ func limitMemory(ctx context.Context, root fs.FS) {
 	klog.FromContext(ctx).V(2).Info("The container has a limit of memory", "bytes", limit, "own", own)
 }
 
-// MemoryLimit returns the lowest limit of memory of the cgroups of this process that it can see, in
-// bytes, of version 2 or 1.
+// MemoryLimit returns the lowest visible memory limit of this process's cgroups in bytes, for
+// cgroups of version 1 and 2.
 func MemoryLimit(root fs.FS) (limit int64, limited bool) {
 	limit = math.MaxInt64
 	own, _ := fs.ReadFile(root, "proc/self/cgroup") // without it, the root of a container's own namespace counts
@@ -51,7 +49,7 @@ func MemoryLimit(root fs.FS) (limit int64, limited bool) {
 		if err != nil {
 			continue
 		}
-		// Version 1 says that there is no limit by a number that no machine has.
+		// Version 1 expresses no limit by a number beyond any machine.
 		if bytes, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && bytes > 0 && bytes < 1<<60 {
 			limit, limited = min(limit, bytes), true
 		}
@@ -59,7 +57,7 @@ func MemoryLimit(root fs.FS) (limit int64, limited bool) {
 	return limit, limited
 }
 
-// addParents adds a cgroup and those above it, below the folder where they are mounted.
+// addParents adds a cgroup and its parents, below their mount point.
 func addParents(folders map[string]string, mount, cgroup, name string) {
 	for at := path.Clean("/" + cgroup); at != "/"; at = path.Dir(at) {
 		folders[path.Join(mount, at)] = name

@@ -18,12 +18,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
-// serveMetrics serves metrics and probes by HTTP, at the address that the configuration has.
+// serveMetrics serves metrics and probes over HTTP at the configured address.
 func (d *daemon) serveMetrics(ctx context.Context) error {
 	address := feed.New(d.watcher.Configs().Value().MetricsAddress)
 	gpus := feed.New(telemetry.GPUSettings{})
 	pods := feed.New(telemetry.PodDevices{})
-	var followers sync.WaitGroup // they end with ctx, as the server does
+	var followers sync.WaitGroup // they end with ctx, like the server
 	defer followers.Wait()
 	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
 	followers.Go(func() { telemetry.FollowPods(ctx, d.podDevices(), gpus, pods) })
@@ -35,20 +35,19 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 }
 
 // pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver when a
-// virtual machine wants them.
+// virtual machine needs them.
 const pciEvery = time.Minute
 
 // A pciBus counts the GPUs on the PCI bus of a node.
 type pciBus struct {
 	root fs.FS
 
-	mu        sync.Mutex // guards the rest
+	mu        sync.Mutex // guards the following fields
 	counted   time.Time
 	own, away int
 }
 
-// count returns how many GPUs the node has, and how many are given to virtual machines beside
-// these.
+// count returns the number of the node's GPUs, and the number of GPUs assigned to virtual machines.
 func (b *pciBus) count() (own, away int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -59,11 +58,11 @@ func (b *pciBus) count() (own, away int) {
 	return b.own, b.away
 }
 
-// podDevices knows which containers hold which devices, by resources and by claims.
+// podDevices knows the containers that hold devices, by resources and by claims.
 type podDevices struct {
 	account   *kubelet.PodResources
-	directory *kubelet.Directory // nil where kubelet's directory is not used
-	dra       *DRA               // nil where there are no claims
+	directory *kubelet.Directory // nil if the kubelet's directory is not used
+	dra       *DRA               // nil without claims
 	units     func(context.Context, []kubelet.ContainerDevice) []status.Holder
 }
 
@@ -101,12 +100,12 @@ func (p podDevices) ContainerDevices(ctx context.Context) ([]kubelet.ContainerDe
 	return claims.Identify(devices, prepared), nil
 }
 
-// gpuMetrics are the metrics of GPUs.
+// gpuMetrics returns the sources of the metrics of GPUs.
 func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings],
 	pods *feed.Feed[telemetry.PodDevices]) *telemetry.GPUs {
 	name := d.config.NodeName
 	if name == "" {
-		name, _ = os.Hostname() // without a name there is no such label
+		name, _ = os.Hostname() // an empty name means no such label
 	}
 	return &telemetry.GPUs{
 		Settings: settings, Snapshots: d.monitor.Snapshots(), Samples: d.monitor.Samples(), Pods: pods, Hostname: name,
@@ -114,14 +113,15 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings],
 	}
 }
 
-// headStart is how long after the start of the process no GPU is measured and no memory is given
-// back: GPUs are registered first.
+// headStart is the time after the start of the process without measurements and releases of memory,
+// because the registration of GPUs comes first.
 const headStart = time.Second
 
-// followMetrics publishes the address for metrics when a Config changes it, and calls sample to
-// measure GPUs as each Config says.
+// followMetrics publishes the address for metrics when a Config changes it, and calls sample with
+// the sampling of each Config.
 func followMetrics(
-	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string], gpus *feed.Feed[telemetry.GPUSettings],
+	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string],
+	gpus *feed.Feed[telemetry.GPUSettings],
 	sample func(context.Context, monitor.Sampling) error,
 ) {
 	over, registering := time.After(headStart), true
@@ -151,7 +151,7 @@ func followMetrics(
 		if settings != gpus.Value() {
 			gpus.Publish(settings)
 		}
-		_ = sample(ctx, sampling) // it cannot be reached when the daemon ends
+		_ = sample(ctx, sampling) // the monitor cannot be reached when the daemon ends
 		if !feed.WaitAny(ctx, changed) {
 			return
 		}

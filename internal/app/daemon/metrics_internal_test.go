@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
-// TestMetricsAreSwitched: with the address come samples, after a second; without it they end.
+// TestMetricsAreSwitched: samples start one second after the address is set, and end with it.
 func TestMetricsAreSwitched(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -52,8 +52,8 @@ func TestMetricsAreSwitched(t *testing.T) {
 	})
 }
 
-// TestShrink: memory that only the start needed is given back, and garbage is collected earlier
-// from then on, unless GOGC is set.
+// TestShrink: memory that only the start needed is released, and garbage is collected earlier from
+// then on, unless GOGC is set.
 func TestShrink(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	read := func(name string) uint64 {

@@ -17,34 +17,34 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A MIGProgress is how far the daemon is with the MIG layout, as it is printed.
+// A MIGProgress is the printed progress of the MIG layout.
 type MIGProgress struct {
-	// Layout is the name of the wanted layout, From where it was named, and Again the number of the
-	// last order that the daemon has taken up.
+	// Layout is the name of the wanted layout, and From the source of the choice. Again is the
+	// number of the last accepted order.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	Again  uint64 `json:"again,omitempty"`
 	// State is pending, rebooting, success or failed; empty if no layout is named.
 	State string `json:"state,omitempty"`
-	// Reason says why the state is not success.
+	// Reason explains any state but success.
 	Reason string   `json:"reason,omitempty"`
 	GPUs   []MIGGPU `json:"gpus"`
 }
 
-// A MIGGPU is how far one GPU is.
+// A MIGGPU is the progress of one GPU.
 type MIGGPU struct {
 	Index int    `json:"index"`
 	UUID  string `json:"uuid"`
 	Model string `json:"model"`
 	Phase string `json:"phase"`
-	// Reason says what the GPU waits for, or what failed.
+	// Reason is the awaited condition, or the failure.
 	Reason string `json:"reason,omitempty"`
-	// Holders are those who use what is to change.
+	// Holders are the users of the parts to change.
 	Holders []string `json:"holders,omitempty"`
-	// Retry is when what failed is tried again.
+	// Retry is the time of the next attempt after a failure.
 	Retry time.Time `json:"retry,omitzero"`
-	// Before and After are how the GPU is divided and how it is to be; nil for one that was not read,
-	// as no layout is about it.
+	// Before and After are the present and the wanted division of the GPU; nil if the GPU was not
+	// read because no layout concerns it.
 	Before *layout.PlannedPartitions `json:"before,omitempty"`
 	After  *layout.PlannedPartitions `json:"after,omitempty"`
 }
@@ -53,15 +53,18 @@ func (d *daemon) migStatus() (MIGProgress, error) {
 	if err := d.migOff(); err != nil {
 		return MIGProgress{}, err
 	}
-	asked, made := d.layout(), d.mig.Status().Value()
-	s := MIGProgress{Layout: asked.Layout, From: asked.From, Again: made.OrderNumber, State: asked.State, Reason: asked.Reason,
-		GPUs: []MIGGPU{}}
+	chosen, made := d.layout(), d.mig.Status().Value()
+	s := MIGProgress{Layout: chosen.Layout, From: chosen.From, Again: made.OrderNumber, State: chosen.State,
+		Reason: chosen.Reason,
+		GPUs:   []MIGGPU{}}
 	for _, g := range made.GPUs {
 		shown := MIGGPU{
-			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason, Retry: status.Moment(g.Retry),
+			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason,
+			Retry: status.Moment(g.Retry),
 		}
 		if g.Change.GPU.UUID != "" {
-			shown.Before, shown.After = new(layout.NewPlannedPartitions(g.Change.Before)), new(layout.NewPlannedPartitions(g.Change.After))
+			shown.Before, shown.After = new(layout.NewPlannedPartitions(g.Change.Before)),
+				new(layout.NewPlannedPartitions(g.Change.After))
 		}
 		for _, h := range g.Holders {
 			shown.Holders = append(shown.Holders, holder(h))
@@ -71,8 +74,7 @@ func (d *daemon) migStatus() (MIGProgress, error) {
 	return s, nil
 }
 
-// layout returns how far the node is with the MIG layout that is asked for; nil where layouts are
-// not changed.
+// layout returns the progress of the wanted MIG layout; nil if layouts are not changed.
 func (d *daemon) layout() *status.MIGLayout {
 	if d.mig == nil {
 		return nil
@@ -83,7 +85,7 @@ func (d *daemon) layout() *status.MIGLayout {
 	switch {
 	case chosen.Err != nil:
 		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()
-	case made.Layout != chosen.Layout || made.OrderNumber != chosen.Desired.OrderNumber: // the owner has not seen it yet
+	case made.Layout != chosen.Layout || made.OrderNumber != chosen.Desired.OrderNumber: // the controller has not seen the choice yet
 		s.State, s.Reason = string(mig.StatePending), ""
 	}
 	for _, g := range made.GPUs {
@@ -97,7 +99,7 @@ func (d *daemon) layout() *status.MIGLayout {
 	return s
 }
 
-// holder names who holds a device.
+// holder names the user of a device.
 func holder(h mig.Holder) string {
 	switch {
 	case h.Pod.Name != "":
@@ -108,7 +110,7 @@ func holder(h mig.Holder) string {
 	return fmt.Sprintf("process %d", h.PID)
 }
 
-// ApplyArguments are those of CallMIGApply.
+// ApplyArguments are the arguments of CallMIGApply.
 type ApplyArguments struct {
 	Layout string   `json:"layout,omitempty"`
 	GPUs   []string `json:"gpus,omitempty"`
@@ -118,7 +120,7 @@ type ApplyArguments struct {
 
 // An OrderedMIG is the answer to CallMIGApply.
 type OrderedMIG struct {
-	// Plan is how the layout divides the GPUs; nil after an order to forget the earlier layout.
+	// Plan is the planned division of the GPUs; nil after an order to forget the earlier layout.
 	Plan *layout.Planned `json:"plan,omitempty"`
 	// Again is the number of the order; 0 if nothing was ordered.
 	Again uint64 `json:"again,omitempty"`
@@ -127,7 +129,8 @@ type OrderedMIG struct {
 // migOff returns why the daemon does not change layouts; nil if it does.
 func (d *daemon) migOff() error {
 	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.migChoice == nil && enabled {
-		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was started; start it again")
+		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was " +
+			"started; start it again")
 	} else if !enabled {
 		return choice.ErrOff
 	}
@@ -139,7 +142,7 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 		return nil, err
 	}
 	var ordered OrderedMIG
-	var gpus []string // by UUID: the order is not about another GPU that gets the index later
+	var gpus []string // by UUID: the order must not apply to another GPU that gets the index later
 	if !a.Forget {
 		p, err := d.planMIG(ctx, a)
 		if err != nil {
@@ -157,7 +160,7 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 	if err := d.lead.Check(); err != nil {
 		return nil, fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
 	}
-	if err := ctx.Err(); err != nil { // who asked has gone while the GPUs were read
+	if err := ctx.Err(); err != nil { // the caller left while the GPUs were read
 		return nil, err
 	}
 	chosen, err := d.migChoice.Apply(ctx, a.Layout, gpus)
@@ -168,14 +171,14 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 	return ordered, nil
 }
 
-// planMIG returns what a layout makes of the GPUs that arguments name.
+// planMIG returns the result of a layout on the GPUs in the arguments.
 func (d *daemon) planMIG(ctx context.Context, a ApplyArguments) (layout.Planned, error) {
 	file, err := d.migChoice.Layouts()
 	if err != nil {
 		return layout.Planned{}, err
 	}
 	n := Partitioned{Architectures: map[string]string{}}
-	n.Read(ctx, d.monitor.Snapshots().Value(), asked{d.monitor})
+	n.Read(ctx, d.monitor.Snapshots().Value(), requestReader{d.monitor})
 	l, err := layout.Find(a.Layout, file, n.GPUs)
 	if err != nil {
 		return layout.Planned{}, err
@@ -190,28 +193,28 @@ func (d *daemon) planMIG(ctx context.Context, a ApplyArguments) (layout.Planned,
 	return layout.NewPlanned(changes, n.Architectures, n.Warnings), nil
 }
 
-// asked reads partitions by requests to the monitor.
-type asked struct{ *monitor.Monitor }
+// A requestReader reads partitions by requests to the monitor.
+type requestReader struct{ *monitor.Monitor }
 
-func (a asked) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
+func (a requestReader) Processes(ctx context.Context, uuid string) ([]inventory.Process, error) {
 	found, err := a.Monitor.Processes(ctx, []string{uuid})
 	return found[uuid], err
 }
 
-// A Partitioned is how the GPUs of a node are divided.
+// A Partitioned is the division of a node's GPUs.
 type Partitioned struct {
 	GPUs          []layout.GPU
 	Architectures map[string]string // by UUID
-	Warnings      []string          // what could not be read
+	Warnings      []string          // failures to read
 }
 
-// A partitionReader tells how a GPU is divided, and what computes on it, by UUID.
+// A partitionReader reads the division of a GPU and its compute processes, by UUID.
 type partitionReader interface {
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
 	Processes(ctx context.Context, uuid string) ([]inventory.Process, error)
 }
 
-// Read reads how the GPUs of a Snapshot are divided.
+// Read reads the division of the GPUs in a Snapshot.
 func (n *Partitioned) Read(ctx context.Context, snapshot inventory.Snapshot, from partitionReader) {
 	for _, l := range snapshot.LeftOut {
 		n.Warnings = append(n.Warnings, fmt.Sprintf("GPU %d: %s", l.Index, l.Reason))
@@ -227,8 +230,9 @@ func (n *Partitioned) Read(ctx context.Context, snapshot inventory.Snapshot, fro
 			if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
 				g.Unread = cmp.Or(g.Unread, err.Error())
 			}
-			for _, i := range g.Instances { // a driver that does not say where a process is, may mean each
-				g.InUse[i.ID] = slices.ContainsFunc(processes, func(p inventory.Process) bool { return !p.GI.Known || p.GI.Value == i.ID })
+			for _, i := range g.Instances { // without the driver's answer, a process may be in any instance
+				g.InUse[i.ID] = slices.ContainsFunc(processes,
+					func(p inventory.Process) bool { return !p.GI.Known || p.GI.Value == i.ID })
 			}
 		}
 		n.GPUs = append(n.GPUs, g)

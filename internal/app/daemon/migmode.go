@@ -21,28 +21,29 @@ import (
 // for the daemon. Its arguments are the driver root, the UUID and the mode.
 const SetMIGModeCommand = "set-mig-mode"
 
-// modeStatuses are the exit statuses of that command by which the daemon knows why the driver
-// refuses, from firstModeStatus on.
+// modeStatuses are the driver's reasons for refusal. The exit status of the command is
+// firstModeStatus plus the index of the reason.
 var modeStatuses = []error{
-	inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission, inventory.ErrNotSupported,
+	inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission,
+	inventory.ErrNotSupported,
 }
 
 const firstModeStatus = 10
 
-// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus turns its
-// error into the exit status of the process.
+// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus converts its
+// error to the exit status of the process.
 func SetMIGMode(driverRoot, uuid, mode string, searchPath ...string) error {
 	wanted := inventory.MIGEnabled
 	if mode == inventory.MIGDisabled.String() {
 		wanted = inventory.MIGDisabled
 	}
 	if mode != wanted.String() {
-		return fmt.Errorf("no MIG mode %q: give enabled or disabled", mode)
+		return fmt.Errorf("%q is not a MIG mode: use enabled or disabled", mode)
 	}
 	return nvidia.SetMIGMode(nvidia.Options{DriverRoot: driverRoot, SearchPath: searchPath}, uuid, wanted)
 }
 
-// ModeStatus returns the exit status by which the daemon knows an error of SetMIGMode.
+// ModeStatus returns the exit status that stands for an error of SetMIGMode.
 func ModeStatus(err error) int {
 	for i, known := range modeStatuses {
 		if errors.Is(err, known) {
@@ -52,9 +53,9 @@ func ModeStatus(err error) int {
 	return 1
 }
 
-// ModeFailure returns the error of SetMIGMode in another process. Err is how that process ended,
-// and said is what it wrote.
-func ModeFailure(err error, said string) error {
+// ModeFailure returns the error of SetMIGMode in another process. Parameter err is the error of
+// that process, and output its output.
+func ModeFailure(err error, output string) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
 		return err
@@ -62,26 +63,26 @@ func ModeFailure(err error, said string) error {
 	if i := exit.ExitCode() - firstModeStatus; i >= 0 && i < len(modeStatuses) {
 		return fmt.Errorf("set the MIG mode: %w", modeStatuses[i])
 	}
-	return fmt.Errorf("set the MIG mode: %w: %s", err, said)
+	return fmt.Errorf("set the MIG mode: %w: %s", err, output)
 }
 
-// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. Nothing is known of
-// any GPU meanwhile.
+// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. The state of all
+// GPUs is unknown meanwhile.
 const modeTimeout = time.Minute
 
-// maxModeOutput is how much of what that process prints is kept, in bytes.
+// maxModeOutput limits the kept output of the process, in bytes.
 const maxModeOutput = 4 << 10
 
-// modeEnd is the longest wait for a process that was killed.
+// modeEnd is the longest wait for a killed process.
 const modeEnd = 2 * time.Second
 
-// MIGModes sets MIG modes of GPUs that the driver resets for that, in a process of its own: it
-// implements monitor.ModeSetter.
+// MIGModes sets MIG modes of GPUs that need a reset, in a separate process. It implements
+// monitor.ModeSetter.
 type MIGModes struct {
 	Configs *feed.Feed[config.Config]
-	// DriverRoot is where the driver is, as this process sees it.
+	// DriverRoot is the path of the driver in this process's view.
 	DriverRoot string
-	// SearchPath are folders below it in which libraries are looked for before others.
+	// SearchPath are folders below DriverRoot that are searched for libraries first.
 	SearchPath []string
 	// Node is nil on a real node.
 	Node *simulator.Node
@@ -95,8 +96,8 @@ func (m *MIGModes) Check() error {
 	case m.running.Load():
 		return fmt.Errorf("set a MIG mode: an earlier process for that has not ended: %w", inventory.ErrNoAnswer)
 	case nvidia.InVirtualMachine(nodeRoot(m.Node)) && !m.Configs.Value().MIG.ResetInVM:
-		return errors.New("the GPU is reset for a change of its MIG mode, and this node is a virtual machine, in " +
-			"which that may fail: set the mode where the virtual machine is made, or allow it with mig.resetInVM")
+		return errors.New("a change of the MIG mode resets the GPU, which may fail in this virtual machine: set " +
+			"the mode where the virtual machine is created, or allow the reset with mig.resetInVM")
 	}
 	return nil
 }
@@ -116,7 +117,7 @@ func (m *MIGModes) Set(ctx context.Context, uuid string, mode inventory.MIGMode)
 	return err
 }
 
-// set has the driver set the mode, and waits for it.
+// set makes the driver set the mode, and waits for the result.
 func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode) error {
 	if m.Node != nil {
 		return nvidia.SetMIGMode(nvidia.Options{Library: m.Node.NVML(), Root: m.Node.Root()}, uuid, mode)
@@ -125,7 +126,7 @@ func (m *MIGModes) set(ctx context.Context, uuid string, mode inventory.MIGMode)
 	c := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	c.Args[0] = "gpu-device-plugin" // under another name the program is another command
 	c.WaitDelay = time.Second
-	said := statefile.NewHead(maxModeOutput)
-	c.Stderr = said
-	return ModeFailure(c.Run(), strings.TrimSpace(said.String()))
+	output := statefile.NewHead(maxModeOutput)
+	c.Stderr = output
+	return ModeFailure(c.Run(), strings.TrimSpace(output.String()))
 }

@@ -20,8 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-// TestModeStatuses: what the driver answers reaches the daemon by the exit status of its other
-// process.
+// TestModeStatuses: the driver's answer reaches the daemon by the exit status of its other process.
 func TestModeStatuses(t *testing.T) {
 	t.Parallel()
 	ended := func(err error) error {
@@ -29,7 +28,8 @@ func TestModeStatuses(t *testing.T) {
 			"it said so")
 	}
 	for _, want := range []error{
-		inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission, inventory.ErrNotSupported,
+		inventory.ErrOpenElsewhere, inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission,
+		inventory.ErrNotSupported,
 	} {
 		if got := ended(fmt.Errorf("set it: %w", want)); !errors.Is(got, want) || errors.Unwrap(got).Error() != want.Error() {
 			t.Errorf("%v became %v", want, got)
@@ -42,16 +42,16 @@ func TestModeStatuses(t *testing.T) {
 		t.Error(err)
 	}
 	if err := daemon.SetMIGMode("/", "GPU-0", "on"); err == nil ||
-		!strings.Contains(err.Error(), "give enabled or disabled") {
+		!strings.Contains(err.Error(), "use enabled or disabled") {
 		t.Errorf("a mode that is none: %v", err)
 	}
-	// the GPU is nowhere
+	// the GPU does not exist
 	if err := daemon.SetMIGMode(t.TempDir(), "GPU-0", "enabled"); err == nil || daemon.ModeStatus(err) != 1 {
 		t.Errorf("without a driver: %v", err)
 	}
 }
 
-// TestModesInAVirtualMachine are changed if that was asked for.
+// TestModesInAVirtualMachine: modes in a virtual machine change only if configured.
 func TestModesInAVirtualMachine(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "node.yaml")
@@ -62,7 +62,7 @@ func TestModesInAVirtualMachine(t *testing.T) {
 	}
 	node := simulated.Node(t, path)
 	m := &daemon.MIGModes{Configs: feed.New(config.Config{}), Node: node}
-	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "allow it with mig.resetInVM") {
+	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "allow the reset with mig.resetInVM") {
 		t.Errorf("not allowed: %v", err)
 	}
 	m.Configs.Publish(config.Config{MIG: config.MIG{ResetInVM: true}})

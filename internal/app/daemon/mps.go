@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// RunMPS runs the control daemons that configuration and node ask for until ctx ends. SIGHUP has it
-// read the configuration again.
+// RunMPS runs the control daemons for the configuration and the node until ctx ends. SIGHUP makes
+// it read the configuration again.
 func RunMPS(ctx context.Context, o Options) error {
 	driver, node, err := OpenNode(ctx, o.Config, nil)
 	if err != nil {
@@ -28,9 +28,9 @@ func RunMPS(ctx context.Context, o Options) error {
 		watcher: config.NewWatcher(o.Sources, o.Config, clock.RealClock{}),
 		monitor: monitor.New(monitor.Options{Driver: driverOf{driver}, Policy: o.Config.Health}),
 		wanted:  feed.New[[]mps.Group](nil),
-		asked:   o.Signals,
+		signals: o.Signals,
 	}
-	m.watcher.JudgeOn(m.monitor.Snapshots().Value) // else control daemons end that the device plugin still needs
+	m.watcher.JudgeOn(m.monitor.Snapshots().Value) // otherwise it ends control daemons that the device plugin still needs
 	observation := []Task{
 		{Name: "configuration", Run: m.watcher.Run},
 		{Name: "signals", Run: m.followSignals},
@@ -46,21 +46,20 @@ func RunMPS(ctx context.Context, o Options) error {
 	}), driver.Calls)
 }
 
-// mpsNode is the node of the control daemons: what it has, and what is to be shared of it.
+// mpsNode is the node of the control daemons: its GPUs and their sharing.
 type mpsNode struct {
 	watcher *config.Watcher
 	monitor *monitor.Monitor
 	wanted  *feed.Feed[[]mps.Group]
-	asked   <-chan os.Signal
+	signals <-chan os.Signal
 }
 
-// followPlan makes groups of every Snapshot and Config, by the plan that the device plugin makes of
-// them.
+// followPlan publishes the groups for every Snapshot and Config, from the device plugin's plan.
 func (m *mpsNode) followPlan(ctx context.Context) error {
 	for {
 		c, configured := m.watcher.Configs().Latest()
 		snapshot, looked := m.monitor.Snapshots().Latest()
-		if snapshot.Generation > 0 { // a look has succeeded
+		if snapshot.Generation > 0 { // a scan has succeeded
 			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
 		}
 		if !feed.WaitAny(ctx, configured, looked) {
@@ -75,7 +74,7 @@ func (m *mpsNode) followSignals(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-m.asked:
+		case <-m.signals:
 			m.watcher.Reload()
 		}
 	}

@@ -14,8 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// OpenNode returns the driver of the node that the configuration names, and the simulated node
-// behind it, if it is one.
+// OpenNode returns the driver of the configured node. On a simulated node it also returns the node.
 func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
 		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
@@ -30,17 +29,17 @@ func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.D
 	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), Metrics: m}), node, nil
 }
 
-// BootID returns the boot ID of the simulated node, or of this one if that is nil; empty if it
-// cannot be told.
+// BootID returns the boot ID of the simulated node, or of this node if that is nil; empty if
+// unknown.
 func BootID(simulated *simulator.Node) string {
 	text, err := fs.ReadFile(nodeRoot(simulated), "proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "" // then faults stand until a reading or an operator clears them
+		return "" // faults then stay until a reading or an operator clears them
 	}
 	return strings.TrimSpace(string(text))
 }
 
-// nodeRoot returns the root folder of the simulated node, or of this one if that is nil.
+// nodeRoot returns the root folder of the simulated node, or of this node if that is nil.
 func nodeRoot(simulated *simulator.Node) fs.FS {
 	if simulated != nil {
 		return simulated.Root()
@@ -48,13 +47,13 @@ func nodeRoot(simulated *simulator.Node) fs.FS {
 	return os.DirFS("/")
 }
 
-// driverOf gives the driver's sessions the type that the monitor asks for.
+// driverOf adapts the type of the driver's sessions to the monitor.
 type driverOf struct{ *nvidia.Driver }
 
 func (d driverOf) Open(ctx context.Context) (monitor.Session, error) {
 	session, err := d.Driver.Open(ctx)
 	if err != nil {
-		return nil, err // not the nil *Session, which would be a Session
+		return nil, err // a nil *Session would be a non-nil monitor.Session
 	}
 	return session, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
 
-// partitions is a driver that knows one GPU of each kind by its UUID.
+// partitions is a driver with one GPU of each kind, by UUID.
 type partitions map[string]func() (inventory.Partitions, []inventory.Process, error)
 
 func (p partitions) Partitions(_ context.Context, uuid string) (inventory.Partitions, error) {
@@ -29,9 +29,9 @@ func (p partitions) Processes(_ context.Context, uuid string) ([]inventory.Proce
 	return processes, err
 }
 
-// TestPartitionsThatAreRead: what cannot be read is said, and an instance is in use by a process
-// that is on it or may be.
-func TestPartitionsThatAreRead(t *testing.T) {
+// TestReadPartitions: read failures are reported, and an instance is in use by a process that is on
+// it or may be.
+func TestReadPartitions(t *testing.T) {
 	t.Parallel()
 	enabled := inventory.Partitions{Mode: inventory.MIGEnabled, Instances: []inventory.GPUInstance{{ID: 1}, {ID: 2}}}
 	here := inventory.Process{GI: inventory.Signal[int]{Known: true, Value: 2}}
@@ -58,7 +58,8 @@ func TestPartitionsThatAreRead(t *testing.T) {
 	}
 	snapshot := inventory.Snapshot{LeftOut: []inventory.LeftOut{{Index: 7, Reason: "lost"}}}
 	want := map[string]string{
-		"off": " map[]", "unread": "no map[]", "free": " map[1:false 2:false]", "one": " map[1:false 2:true]", "each": " map[1:true 2:true]",
+		"off": " map[]", "unread": "no map[]", "free": " map[1:false 2:false]", "one": " map[1:false 2:true]",
+		"each":    " map[1:true 2:true]",
 		"refuses": "no processes map[1:false 2:false]", "cannot": " map[1:false 2:false]",
 	}
 	for name := range driver {

@@ -50,7 +50,7 @@ func (fakeCluster) ClaimsOf(
 	return nil, nil
 }
 
-// unstarted is a daemon on a simulated node of which no task runs.
+// unstarted is a daemon on a simulated node without running tasks.
 func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {
 	t.Helper()
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -73,11 +73,11 @@ func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {
 	return d
 }
 
-// alone are the arguments of a daemon that has to do with nothing else on the node.
+// alone are the arguments of a daemon without connections to the node.
 var alone = []string{"--kubelet-socket=", "--pod-resources-socket=", "--state-dir=", "--control-socket="}
 
-// looking has the monitor of a daemon run, and waits for its first look.
-func looking(t *testing.T, d *daemon) *daemon {
+// scanning runs the monitor of a daemon, and waits for its first scan.
+func scanning(t *testing.T, d *daemon) *daemon {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	ended := make(chan error, 1)
@@ -94,7 +94,7 @@ func looking(t *testing.T, d *daemon) *daemon {
 	return d
 }
 
-// TestTasksOfADaemon: those that each setting adds.
+// TestTasksOfADaemon: the tasks that each setting adds.
 func TestTasksOfADaemon(t *testing.T) {
 	t.Parallel()
 	names := func(cluster Cluster, args ...string) (all []string, judged bool) {
@@ -109,7 +109,7 @@ func TestTasksOfADaemon(t *testing.T) {
 	if judged || base[0] != "configuration" || base[len(base)-1] != "readiness" {
 		t.Errorf("a daemon without a kubelet is judged: %v; tasks: %v", judged, base)
 	}
-	// beside owners of GPUs, which each daemon decides
+	// besides owners of GPUs, which each daemon decides
 	dra := []string{"claims", "MIG devices of claims", "devices in slices"}
 	for name, test := range map[string]struct {
 		cluster Cluster
@@ -131,8 +131,8 @@ func TestTasksOfADaemon(t *testing.T) {
 	}
 }
 
-// TestWhatTheClusterKnows: all there is of the daemon, but for what the daemon does not do.
-func TestWhatTheClusterKnows(t *testing.T) {
+// TestViewOfTheCluster: the view has all parts of the daemon, except for disabled parts.
+func TestViewOfTheCluster(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		args []string
@@ -155,10 +155,10 @@ func TestWhatTheClusterKnows(t *testing.T) {
 	}
 }
 
-// TestStatusOfADaemon: what each part of it says.
+// TestStatusOfADaemon: the contribution of each part to the status.
 func TestStatusOfADaemon(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, fakeCluster{errors.New("no API server")},
+	d := scanning(t, unstarted(t, fakeCluster{errors.New("no API server")},
 		append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...))
 	s, err := d.status(t.Context())
 	if err != nil {
@@ -187,11 +187,13 @@ func TestStatusOfADaemon(t *testing.T) {
 	want := status.Status{
 		MetricsError: "metrics", LabelsError: "labels", ConfigError: "configuration", MPS: []string{"first",
 			"second"}, Warnings: []string{"w"},
-		Readiness: status.Readiness{Ready: true, Reason: "r"}, Quiet: true, Quiesced: &status.Quiesced{Since: s.Quiesced.Since, Allocate: true},
-		Holds: []status.Hold{{Device: gpu, Resource: "a/b", Reason: "h", Listed: true}, {Device: "GPU-9", Node: true}},
+		Readiness: status.Readiness{Ready: true, Reason: "r"}, Quiet: true,
+		Quiesced: &status.Quiesced{Since: s.Quiesced.Since, Allocate: true},
+		Holds:    []status.Hold{{Device: gpu, Resource: "a/b", Reason: "h", Listed: true}, {Device: "GPU-9", Node: true}},
 	}
 	got := status.Status{
-		MetricsError: s.MetricsError, LabelsError: s.LabelsError, ConfigError: s.ConfigError, MPS: s.MPS, Warnings: s.Warnings,
+		MetricsError: s.MetricsError, LabelsError: s.LabelsError, ConfigError: s.ConfigError, MPS: s.MPS,
+		Warnings:  s.Warnings,
 		Readiness: s.Readiness, Quiet: s.Quiet, Quiesced: s.Quiesced, Holds: s.Holds,
 	}
 	if diff := cmp.Diff(want, got); diff != "" || s.Summary.State != status.ReleasedDriver {
@@ -199,7 +201,7 @@ func TestStatusOfADaemon(t *testing.T) {
 	}
 }
 
-// TestServersInTheStatus: each with what it lists, and what it still lists.
+// TestServersInTheStatus: each server with its devices and its departing devices.
 func TestServersInTheStatus(t *testing.T) {
 	t.Parallel()
 	got := resources([]serve.Status{
@@ -220,10 +222,10 @@ func TestServersInTheStatus(t *testing.T) {
 	}
 }
 
-// TestCallsOfADaemon: GPUs and MIG devices by index and UUID, and what cannot be asked of it.
+// TestCallsOfADaemon: GPUs and MIG devices by index and UUID, and invalid requests.
 func TestCallsOfADaemon(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, nil, alone...))
+	d := scanning(t, unstarted(t, nil, alone...))
 	call := func(name, arguments string) (any, error) {
 		return d.handlers()[name](t.Context(), json.RawMessage(arguments))
 	}
@@ -279,11 +281,11 @@ func TestCallsOfADaemon(t *testing.T) {
 	}
 }
 
-// TestSignalsOfADaemon: SIGUSR1 releases the driver, SIGUSR2 takes it back, SIGHUP looks at the
+// TestSignalsOfADaemon: SIGUSR1 releases the driver, SIGUSR2 resumes its use, SIGHUP scans the
 // node.
 func TestSignalsOfADaemon(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, nil, alone...))
+	d := scanning(t, unstarted(t, nil, alone...))
 	handle := func(s syscall.Signal, quiet bool) {
 		t.Helper()
 		if err := handleSignal(t.Context(), s, d.watcher, d.monitor); err != nil {
@@ -305,7 +307,7 @@ func TestSignalsOfADaemon(t *testing.T) {
 	}
 }
 
-// TestReadinessIsAwaited: it is answered when the daemon is ready, or when the wait is over.
+// TestReadinessIsAwaited: the answer comes when the daemon is ready, or after the wait.
 func TestReadinessIsAwaited(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...)

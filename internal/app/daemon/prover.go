@@ -16,18 +16,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Prover proves that CUDA works on devices, each in a process of its own.
+// A Prover checks CUDA on devices, each in a separate process.
 type Prover struct {
-	// DriverRoot is where the driver is, as this process sees it.
+	// DriverRoot is the path of the driver in this process's view.
 	DriverRoot string
-	// SearchPath are folders below it in which libraries are looked for before others.
+	// SearchPath are folders below DriverRoot that are searched for libraries first.
 	SearchPath []string
-	// Simulated says that the node is simulated. Its GPUs cannot compute: without a libcuda below the
-	// driver root they count as proven.
+	// Simulated is true on a simulated node. Its GPUs cannot compute: without a libcuda below the
+	// driver root they pass.
 	Simulated bool
 }
 
-// Prove proves that CUDA works on a device, by UUID.
+// Prove checks CUDA on a device, by UUID.
 func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 	if p.Simulated && driverroot.Locate(p.DriverRoot, cuda.Library, p.SearchPath...) == "" {
 		ended := make(chan struct{})
@@ -37,7 +37,7 @@ func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 	return cuda.Run(ctx, p.DriverRoot, uuid, p.SearchPath...)
 }
 
-// newProofs returns the owner of what is proven of CUDA.
+// newProofs returns the owner of the CUDA checks.
 func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
 	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, SearchPath: d.config.Driver.SearchPath,
 		Simulated: d.node != nil}
@@ -69,8 +69,8 @@ func remedyOf(f *cuda.Failure) inventory.Remedy {
 // reservePatience is the longest wait for answers about the users of a GPU.
 const reservePatience = 10 * time.Second
 
-// reserve keeps a device from pods and claims until release is called. A hold is on it: it is
-// listed as Unhealthy.
+// reserve withholds a device from pods and claims until release is called. The device must have a
+// hold, so that it is listed as Unhealthy.
 func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release func(), err error) {
 	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID},
 		func(ctx context.Context) ([]inventory.Process, error) {
@@ -83,9 +83,9 @@ func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release 
 	return release, err
 }
 
-// usersOf returns who uses one of some devices of a GPU, by UUID: the GPU or MIG devices of it, the
-// first of which is to be reserved. Processes, which computing returns, are looked for where no
-// claim or pod does. Without users and error, neither pods nor claims get the device until release
+// usersOf returns the users of devices of a GPU, by UUID: the GPU or its MIG devices. The first
+// device is reserved. Function computing returns processes; it is called only if no claim or pod
+// uses the devices. Without users and error, neither pods nor claims get the device until release
 // is called.
 func (d *daemon) usersOf(
 	ctx context.Context, gpu string, devices []string, computing func(context.Context) ([]inventory.Process, error),
@@ -128,8 +128,8 @@ func (d *daemon) usersOf(
 	return users, nil, err
 }
 
-// unready returns why devices are not given to a pod: the driver is not accepted, the GPU of one of
-// them is being reset, or CUDA is not proven on one. It is nil where they may be.
+// unready returns why devices must not be allocated to a pod: the driver is not accepted, a GPU is
+// being reset, or a device has no successful CUDA check; nil if they may be.
 func (d *daemon) unready(devices []resource.Device) error {
 	s := d.monitor.Snapshots().Value()
 	if why := d.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
@@ -147,7 +147,7 @@ func (d *daemon) unready(devices []resource.Device) error {
 	return nil
 }
 
-// inspectForClaim returns why a claim does not get its devices now. What they lack may come.
+// inspectForClaim returns why a claim cannot have its devices now. The reason may be temporary.
 func (d *daemon) inspectForClaim(ctx context.Context, devices []resource.Device) error {
 	if err := d.unready(devices); err != nil {
 		return fmt.Errorf("%w yet: %w", inventory.ErrInUse, err)
@@ -155,14 +155,15 @@ func (d *daemon) inspectForClaim(ctx context.Context, devices []resource.Device)
 	return (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect(ctx, devices)
 }
 
-// validation is what the status says of proofs; nil where they are not asked for.
+// validation returns the status of the CUDA checks; nil if none are configured.
 func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 	if !d.watcher.Configs().Value().Validate {
 		return nil
 	}
 	progress := d.proofs.Status().Value()
 	v := &status.Validation{
-		Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds(), Unsaved: progress.Unsaved,
+		Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds(),
+		Unsaved: progress.Unsaved,
 	}
 	for _, device := range cudacheck.Devices(s) {
 		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting,
@@ -172,7 +173,8 @@ func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 			shown.Result, shown.Since, shown.Reason, shown.InUse = status.Proven, status.Moment(verdict.At), "", false
 			shown.Milliseconds, shown.MemoryBytes = verdict.Milliseconds, verdict.MemoryBytes
 			if verdict.Failure != nil {
-				shown.Result, shown.Reason, shown.Retry = status.Failed, verdict.Failure.Error(), status.Moment(progress.Retry[device.UUID])
+				shown.Result, shown.Reason, shown.Retry = status.Failed, verdict.Failure.Error(),
+					status.Moment(progress.Retry[device.UUID])
 			}
 		}
 		v.Devices = append(v.Devices, shown)

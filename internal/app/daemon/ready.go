@@ -15,12 +15,11 @@ import (
 )
 
 // A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once
-// they were, the answer stays: a readiness that comes and goes would let a roll-out go on beyond
-// its limits. It ends only while a driver's files do not fit its kernel module: then the node has
-// to be restarted.
+// true, the answer stays: a flapping readiness would let a roll-out exceed its limits. It ends only
+// while the driver's files do not fit the kernel module, until the node is restarted.
 //
-// A process asks for the lead when all else is ready, and is ready when it has it and the tasks
-// under the lead are ready, too. It is ready without it where a process leads that started later.
+// A process asks for the lead when everything else is ready. It is ready when it leads and the
+// tasks under the lead are also ready. It is ready without the lead if a later process leads.
 type Readiness struct {
 	lead   *lead.Lead
 	tasks  []Task
@@ -28,7 +27,7 @@ type Readiness struct {
 	lapses func(context.Context) error // nil if an answer never ends
 }
 
-// NewReadiness returns the readiness of these tasks, which are not ready until Run has asked them.
+// NewReadiness returns the readiness of these tasks. They are not ready until Run has asked them.
 func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	r := &Readiness{lead: l, answer: feed.New(status.Readiness{
 		Reason: "the daemon is starting", Since: status.Moment(time.Now()),
@@ -39,8 +38,8 @@ func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	return r
 }
 
-// EndBy has an answer that was yes end while reason is not empty. It is asked after each Snapshot,
-// and called before Run.
+// EndBy makes a positive answer end while reason is not empty. The reason is queried after each
+// Snapshot. EndBy must be called before Run.
 func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(context.Context) string) {
 	r.lapses = func(ctx context.Context) error {
 		yes := r.answer.Value()
@@ -66,14 +65,13 @@ func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(
 func (r *Readiness) Answer() *feed.Feed[status.Readiness] { return r.answer }
 
 const (
-	// readyInterval is how often tasks are asked until all are ready.
+	// readyInterval is the pause between questions until all tasks are ready.
 	readyInterval = 500 * time.Millisecond
-	// readyTimeout is how long all of them may take to answer.
+	// readyTimeout limits the answers of all tasks.
 	readyTimeout = 5 * time.Second
 )
 
-// Run asks the tasks until all are ready, and then no more. It returns nil, at the latest when ctx
-// ends.
+// Run asks the tasks until all are ready. It returns nil, at the latest when ctx ends.
 func (r *Readiness) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	ticker := time.NewTicker(readyInterval)
@@ -104,8 +102,8 @@ func (r *Readiness) Run(ctx context.Context) error {
 	}
 }
 
-// ask returns whether all tasks are ready, and the reasons of the tasks that are not, or else of
-// those that are.
+// ask returns whether all tasks are ready, and the reasons of the unready tasks, or else of the
+// ready tasks.
 func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -121,24 +119,24 @@ func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
 		}
 	case s.Later:
 	case s.Problem != "":
-		return false, "it cannot take the lead of the node: " + s.Problem
+		return false, "cannot take the lead of the node: " + s.Problem
 	default:
-		return false, "it waits for the lead of the node, which " + cmp.Or(s.Name, "another process") + " has"
+		return false, "waiting for the lead of the node, held by " + cmp.Or(s.Name, "another process")
 	}
 	return true, reason
 }
 
-// askTasks asks the tasks that run under the lead, or the others.
+// askTasks asks the tasks under the lead, or the others.
 func (r *Readiness) askTasks(ctx context.Context, lead bool) (ready bool, reason string) {
-	said := map[bool][]string{}
+	reasons := map[bool][]string{}
 	for _, task := range r.tasks {
 		if task.Ready == nil || task.Lead != lead {
 			continue
 		}
 		if ready, reason := task.Ready(ctx); !ready || reason != "" {
-			said[ready] = append(said[ready], reason)
+			reasons[ready] = append(reasons[ready], reason)
 		}
 	}
-	ready = len(said[false]) == 0
-	return ready, strings.Join(said[ready], "; ")
+	ready = len(reasons[false]) == 0
+	return ready, strings.Join(reasons[ready], "; ")
 }

@@ -81,7 +81,7 @@ func TestUnserved(t *testing.T) {
 	}{
 		"agreed": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Agreed: true}, true, ""},
 		"not compared": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, true,
-			"is not served: kubelet's account"},
+			"is not served: the kubelet's account"},
 		"no account": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing}, false, ""},
 		"another account": {plan, serve.Status{Resource: name, Phase: serve.PhaseServing, Problem: "it differs"}, true,
 			"is not served: it differs"},
@@ -115,7 +115,7 @@ type others struct {
 func (e others) Remembered() (map[string][]string, error) { return e.remembered, e.forgotten }
 func (e others) Listening(context.Context) []string       { return e.sockets }
 
-func TestOthers(t *testing.T) {
+func TestOtherPlugins(t *testing.T) {
 	t.Parallel()
 	unread := errors.New("no such file")
 	gpus := map[string][]string{"nvidia.com/gpu.shared": {"GPU-a::0", "GPU-a::1"}}
@@ -135,11 +135,11 @@ func TestOthers(t *testing.T) {
 		"GPUs that are all unhealthy": {map[string][]string{"nvidia.com/gpu": nil}, nil,
 			others{sockets: []string{"nvidia-gpu.sock"}}, ""},
 		"GPUs of a short time ago": {nil, nil, others{remembered: gpus},
-			"nvidia.com/gpu.shared was served until a short time ago, and kubelet remembers it, with 2 devices"},
-		"no account, but a memory":  {nil, unread, others{remembered: gpus}, "kubelet remembers it"},
+			"nvidia.com/gpu.shared was served until recently, and the kubelet still remembers it, with 2 devices"},
+		"no account, but a memory":  {nil, unread, others{remembered: gpus}, "the kubelet still remembers it"},
 		"no account, and no memory": {nil, unread, others{sockets: []string{"nvidia-gpu.sock"}}, ""},
 		"nothing of kubelet, a socket": {nil, unread, others{forgotten: unread, sockets: []string{"nvidia-gpu.sock"}},
-			"another device plugin listens at nvidia-gpu.sock, and kubelet's account cannot be read: no such file"},
+			"another device plugin listens at nvidia-gpu.sock, and the kubelet's account cannot be read: no such file"},
 		"nothing at all": {nil, unread, others{forgotten: unread}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,8 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
 )
 
-// askForReboot keeps the file that asks for a restart of the node, while the configuration wants
-// one.
+// askForReboot maintains the file that requests a restart of the node, if configured.
 func (d *daemon) askForReboot(ctx context.Context) error {
 	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(d.node)}
 	asker.Wanted = func() (w reboot.Sentinel, configured, looked <-chan struct{}) {
@@ -28,8 +27,8 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 	return asker.Run(ctx)
 }
 
-// needsReboot returns why only a restart of the node repairs GPUs of a Snapshot; empty where none
-// needs that. It is not known before the first look, and when looks fail.
+// needsReboot returns why GPUs of a Snapshot need a restart of the node; empty if no GPU does. The
+// answer is unknown before the first scan, and while scans fail.
 func needsReboot(s inventory.Snapshot) (reason string, known bool) {
 	var all []string
 	for _, g := range s.GPUs {

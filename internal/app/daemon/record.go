@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/recording"
 )
 
-// RecordArguments are those of CallRecordStart.
+// RecordArguments are the arguments of CallRecordStart.
 type RecordArguments struct {
 	// Redact replaces UUIDs and PCI addresses.
 	Redact bool `json:"redact"`
@@ -25,14 +25,14 @@ type RecordAnswer struct {
 	Dir string `json:"dir"`
 }
 
-// startRecording records from now on.
+// startRecording starts a recording.
 func (d *daemon) startRecording(_ context.Context, a RecordArguments) (any, error) {
 	dir := d.config.Record
 	if dir == "" && d.config.StateDir != "" {
 		dir = filepath.Join(d.config.StateDir, "recordings")
 	}
 	if dir == "" {
-		return nil, errors.New("there is no directory for the recording: start the daemon with --record or --state-dir")
+		return nil, errors.New("no directory for the recording: start the daemon with --record or --state-dir")
 	}
 	return RecordAnswer{dir}, d.recorder.Start(recording.Options{
 		Dir: dir, Redact: a.Redact, Program: version.String(), BootID: BootID(d.node), StateDir: d.config.StateDir,
@@ -40,8 +40,7 @@ func (d *daemon) startRecording(_ context.Context, a RecordArguments) (any, erro
 	})
 }
 
-// recordFromStart begins the recording that the configuration wants. Without it GPUs are served all
-// the same.
+// recordFromStart starts the configured recording. GPUs are also served if it fails.
 func (d *daemon) recordFromStart(ctx context.Context) {
 	if d.config.Record == "" {
 		return
@@ -51,21 +50,22 @@ func (d *daemon) recordFromStart(ctx context.Context) {
 	}
 }
 
-// requests is the monitor for those whose requests are to be recorded.
+// requests returns the monitor for callers whose requests are to be recorded.
 func (d *daemon) requests() requests {
 	return requests{recording.Requests{Monitor: d.monitor, Recorder: &d.recorder}, d.proofs}
 }
 
-// requests are made of the monitor. Where the driver is released, no process of a proof uses it.
+// requests are requests to the monitor. While the driver is released, no process of a CUDA check
+// uses it.
 type requests struct {
 	recording.Requests
 	proofs *cudacheck.Proofs
 }
 
-// proofsPatience is the longest wait for processes of proofs that were told to end.
+// proofsPatience is the longest wait for processes of CUDA checks to end.
 const proofsPatience = 5 * time.Second
 
-// Quiesce releases the driver, and returns when the processes that prove CUDA have ended, too.
+// Quiesce releases the driver, and returns when the processes of CUDA checks have also ended.
 func (r requests) Quiesce(ctx context.Context, allocate bool) error {
 	err := r.Requests.Quiesce(ctx, allocate)
 	ctx, cancel := context.WithTimeout(ctx, proofsPatience)

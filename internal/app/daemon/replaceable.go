@@ -9,13 +9,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// execPatience is how long the process waits for driver calls to return before it ends instead of
+// execPatience is how long the process waits for driver calls to return before it exits instead of
 // being replaced.
 const execPatience = 10 * time.Second
 
-// replaceable returns err, unless that asks for a new process and a driver call does not return:
-// the kernel does not replace a process that has a thread in the driver, and would wait for it for
-// ever. Then the error says so, and asks for no new process.
+// replaceable returns err, unless err requests a new process and a driver call does not return: the
+// kernel does not replace a process with a thread in the driver, and would wait forever. The
+// returned error then says so, and requests no new process.
 func replaceable(ctx context.Context, err error, calls func() []inventory.Call) error {
 	if !errors.Is(err, inventory.ErrDriverReplaced) {
 		return err
@@ -34,7 +34,8 @@ func replaceable(ctx context.Context, err error, calls func() []inventory.Call) 
 			return err
 		case <-again.C:
 		case <-late.C:
-			return fmt.Errorf("%s; this process cannot be replaced while %v does not return: it exits, and has to be started again",
+			return fmt.Errorf("%s; this process cannot be replaced while %v does not return: it exits, and has to be "+
+				"started again",
 				err.Error(), hanging[0])
 		}
 	}

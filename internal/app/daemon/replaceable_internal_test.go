@@ -11,15 +11,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// TestProcessWithACallThatHangsIsNotReplaced: it waits for the call for ten seconds, and then ends.
-func TestProcessWithACallThatHangsIsNotReplaced(t *testing.T) {
+// TestProcessWithHangingCall: the process waits for the call for ten seconds and then ends, instead
+// of being replaced.
+func TestProcessWithHangingCall(t *testing.T) {
 	replaced := fmt.Errorf("%w: its library is another one now", inventory.ErrDriverReplaced)
 	other := errors.New("no configuration")
 	for name, test := range map[string]struct {
 		err   error
 		hangs time.Duration
 		after time.Duration
-		want  error // nil for one that asks for no new process
+		want  error // nil for an error that requests no new process
 	}{
 		"nothing hangs":       {replaced, 0, 0, replaced},
 		"a call that returns": {replaced, 2500 * time.Millisecond, 2500 * time.Millisecond, replaced},

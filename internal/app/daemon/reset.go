@@ -15,18 +15,18 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// ResetArguments are those of CallReset.
+// ResetArguments are the arguments of CallReset.
 type ResetArguments struct {
-	// GPUs are indexes and UUIDs of GPUs, which are reset together.
+	// GPUs are indexes and UUIDs of GPUs to reset together.
 	GPUs []string `json:"gpus"`
-	// Wait is how long to wait for users of the GPUs to end; 0 for not at all.
+	// Wait is how long to wait for users of the GPUs to end; 0 for no wait.
 	Wait time.Duration `json:"wait,omitempty"`
 }
 
-// A ResetProgress is how far a reset is. Each is sent to the caller of CallReset.
+// A ResetProgress is a progress message to the caller of CallReset.
 type ResetProgress struct {
 	Text string `json:"text,omitempty"`
-	// Done says that the GPUs were reset, and are Healthy.
+	// Done is true if the GPUs were reset and are Healthy.
 	Done bool `json:"done,omitempty"`
 }
 
@@ -48,8 +48,8 @@ func (d *daemon) reset(ctx context.Context, encoded json.RawMessage, send func(a
 // newResets returns the owner of resets.
 func (d *daemon) newResets() *reset.Resets {
 	var instead []string
-	if d.node != nil { // a simulated node never has the program of a real driver run
-		program, _ := os.Executable() // an empty name fails when it is run
+	if d.node != nil { // a simulated node never runs the program of a real driver
+		program, _ := os.Executable() // running an empty name fails
 		instead = []string{program, SimulatedSMICommand, d.config.ControlSocket}
 	}
 	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot,
@@ -57,7 +57,7 @@ func (d *daemon) newResets() *reset.Resets {
 	return reset.New(reset.Options{
 		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Reserve: d.reserveForReset, May: d.mayReset,
 		Clients: func(g inventory.GPU) (open []string) {
-			clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // those that it does not show may be there all the same
+			clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // hidden clients may exist in any case
 			for _, c := range clients {
 				open = append(open, fmt.Sprintf("process %d (%s)", c.PID, c.Name))
 			}
@@ -96,7 +96,8 @@ func (d *daemon) mayReset() error {
 		return err
 	}
 	if beside, _ := d.beside(); beside {
-		return errors.New("another process of this program runs on this node, and has the driver open: ask again when it has ended")
+		return errors.New("another process of this program runs on this node, and has the driver open: ask again " +
+			"when it has ended")
 	}
 	return nil
 }
@@ -110,14 +111,14 @@ func (d *daemon) reserveForReset(ctx context.Context, g inventory.GPU) (users []
 	}
 	return d.usersOf(ctx, g.UUID, devices, func(ctx context.Context) ([]inventory.Process, error) {
 		found, err := d.monitor.Processes(ctx, []string{g.UUID})
-		if errors.Is(err, inventory.ErrUnusable) { // what has such a GPU open, nvidia-smi finds
+		if errors.Is(err, inventory.ErrUnusable) { // nvidia-smi finds the clients of such a GPU
 			err = nil
 		}
 		return found[g.UUID], err
 	})
 }
 
-// lastReset is what the status says of the last reset; nil where there was none.
+// lastReset returns the status of the last reset; nil if there was none.
 func (d *daemon) lastReset() *status.Reset {
 	s := d.resets.Status().Value()
 	if s.Phase == "" {
@@ -127,17 +128,17 @@ func (d *daemon) lastReset() *status.Reset {
 }
 
 // SimulatedSMICommand is the command in which a process of this program stands in for nvidia-smi on
-// a simulated node. Its arguments are the control socket of the daemon, and those of nvidia-smi
-// --gpu-reset.
+// a simulated node. Its arguments are the control socket of the daemon and the arguments of
+// nvidia-smi --gpu-reset.
 const SimulatedSMICommand = "simulated-nvidia-smi"
 
-// SMIArguments are those of CallSimulateReset.
+// SMIArguments are the arguments of CallSimulateReset.
 type SMIArguments struct {
 	// Addresses are the PCI addresses of the GPUs.
 	Addresses []string `json:"addresses"`
 }
 
-// An SMIAnswer is what nvidia-smi prints, and whether it succeeds.
+// An SMIAnswer is the output of nvidia-smi, and whether it succeeds.
 type SMIAnswer struct {
 	Said string `json:"said"`
 	OK   bool   `json:"ok"`
@@ -151,6 +152,6 @@ func (d *daemon) simulateReset(ctx context.Context, encoded json.RawMessage, sen
 	if err := json.Unmarshal(encoded, &a); err != nil {
 		return fmt.Errorf("read the call's arguments: %w", err)
 	}
-	said, ok := d.node.Reset(ctx, a.Addresses)
-	return send(SMIAnswer{said, ok})
+	output, ok := d.node.Reset(ctx, a.Addresses)
+	return send(SMIAnswer{output, ok})
 }

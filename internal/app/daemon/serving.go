@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// Serving judges whether the plugin servers serve no less than what was served on the node before.
+// Serving judges whether the plugin servers serve no less than was served on the node before.
 type Serving struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
@@ -26,37 +26,38 @@ type Serving struct {
 	Offered *feed.Feed[resource.Plan]
 	Servers func() []serve.Status
 	Others  Others
-	// Owners say which GPUs are those of the device plugin; a nil feed: all are.
+	// Owners are the owners of the GPUs. With a nil feed the device plugin owns all of them.
 	Owners *feed.Feed[dra.Owners]
-	// Leads reports whether this process decides about the owners. If it does not, owners may be
-	// missing: the process that leads tells only those of the GPUs that it has found.
+	// Leads reports whether this process decides on the owners. If it does not, owners may be
+	// missing: the leader publishes only owners of GPUs that it has found.
 	Leads func() bool
-	// Waiting are the sentences why GPUs do not get another owner. Returning reports whether GPUs
-	// that come back from slices do so, or wait for a reason that lasts, within a minute. Both are
-	// nil where GPUs have one owner.
+	// Waiting returns sentences about GPUs whose owner does not change yet. Returning reports
+	// whether GPUs from slices will return, or wait for a lasting reason, within a minute. Both are
+	// nil if GPUs have one owner.
 	Waiting   func() []string
 	Returning func() bool
 }
 
-// Others tells which devices kubelet has from all device plugins of the node.
+// Others knows the devices of all device plugins of the node.
 type Others interface {
-	// Allocatable returns the IDs of the devices that kubelet holds for healthy, by resource.
+	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Remembered returns the IDs of the devices that kubelet held for healthy when it last wrote its
-	// checkpoint, by resource. Kubelet forgets a resource five minutes after its last server ended.
+	// Remembered returns the IDs of the healthy devices in the kubelet's checkpoint, by resource.
+	// The kubelet forgets a resource five minutes after its last server ended.
 	Remembered() (map[string][]string, error)
-	// Listening returns the names of the sockets of other GPU device plugins that accept connections.
+	// Listening returns the names of the sockets of other GPU device plugins that accept
+	// connections.
 	Listening(ctx context.Context) []string
 }
 
-// Ready is the Ready of the Task that runs the servers.
+// Ready implements Task.Ready for the task of the servers.
 func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	seen, err := s.Monitor.Status(ctx)
 	switch {
 	case err != nil:
 		return false, err.Error()
 	case seen.Looked.IsZero() && seen.Err == nil && seen.Quiesced.IsZero():
-		return false, "the first look at the node has not ended"
+		return false, "the first scan of the node has not ended"
 	}
 	if why := driverMismatch(seen); why != "" {
 		return false, why
@@ -67,12 +68,12 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
 		switch gpus := seen.Snapshot.GPUs; {
 		case s.Leads() && slices.ContainsFunc(gpus, unknown):
-			return false, "it is not known yet which GPUs are given by Dynamic Resource Allocation" + s.waiting()
+			return false, "it is not known yet which GPUs belong to Dynamic Resource Allocation" + s.waiting()
 		case s.Returning != nil && s.Returning():
 			return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
-		// one that finds no driver, for instance: this process does no less, and asks for the lead
+		// for example a leader without a driver: this process serves no less, and asks for the lead
 		case owners == nil && len(gpus) > 0:
-			return true, "the process that leads does not say which GPUs are given by Dynamic Resource Allocation"
+			return true, "the leading process does not say which GPUs belong to Dynamic Resource Allocation"
 		}
 		options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
 	}
@@ -98,7 +99,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	}
 	for _, server := range s.Servers() {
 		if held := len(server.Retiring); held > 0 {
-			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has nothing to serve: %s",
+			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has "+
+				"nothing to serve: %s",
 				server.Resource, status.Count(held, "device"), why(seen))
 		}
 	}
@@ -116,8 +118,8 @@ func (s *Serving) waiting() string {
 	return ""
 }
 
-// unserved returns why resources of the plan are not served. Where kubelet's account can be read,
-// it has to agree.
+// unserved returns why resources of the plan are not served. If the kubelet's account can be read,
+// it must agree.
 func unserved(plan, offered resource.Plan, servers []serve.Status, accountable bool) []string {
 	var reasons []string
 	for _, r := range plan.Resources {
@@ -131,7 +133,7 @@ func unserved(plan, offered resource.Plan, servers []serve.Status, accountable b
 		case servers[i].Phase != serve.PhaseServing && problem == "":
 			problem = string(servers[i].Phase)
 		case servers[i].Phase == serve.PhaseServing && accountable && !servers[i].Agreed && problem == "":
-			problem = "kubelet's account was not compared with the list yet"
+			problem = "the kubelet's account has not been compared with the list yet"
 		case servers[i].Phase == serve.PhaseServing && (servers[i].Agreed || !accountable):
 			continue
 		}
@@ -163,17 +165,17 @@ func why(seen monitor.Status) string {
 	return "none of the node's GPUs can be offered, see status"
 }
 
-// others says which other device plugin serves GPUs on the node; it is empty if none does. The
-// answer is in kubelet's account, and in its checkpoint, which has resources until five minutes
-// after their last server ended. Sockets count only where neither can be read: a plugin has one
-// also when it has no device.
+// others names another device plugin that serves GPUs on the node; empty if there is none. The
+// sources are the kubelet's account and its checkpoint, which keeps resources until five minutes
+// after their last server ended. Sockets count only if neither can be read: a plugin without
+// devices also has a socket.
 func (s *Serving) others(ctx context.Context, allocatable map[string][]string, failed error) string {
 	remembered, err := s.Others.Remembered()
 	for _, source := range []struct {
 		what    string
 		devices map[string][]string
 	}{
-		{"is served by another device plugin", allocatable}, {"was served until a short time ago, and kubelet remembers it",
+		{"is served by another device plugin", allocatable}, {"was served until recently, and the kubelet still remembers it",
 			remembered},
 	} {
 		for _, name := range slices.Sorted(maps.Keys(source.devices)) {
@@ -192,14 +194,14 @@ func (s *Serving) others(ctx context.Context, allocatable map[string][]string, f
 		return ""
 	}
 	if sockets := s.Others.Listening(ctx); len(sockets) > 0 {
-		return fmt.Sprintf("another device plugin listens at %s, and kubelet's account cannot be read: %v",
+		return fmt.Sprintf("another device plugin listens at %s, and the kubelet's account cannot be read: %v",
 			strings.Join(sockets, ", "), failed)
 	}
 	return ""
 }
 
-// isGPU reports whether a device of a resource is a GPU or MIG device. Other kinds of devices have
-// resources of NVIDIA's, too; their IDs are no UUIDs of NVML's.
+// isGPU reports whether a device of a resource is a GPU or MIG device. NVIDIA's resources may also
+// contain other kinds of devices, whose IDs are not UUIDs of NVML.
 func isGPU(name, id string) bool {
 	return name == resource.WholeGPU || strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
 }

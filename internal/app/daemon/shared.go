@@ -102,7 +102,7 @@ func (t *Shared) Follow(ctx context.Context) error {
 	for {
 		_, elected := t.lead.Statuses().Latest()
 		_, ended := t.publishers.Latest()
-		text, said := t.lead.Received().Latest()
+		text, received := t.lead.Received().Latest()
 		if text != nil {
 			var now sharedState
 			if err := json.Unmarshal(text, &now); err != nil { // sent by a later version; the current state is kept
@@ -111,7 +111,7 @@ func (t *Shared) Follow(ctx context.Context) error {
 				t.accept(now)
 			}
 		}
-		if feed.WaitAny(ctx, elected, ended, said); ctx.Err() != nil {
+		if feed.WaitAny(ctx, elected, ended, received); ctx.Err() != nil {
 			return nil
 		}
 	}
@@ -162,7 +162,7 @@ func (d *daemon) mayDivide() error {
 		return err
 	}
 	if d.lead.Statuses().Value().Standbys > 0 {
-		return errors.New("another process of this program runs on the node, as in a roll-out")
+		return errors.New("another process of this program is running on the node, as in a roll-out")
 	}
 	return nil
 }

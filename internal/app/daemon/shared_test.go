@@ -61,8 +61,7 @@ func (p *publisher) run(t *testing.T, deciding ...func(context.Context) error) {
 
 func yes(is bool) bool { return is }
 
-// TestSharedResets: a standby gives no GPU to pods that is being reset, and all of them
-// afterwards.
+// TestSharedResets: a standby allocates no GPU during its reset, and all GPUs afterwards.
 func TestSharedResets(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
@@ -80,9 +79,8 @@ func TestSharedResets(t *testing.T) {
 	}
 }
 
-// TestOwnersAreTold: a standby goes by the owners that the process that leads has decided, and
-// knows none before.
-func TestOwnersAreTold(t *testing.T) {
+// TestSharedOwners: a standby uses the owners from the leader, and knows none before.
+func TestSharedOwners(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
 	leading, standby := newPublisher(dir, "a"), newPublisher(dir, "b")
@@ -101,7 +99,7 @@ func TestOwnersAreTold(t *testing.T) {
 			func(o dra.Owners) bool { return reflect.DeepEqual(o, want) })
 	}
 	holds := map[string]resource.GPUHold{"GPU-1": {Reason: "it is being divided"}}
-	leading.dividing.Publish(holds) // not before the first leads and tells: it begins without any
+	leading.dividing.Publish(holds) // not before the first process leads and publishes: it begins without holds
 	poll.Latest(t, "the standby goes by the holds, although it changes no layouts itself", standby.dividing,
 		func(h map[string]resource.GPUHold) bool { return reflect.DeepEqual(h, holds) })
 	standby.lead.Ask()
@@ -109,9 +107,9 @@ func TestOwnersAreTold(t *testing.T) {
 		func(h map[string]resource.GPUHold) bool { return h == nil })
 }
 
-// TestALateDecision: a process that has lost the lead goes by what it hears from the next one, also
-// where a task of its term ends late and publishes what it decided before.
-func TestALateDecision(t *testing.T) {
+// TestLateDecision: a process that lost the lead follows the next leader, even if a task of its
+// tenure ends late and publishes an earlier decision.
+func TestLateDecision(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")
 	p := newPublisher(dir, "a")
@@ -124,7 +122,7 @@ func TestALateDecision(t *testing.T) {
 		return nil
 	})
 	<-begun
-	// as where the process was stopped, and another one took the lead
+	// like a stopped process, while another process took the lead
 	if err := os.Remove(filepath.Join(dir, "lead.sock")); err != nil {
 		t.Fatal(err)
 	}

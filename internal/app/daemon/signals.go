@@ -12,19 +12,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// signalTimeout bounds the work for one signal. The driver may have to wake its GPUs first.
+// signalTimeout limits the work for one signal. The driver may have to wake its GPUs first.
 const signalTimeout = time.Minute
 
-// released is a monitor that can be asked to release the driver.
-type released interface {
+// releasable is a monitor that can release the driver.
+type releasable interface {
 	Quiesce(ctx context.Context, allocate bool) error
 	Resume(ctx context.Context) error
 	Look(ctx context.Context) (inventory.Snapshot, error)
 }
 
-// followSignals handles signals: SIGHUP reads the configuration again and looks at the node,
-// SIGUSR1 releases the driver, SIGUSR2 goes back to it.
-func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *config.Watcher, m released) error {
+// followSignals handles signals: SIGHUP reads the configuration again and scans the node, SIGUSR1
+// releases the driver, SIGUSR2 resumes its use.
+func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *config.Watcher, m releasable) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -33,13 +33,13 @@ func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *confi
 			log := klog.FromContext(ctx)
 			log.Info("Received signal", "signal", s.String())
 			if err := handleSignal(ctx, s, watcher, m); err != nil && ctx.Err() == nil {
-				log.Error(err, "Cannot do what the signal asks for", "signal", s.String())
+				log.Error(err, "Cannot handle the signal", "signal", s.String())
 			}
 		}
 	}
 }
 
-func handleSignal(ctx context.Context, s os.Signal, watcher *config.Watcher, m released) error {
+func handleSignal(ctx context.Context, s os.Signal, watcher *config.Watcher, m releasable) error {
 	ctx, cancel := context.WithTimeout(ctx, signalTimeout)
 	defer cancel()
 	switch s {

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// specs gives the daemon the CDI specs of a directory, and the host's device nodes.
+// specs maintains the CDI specs of a directory, and the host's device nodes.
 type specs struct {
 	writer  *cdi.Writer
 	nodes   devnodes.Maker
@@ -55,7 +55,7 @@ func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	return holds
 }
 
-// givesNodes reports whether kubelet gives containers nodes of the host. A simulated GPU has none.
+// givesNodes reports whether containers get device nodes of the host. A simulated GPU has none.
 func givesNodes(c config.Config) bool { return c.Edits.GivesNodes() && c.Simulate == "" }
 
 func wanted(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestStartIsOneLine: it comes with the first look that succeeds, and never again.
+// TestStartIsOneLine: the line comes with the first successful scan, and never again.
 func TestStartIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))

@@ -82,8 +82,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	return s, nil
 }
 
-// addSteps adds the states until pods get the GPUs, where something is asked for that they wait
-// for.
+// addSteps adds the states on the way to GPUs for pods, if a CUDA check or a range of drivers is
+// configured.
 func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	c := d.watcher.Configs().Value()
 	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
@@ -101,8 +101,7 @@ func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	s.Steps = d.progress.Steps(*s, e, time.Now())
 }
 
-// absent returns which metrics of GPUs the driver does not let this process have, a sentence for
-// each reason.
+// absent returns the metrics of GPUs that the driver does not provide, a sentence for each reason.
 func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 	refused := map[string][]string{}
 	for _, sample := range samples {
@@ -130,8 +129,8 @@ func unwatched(gpus, reason string) string {
 	return fmt.Sprintf("%s: no driver events; faults are found by polling only (%s)", gpus, reason)
 }
 
-// addCalls adds the calls into the driver that hang. While a wait for events is one of them, no GPU
-// gives events.
+// addCalls adds the pending calls into the driver. While a wait for events hangs, no GPU has
+// events.
 func addCalls(s *status.Status, calls []inventory.Call) {
 	s.Hanging = len(calls)
 	for _, c := range calls {
@@ -161,7 +160,7 @@ func resources(served []serve.Status) []status.Resource {
 	return resources
 }
 
-// addPlan adds what the plan has of the resources.
+// addPlan adds the plan's data about the resources.
 func addPlan(to []status.Resource, plan resource.Plan) {
 	for i := range to {
 		r, planned := plan.Resource(to[i].Name)

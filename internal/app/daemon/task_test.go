@@ -21,7 +21,7 @@ type ends struct {
 	names []string
 }
 
-// task returns a task that lives until ctx ends, needs a second to end then, and returns err.
+// task returns a task that runs until ctx ends, needs a second to end, and returns err.
 func (e *ends) task(name string, err error) daemon.Task {
 	return daemon.Task{Name: name, Run: func(ctx context.Context) error {
 		<-ctx.Done()
@@ -42,7 +42,7 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 	finished := daemon.Task{Name: "finished", Run: func(context.Context) error { return nil }}
 	late := errors.New("an error that comes after the end")
 	for name, tt := range map[string]struct {
-		observation, outputs []daemon.Task // beside one of each
+		observation, outputs []daemon.Task // besides one of each
 		after                time.Duration
 		want                 string
 	}{
@@ -73,7 +73,7 @@ func TestOutputsEndBeforeObservation(t *testing.T) {
 	}
 }
 
-// TestTasksUnderTheLead run while this process leads: a process that does not, does not run them.
+// TestTasksUnderTheLead: tasks under the lead run only while this process leads.
 func TestTasksUnderTheLead(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -105,8 +105,8 @@ func TestTasksUnderTheLead(t *testing.T) {
 	}
 }
 
-// TestAnOutputThatDoesNotEnd: the lead is given up nevertheless when the process ends.
-func TestAnOutputThatDoesNotEnd(t *testing.T) {
+// TestOutputThatDoesNotEnd: the lead is released when the process ends, even with a stuck output.
+func TestOutputThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -137,8 +137,8 @@ func TestAnOutputThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// TestReadyWithTheLead: a process asks for the lead when all else is ready. Tasks under the lead
-// count when it has it.
+// TestReadyWithTheLead: a process asks for the lead when everything else is ready. Tasks under the
+// lead count when it leads.
 func TestReadyWithTheLead(t *testing.T) {
 	t.Parallel()
 	never := daemon.Task{Lead: true, Ready: func(context.Context) (bool, string) {
@@ -146,7 +146,7 @@ func TestReadyWithTheLead(t *testing.T) {
 	}}
 	for dir, want := range map[string]string{
 		"":          "the driver is not registered",
-		t.TempDir(): "it waits for the lead of the node, which another process has",
+		t.TempDir(): "waiting for the lead of the node, held by another process",
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -162,8 +162,8 @@ func TestReadyWithTheLead(t *testing.T) {
 	}
 }
 
-// TestADaemonWithoutOutputsLives: until its context ends, or an observation fails.
-func TestADaemonWithoutOutputsLives(t *testing.T) {
+// TestDaemonWithoutOutputs: it runs until its context ends or an observation fails.
+func TestDaemonWithoutOutputs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)

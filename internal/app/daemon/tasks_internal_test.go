@@ -25,7 +25,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// running has a task run until the test ends.
+// running runs a task until the test ends.
 func running(t *testing.T, run func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -39,11 +39,11 @@ func running(t *testing.T, run func(context.Context) error) {
 	})
 }
 
-// TestWatchedStatus: the status is sent at once, and again when more of it changes than the time of
-// the last look.
+// TestWatchedStatus: the status is sent at once, and again when it changes in more than the time of
+// the last scan.
 func TestWatchedStatus(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, nil, alone...))
+	d := scanning(t, unstarted(t, nil, alone...))
 	sent := make(chan status.Status)
 	running(t, func(ctx context.Context) error {
 		return d.watch(ctx, func(s any) error {
@@ -107,12 +107,13 @@ func TestWatchedStatus(t *testing.T) {
 	}
 }
 
-// TestGroupsOfMPS: they are made of each Snapshot after the first look, and of each configuration.
+// TestGroupsOfMPS: groups are computed for each Snapshot after the first scan, and for each
+// configuration.
 func TestGroupsOfMPS(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4")...))
-	asked := make(chan os.Signal, 1)
-	m := &mpsNode{watcher: d.watcher, monitor: d.monitor, wanted: feed.New[[]mps.Group](nil), asked: asked}
+	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4")...))
+	signals := make(chan os.Signal, 1)
+	m := &mpsNode{watcher: d.watcher, monitor: d.monitor, wanted: feed.New[[]mps.Group](nil), signals: signals}
 	running(t, m.followPlan)
 	groups := func(want int) {
 		t.Helper()
@@ -132,7 +133,7 @@ func TestGroupsOfMPS(t *testing.T) {
 	groups(0)
 }
 
-// printedLabels notes each time that labels are printed.
+// printedLabels records each printed set of labels.
 type printedLabels struct {
 	mu      sync.Mutex
 	texts   []string
@@ -146,7 +147,7 @@ func (p *printedLabels) Write(text []byte) (int, error) {
 	return len(text), p.refuses
 }
 
-// taken returns what was printed since the last time.
+// taken returns the labels printed since the last call.
 func (p *printedLabels) taken() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +155,8 @@ func (p *printedLabels) taken() []string {
 	return p.texts
 }
 
-// TestLabelsArePrinted when they change, and again after each interval, where there is no file.
+// TestLabelsArePrinted: labels are printed when they change and after each interval, if there is no
+// file.
 func TestLabelsArePrinted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -202,15 +204,15 @@ func TestLabelsArePrinted(t *testing.T) {
 	})
 }
 
-// TestMetricsOfADaemon: they are served at the address of the configuration, with the name of the
-// node, or of this machine.
+// TestMetricsOfADaemon: metrics are served at the configured address, with the name of the node, or
+// of this machine.
 func TestMetricsOfADaemon(t *testing.T) {
 	t.Parallel()
 	address, err := loopback.Free(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--metrics-address", address)...))
+	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--metrics-address", address)...))
 	running(t, d.serveMetrics)
 	poll.Until(t, "metrics are served", func() bool {
 		text := scraped(address)
@@ -239,10 +241,10 @@ func scraped(address string) string {
 	return string(text)
 }
 
-// TestSpecsAreWritten: what was written is not lacking, and nothing else is said to be there.
+// TestSpecsAreWritten: written specs are not missing, and no others are reported as written.
 func TestSpecsAreWritten(t *testing.T) {
 	t.Parallel()
-	d := looking(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4", "--device-list-strategy=cdi-cri")...))
+	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4", "--device-list-strategy=cdi-cri")...))
 	c, snapshot := d.watcher.Configs().Value(), d.monitor.Snapshots().Value()
 	plan := resource.New(snapshot, c.Resource)
 	folder := t.TempDir()

@@ -14,13 +14,13 @@ import (
 )
 
 // errNoKubelet is why the kubelet's checkpoint is not read.
-var errNoKubelet = errors.New("kubelet's directory is not used")
+var errNoKubelet = errors.New("the kubelet's directory is not used")
 
-// unitHolders returns which of the containers have units of GPUs, each with its receipt. What is
-// not known by the end of ctx is left out.
+// unitHolders returns the containers with units of GPUs, each with its receipt. Facts that are
+// unknown at the end of ctx are omitted.
 func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
 	if !slices.ContainsFunc(devices, func(c kubelet.ContainerDevice) bool { return resource.UnitMiB(c.Resource) > 0 }) {
-		return nil // the checkpoint is not read for it
+		return nil // without reading the checkpoint
 	}
 	answers := unitreport.Answers{Err: errNoKubelet}
 	if d.directory != nil {
@@ -41,12 +41,12 @@ type LimitReader struct {
 	Driver interface {
 		MemoryLimits(ctx context.Context, cgroups map[string][]string) (map[string]map[string]int, error)
 	}
-	// Containers returns the containers of the pods that are wanted, by the UID of the pod.
+	// Containers returns the containers of the wanted pods, by the UID of the pod.
 	Containers func(wanted func(uid string) bool) (map[string][]kubelet.SeenContainer, error)
 }
 
-// Into adds to the GPUs which limits the driver has for the pods that were given units of them,
-// where it holds these limits. Where this process sees no cgroups of pods, nothing is read.
+// Into adds the driver's limits to GPUs whose limits the driver enforces, for pods with units of
+// them. It reads nothing if this process sees no cgroups of pods.
 func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, plan resource.Plan,
 	answers []kubelet.Answer) {
 	pods := map[string]map[string]bool{} // UIDs of pods, by UUID of the GPU
@@ -101,7 +101,7 @@ func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, p
 	}
 }
 
-// minorOf returns the number of the device node of a GPU of a plan.
+// minorOf returns the number of the device node of a GPU in a plan.
 func minorOf(plan resource.Plan, uuid string) int {
 	for _, r := range plan.Resources {
 		for _, d := range r.Members() {
@@ -113,7 +113,7 @@ func minorOf(plan resource.Plan, uuid string) int {
 	return -1
 }
 
-// gpusInUnits returns what is known of the GPUs that a plan has in units, by UUID.
+// gpusInUnits returns the state of the plan's GPUs in units, by UUID.
 func gpusInUnits(plan resource.Plan, prober *mps.Prober) map[string]unitreport.GPU {
 	gpus, unready := map[string]unitreport.GPU{}, prober.Unready().Value()
 	for _, r := range plan.Resources {
@@ -131,7 +131,7 @@ func gpusInUnits(plan resource.Plan, prober *mps.Prober) map[string]unitreport.G
 	return gpus
 }
 
-// addUnits says of each GPU how much of its memory a plan has in units.
+// addUnits adds the memory in units to each GPU.
 func addUnits(devices []status.Device, plan resource.Plan) {
 	for _, r := range plan.Resources {
 		if !r.InUnits() {

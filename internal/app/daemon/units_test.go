@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/unitreport"
 )
 
-// limits are what a driver answers.
+// limits are the answers of a driver.
 type limits struct {
 	asked  map[string][]string
 	answer map[string]map[string]int
@@ -25,8 +25,8 @@ func (l *limits) MemoryLimits(_ context.Context, cgroups map[string][]string) (m
 	return l.answer, l.err
 }
 
-// TestLimitReader: the driver is asked about the containers of pods with units whose limits it
-// holds, and about no others.
+// TestLimitReader: the driver is asked only about containers of pods with units whose limits it
+// enforces.
 func TestLimitReader(t *testing.T) {
 	t.Parallel()
 	const mem = "volcano.sh/gpu-mem.1Gi"
@@ -66,15 +66,16 @@ func TestLimitReader(t *testing.T) {
 		if tt.gpus != nil {
 			gpus = tt.gpus
 		}
-		reader := daemon.LimitReader{Driver: &tt.driver, Containers: func(wanted func(string) bool) (map[string][]kubelet.SeenContainer, error) {
-			seen := map[string][]kubelet.SeenContainer{}
-			for uid, all := range pods {
-				if wanted(uid) && tt.hidden == nil {
-					seen[uid] = all
+		reader := daemon.LimitReader{Driver: &tt.driver,
+			Containers: func(wanted func(string) bool) (map[string][]kubelet.SeenContainer, error) {
+				seen := map[string][]kubelet.SeenContainer{}
+				for uid, all := range pods {
+					if wanted(uid) && tt.hidden == nil {
+						seen[uid] = all
+					}
 				}
-			}
-			return seen, tt.hidden
-		}}
+				return seen, tt.hidden
+			}}
 		reader.Into(t.Context(), gpus, plan, answers)
 		if diff := cmp.Diff(tt.want, gpus["GPU-a"]); diff != "" {
 			t.Errorf("%s: GPU (-want +got):\n%s", name, diff)

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// watchEvery is how often a watched status is made anew for what no feed tells: calls that do not
-	// return, phases of servers.
+	// watchEvery is the interval of updates for changes without a feed: pending calls and phases of
+	// servers.
 	watchEvery = time.Second
-	// watchGap is the least time between two of them. One change often causes another at once.
+	// watchGap is the shortest interval of two updates. One change often causes another at once.
 	watchGap = 100 * time.Millisecond
 )
 
@@ -29,9 +29,9 @@ func (d *daemon) streams() map[string]control.Stream {
 	}
 }
 
-// watch sends the status now, and again whenever more of it changes than the time of the last look.
-// Nothing of this runs while nobody watches. A client that is slow receives the newest status, not
-// every one.
+// watch sends the status now, and again whenever it changes in more than the time of the last scan.
+// It costs nothing while nobody watches. A slow client receives the newest status, but not every
+// status.
 func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -49,7 +49,7 @@ func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 			return err
 		}
 		now := s
-		now.Looked = sent.Looked // each look changes it
+		now.Looked = sent.Looked // changes with each scan
 		if !reflect.DeepEqual(now, sent) {
 			if err := send(s); err != nil {
 				return err
