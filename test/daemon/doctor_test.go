@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/pty"
 )
 
 // TestDoctor runs doctor beside a daemon on a simulated node, with the files of a machine on which
@@ -77,6 +79,41 @@ func TestDoctorBesideAHealthyDaemon(t *testing.T) {
 		}
 		return well
 	})
+}
+
+// TestWidthOfTheTerminal: in a terminal of 80 columns no line of doctor and status is longer, and a
+// wider one is used.
+func TestWidthOfTheTerminal(t *testing.T) {
+	t.Parallel()
+	s := serving(t, node.Setup{})
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
+	s.shows(8, 7)
+	widest := map[string]int{}
+	for _, columns := range []int{80, 120} {
+		for _, command := range []string{"doctor", "status"} {
+			shown := pty.Shown(t, uint16(columns), func(out *os.File) {
+				cmd := exec.CommandContext(t.Context(), binary, command)
+				cmd.Env = append(os.Environ(), "CONTROL_SOCKET="+s.ControlSocket(), "NO_COLOR=1")
+				cmd.Stdout, cmd.Stderr = out, out
+				var ended *exec.ExitError
+				if err := cmd.Run(); err != nil && !errors.As(err, &ended) {
+					t.Error(err)
+				}
+			})
+			if !strings.Contains(shown, "XID 79 (GPU fell off the bus): restart the node") {
+				t.Errorf("%s at %d columns:\n%s", command, columns, shown)
+			}
+			for line := range strings.Lines(shown) {
+				width := utf8.RuneCountInString(strings.TrimSuffix(line, "\n"))
+				if widest[command] = max(widest[command], width); width > columns {
+					t.Errorf("%s at %d columns: %q has %d", command, columns, line, width)
+				}
+			}
+		}
+	}
+	if widest["doctor"] <= 100 {
+		t.Errorf("doctor uses %d of 120 columns", widest["doctor"])
+	}
 }
 
 // goodHost puts the files of a machine on which nothing is wrong into the folder host of the node.

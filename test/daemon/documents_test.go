@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -235,6 +236,9 @@ func TestMakeRun(t *testing.T) {
 	var commands []string // of the screen that is being read
 	for lines := bufio.NewScanner(output); lines.Scan(); {
 		command, is := strings.CutPrefix(lines.Text(), "  ")
+		if utf8.RuneCountInString(lines.Text()) > 80 && !strings.HasPrefix(command, "export ") {
+			t.Errorf("a line has more than 80 columns: %s", lines.Text())
+		}
 		switch {
 		case is && !strings.HasPrefix(command, " "):
 			commands = append(commands, command)

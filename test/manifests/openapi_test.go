@@ -131,7 +131,7 @@ func TestOpenAPI(t *testing.T) {
 		want) {
 		t.Fatalf("schemas of %v, want those of %v", versions, want)
 	}
-	statics, err := filepath.Glob("../../deployments/[sn]*/*.yaml") // static, node-agent
+	statics, err := filepath.Glob("../../deployments/[skn]*/*.yaml") // static, kubectl-gpu, node-agent
 	if err != nil || len(statics) < 4 {
 		t.Fatalf("manifests %v, error %v", statics, err)
 	}

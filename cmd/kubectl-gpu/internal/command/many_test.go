@@ -10,7 +10,6 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
@@ -18,6 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/command"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/pty"
 )
 
 // addFleet adds 300 nodes, of which node-042 has one bad GPU, node-123 three, and the kubelet of
@@ -87,18 +87,18 @@ func TestNarrowTerminal(t *testing.T) {
 	s.addDaemon("daemon-a", "a-node-with-a-name-of-forty-columns-in-all", answering(status.Status{Version: "v1",
 		GPUs: []status.Device{gpu(0, "Healthy"), fallen(3)}, Holders: []status.Holder{}}))
 	for _, arguments := range [][]string{nil, {"list"}} {
-		shown := onTerminal(t, 80, func(out *os.File) { s.runAt(out, arguments...) })
+		shown := pty.Shown(t, 80, func(out *os.File) { s.runAt(out, arguments...) })
 		for line := range strings.Lines(shown) {
-			if utf8.RuneCountInString(strings.TrimRight(line, "\r\n")) > 80 {
+			if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > 80 {
 				t.Errorf("%v: a line has more than 80 columns: %q", arguments, line)
 			}
 		}
-		if arguments != nil && !strings.Contains(strings.ReplaceAll(shown, "\r", ""),
+		if arguments != nil && !strings.Contains(shown,
 			"\n  remedy: reboot; reason: XID 79 (GPU fell off the bus): restart the node\n") {
 			t.Errorf("no line for the reason:\n%s", shown)
 		}
 	}
-	if shown := onTerminal(t, 80, func(out *os.File) { s.runAt(out, "-o", "wide") }); !strings.Contains(shown, "RESOURCES") {
+	if shown := pty.Shown(t, 80, func(out *os.File) { s.runAt(out, "-o", "wide") }); !strings.Contains(shown, "RESOURCES") {
 		t.Errorf("wide:\n%s", shown)
 	}
 }
@@ -106,47 +106,6 @@ func TestNarrowTerminal(t *testing.T) {
 // runAt runs kubectl gpu with its output at a file.
 func (s *stage) runAt(out *os.File, arguments ...string) {
 	command.Run(s.t.Context(), append([]string{"--kubeconfig", s.server.Kubeconfig()}, arguments...), nil, out, &strings.Builder{})
-}
-
-// onTerminal returns what is printed at a terminal of so many columns.
-func onTerminal(t *testing.T, columns uint16, show func(*os.File)) string {
-	t.Helper()
-	control, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer control.Close()
-	number, err := unix.IoctlGetInt(int(control.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(control.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err == nil {
-		err = unix.IoctlSetWinsize(int(control.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 25, Col: columns})
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	terminal, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var shown strings.Builder
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		for part := make([]byte, 4096); ; {
-			n, err := control.Read(part)
-			shown.Write(part[:n])
-			if err != nil { // the terminal is closed
-				return
-			}
-		}
-	})
-	show(terminal)
-	if err := terminal.Close(); err != nil {
-		t.Error(err)
-	}
-	reading.Wait()
-	return shown.String()
 }
 
 // TestReadyRights: the roles in deployments/kubectl-gpu permit every request of the commands.
