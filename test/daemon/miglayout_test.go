@@ -151,7 +151,7 @@ func TestLayoutsInARollOut(t *testing.T) {
 			return strings.Contains(string(out), text)
 		})
 	}
-	says(next, "another process of this program runs on the node")
+	says(next, "another process of this program is running on the node")
 	for socket, want := range map[string]string{s.ControlSocket(): "another process of this program leads", next: ""} {
 		out, err := exec.CommandContext(t.Context(), binary, "mig", "apply", "--layout", "all-1g.10gb", "--wait", "1ms",
 			"--control-socket",
