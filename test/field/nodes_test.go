@@ -32,7 +32,12 @@ func newStation(t testing.TB, version kubelet.Version) *station {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(k.Stop)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the kubelet saw %v", k.Events(0))
+		}
+		k.Stop()
+	})
 	return &station{k, folder}
 }
 
