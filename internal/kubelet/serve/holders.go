@@ -103,7 +103,7 @@ func (s *Servers) users(a holders.Account, asked func(id string) bool, offered b
 			retiring[entry.list.key(id)] = d.State
 		}
 	}
-	users, outdated, given := s.holders.Users(a, asked, offered, retiring, now)
+	users, outdated, given := s.holders.Of(a, asked, offered, retiring, now)
 	return users, s.usersPacing.due(now, outdated), given
 }
 

@@ -307,13 +307,13 @@ func TestUsersOfAWantedDevice(t *testing.T) {
 			if step.asked {
 				h.Ask(device, now)
 			}
-			users, outdated, err := h.Users(step.account, func(id string) bool { return id == device.ID }, step.offered, nil,
+			users, outdated, err := h.Of(step.account, func(id string) bool { return id == device.ID }, step.offered, nil,
 				now)
 			if _, user := users[device]; user != step.user || outdated != step.outdated || err != nil {
 				t.Errorf("%s, reading %d: %v, outdated %v, %v, want %v, %v", name, i, users, outdated, err, step.user,
 					step.outdated)
 			}
-			if users, outdated, _ := h.Users(step.account, func(string) bool { return false }, step.offered, nil,
+			if users, outdated, _ := h.Of(step.account, func(string) bool { return false }, step.offered, nil,
 				now); len(users) > 0 || outdated {
 				t.Errorf("%s, reading %d: a device that nobody wants has %v", name, i, users)
 			}
@@ -350,13 +350,13 @@ func TestUsersAfterAGrant(t *testing.T) {
 		}
 		wanted := func(string) bool { return tt.wanted }
 		if tt.shown != (holders.Source{}) {
-			_, _, _ = h.Users(holders.Account{Source: tt.shown, Began: now, Held: names("p", false)}, wanted, false, retiring, now)
+			_, _, _ = h.Of(holders.Account{Source: tt.shown, Began: now, Held: names("p", false)}, wanted, false, retiring, now)
 		}
 		a := holders.Account{Source: one, Began: now}
 		if tt.held {
 			a.Held = names("p", false)
 		}
-		if _, _, err := h.Users(a, wanted, false, retiring, now); (err == nil) != tt.known {
+		if _, _, err := h.Of(a, wanted, false, retiring, now); (err == nil) != tt.known {
 			t.Errorf("%s: %v, want that it is known: %v", name, err, tt.known)
 		}
 	}

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// Users returns the known holders of the wanted devices, according to an account. offered says that
+// Of returns the known holders of the wanted devices, according to an account. offered says that
 // a list still offers one of them: then another pod may get it. retiring are the devices that left
 // the plan. outdated reports that only the checkpoint names one of the holders, which may have
 // ended. The error says which device was given to a pod so recently that the account need not show
 // the pod.
-func (h *Holders) Users(a Account, wanted func(id string) bool, offered bool, retiring map[Key]State, now time.Time) (
-	users map[Key]Holder, outdated bool, err error,
+func (h *Holders) Of(a Account, wanted func(id string) bool, offered bool, retiring map[Key]State, now time.Time) (
+	held map[Key]Holder, outdated bool, err error,
 ) {
-	users = map[Key]Holder{}
+	held = map[Key]Holder{}
 	for key, holder := range a.Held {
 		if !wanted(key.ID) {
 			continue
@@ -28,7 +28,7 @@ func (h *Holders) Users(a Account, wanted func(id string) bool, offered bool, re
 		h.grants[key] = g
 		outdated = outdated || holder.CheckpointOnly
 		if ended := holder.CheckpointOnly && h.isConfirmed(key, a); !ended {
-			users[key] = holder
+			held[key] = holder
 		}
 	}
 	note := func(key Key, given time.Time) {
@@ -43,7 +43,7 @@ func (h *Holders) Users(a Account, wanted func(id string) bool, offered bool, re
 	for key, s := range retiring {
 		note(key, s.lastAllocate)
 	}
-	return users, outdated, err
+	return held, outdated, err
 }
 
 // isConfirmed reports whether the kubelet of this account has named a holder of a device since it
