@@ -7,19 +7,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// An Answer is what a device plugin answered when the kubelet allocated devices of one resource to
-// a container.
+// An Answer is the answer of a device plugin to an Allocate call: the kubelet allocated
+// devices of one resource to a container.
 type Answer struct {
 	Resource, PodUID, Container string
 	// IDs are the devices, in no order.
 	IDs []string
-	// Env, Annotations and CDIDevices are what the container got by them.
+	// Env, Annotations and CDIDevices are the container's settings in the answer.
 	Env, Annotations map[string]string
 	CDIDevices       []string
 }
 
-// Answers returns what containers were given with their devices, as the kubelet's checkpoint has
-// it. It is shared: callers must not change it. For the rest it is as Checkpoint.
+// Answers returns the answers of device plugins from the kubelet's checkpoint. The result is
+// shared: callers must not change it. Errors are those of Checkpoint.
 func (d *Directory) Answers() ([]Answer, error) {
 	if _, err := d.Checkpoint(); err != nil {
 		return nil, err
@@ -29,7 +29,8 @@ func (d *Directory) Answers() ([]Answer, error) {
 	if d.answers != nil || d.damage != nil {
 		return d.answers, d.damage
 	}
-	data, err := checkpoint.Parse(d.text) // anew: only nodes with units ask, and the answers of all others need no memory
+	// Parsed again: only nodes with units need answers, and all other nodes save the memory.
+	data, err := checkpoint.Parse(d.text)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +39,9 @@ func (d *Directory) Answers() ([]Answer, error) {
 		a := Answer{Resource: e.ResourceName, PodUID: e.PodUID, Container: e.ContainerName}
 		response := &pluginapi.ContainerAllocateResponse{}
 		if proto.Unmarshal(e.AllocResp, response) != nil {
-			continue // of another plugin, perhaps: one that cannot be read hides none of the others
+			// Perhaps the answer of another plugin. An unreadable answer must not hide the
+			// others.
+			continue
 		}
 		a.Env, a.Annotations = response.GetEnvs(), response.GetAnnotations()
 		for _, c := range response.GetCdiDevices() {

@@ -20,16 +20,16 @@ const cgroupDepth = 5
 // podCgroup is the name of a pod's cgroup, as the kubelet's cgroupfs and systemd drivers form it.
 var podCgroup = regexp.MustCompile(`pod[0-9a-f]{8}[-_]`)
 
-// PodRuns reports whether the pod with that UID has a process, by its cgroup below a folder that is
-// the node's /sys/fs/cgroup, of version 1 or 2. Without that folder, or the cgroup, there is no
-// evidence, and it returns false.
+// PodRuns reports whether the pod has a process, by the pod's cgroup. The folder cgroups is
+// the node's /sys/fs/cgroup, version 1 or 2. PodRuns returns false if the folder or the
+// cgroup is missing, because a missing cgroup is no evidence.
 func PodRuns(cgroups, uid string) bool {
 	root := cgroups
 	if info, err := os.Stat(filepath.Join(cgroups, "pids")); err == nil && info.IsDir() {
 		root = filepath.Join(cgroups, "pids") // version 1
 	}
 	runs := false
-	// what is gone meanwhile is no evidence
+	// a cgroup removed during the walk is no evidence
 	_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return nil

@@ -14,14 +14,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/checkpoint"
 )
 
-// maxCheckpoint bounds the kubelet's checkpoint, in bytes. It has every device, and a node may have
-// ten thousands of shared ones: 3 MB. What pods were given takes another MB.
+// maxCheckpoint bounds the kubelet's checkpoint, in bytes. The checkpoint contains every
+// device: 3 MB on a node with tens of thousands of shared devices. The devices of pods take
+// another MB.
 const maxCheckpoint = 16 << 20
 
-// A HeldDevice is a device that a container holds.
+// A HeldDevice is a device held by a container.
 type HeldDevice struct {
 	Resource, ID string
-	// Pod names the container's pod: "NAMESPACE/NAME", or "with UID ..." if its name is not known.
+	// Pod names the container's pod: "NAMESPACE/NAME", or "with UID ..." if the name is
+	// unknown.
 	Pod string
 	// Container is the name of the container: the first, if several of the pod hold the device one
 	// after the other.
@@ -32,13 +34,14 @@ type HeldDevice struct {
 
 // Holders knows which pods hold devices of the device plugin.
 type Holders interface {
-	// Holders returns the pods that hold the given GPUs or MIG devices, by UUID, and the devices that
-	// each pod holds. Without an error, no other pod holds one of them, and no pod gets one as long as
-	// no list advertises them as Healthy. The error says why the holders are not known now.
+	// Holders returns the pods that hold the given GPUs or MIG devices, by UUID, with the
+	// devices of each pod. Without an error, no other pod holds these devices, and no pod
+	// gets them while no list advertises them as Healthy. The error says why the holders are
+	// unknown.
 	Holders(ctx context.Context, uuids []string) ([]HeldDevice, error)
 }
 
-// uidPrefix begins the name of a pod that is known by its UID alone.
+// uidPrefix begins the name of a pod known only by UID.
 const uidPrefix = "with UID "
 
 // SplitPod returns the namespace and the name of the container's pod, or its UID alone if they are
@@ -51,20 +54,20 @@ func (d HeldDevice) SplitPod() (namespace, name, uid string) {
 	return namespace, name, ""
 }
 
-// A Checkpoint is the content of the file that kubelet's device manager starts from. It is
+// A Checkpoint is the content of the state file of the kubelet's device manager. It is
 // immutable.
 type Checkpoint struct {
-	// Healthy are the IDs of the devices that were Healthy when the kubelet wrote the file, by
-	// resource. Devices of a plugin that has ended may be there until the kubelet writes the file
-	// again.
+	// Healthy are the IDs of the Healthy devices, by resource, when the kubelet wrote the
+	// file. Devices of an ended plugin may remain until the kubelet writes the file again.
 	Healthy map[string][]string
-	// Held are the devices that containers hold, init containers included. Devices of a pod that has
-	// ended are there until the kubelet writes the file again.
+	// Held are the devices held by containers, including init containers. Devices of an
+	// ended pod remain until the kubelet writes the file again.
 	Held []HeldDevice
 }
 
-// WithPodUIDs returns devices with the UIDs of their pods. A device that the checkpoint has for no
-// pod, or for several, gets none: one of several has ended. Neither does a device of a claim.
+// WithPodUIDs returns devices with the UIDs of their pods. The UID stays empty for devices
+// of claims, for devices without a pod in the checkpoint, and for devices with several pods
+// there, because only one of the pods still runs.
 func (c Checkpoint) WithPodUIDs(devices []ContainerDevice) []ContainerDevice {
 	type key struct{ resource, id string }
 	uids := make(map[key]string, len(c.Held))
@@ -85,8 +88,9 @@ func (c Checkpoint) WithPodUIDs(devices []ContainerDevice) []ContainerDevice {
 	return devices
 }
 
-// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint, which
-// it does once it has taken in a list; empty if there is no checkpoint.
+// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint.
+// The kubelet writes the checkpoint after processing a list. The text is empty without a
+// checkpoint.
 func (d *Directory) CheckpointVersion() string {
 	info, err := os.Stat(filepath.Join(d.Path(), checkpoint.FileName))
 	if err != nil {
@@ -99,37 +103,38 @@ func (d *Directory) CheckpointVersion() string {
 	return fmt.Sprint(inode, info.ModTime().UnixNano())
 }
 
-// Checkpoint reads the kubelet's checkpoint. It fails if the file does not exist or the kubelet
-// itself would not accept it.
+// Checkpoint reads the kubelet's checkpoint. It fails if the file does not exist, or if the
+// kubelet would not accept the file.
 func (d *Directory) Checkpoint() (Checkpoint, error) {
 	text, err := statefile.Read(filepath.Join(d.Path(), checkpoint.FileName), maxCheckpoint)
 	if err != nil {
-		return Checkpoint{}, fmt.Errorf("read kubelet's checkpoint: %w", err)
+		return Checkpoint{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.parsed && bytes.Equal(text, d.text) {
+	if d.hasParsed && bytes.Equal(text, d.text) {
 		return d.saved, d.damage
 	}
 	data, err := checkpoint.Parse(text)
 	if err != nil {
-		d.parsed, d.text, d.saved, d.damage, d.answers = true, text, Checkpoint{}, err, nil
+		d.hasParsed, d.text, d.saved, d.damage, d.answers = true, text, Checkpoint{}, err, nil
 		return Checkpoint{}, err
 	}
 	held := holdings{}
 	for _, e := range data.Data.PodDeviceEntries {
 		for node, ids := range e.DeviceIDs {
 			for _, id := range ids {
-				held.add(HeldDevice{Resource: e.ResourceName, ID: id, Pod: uidPrefix + e.PodUID, Container: e.ContainerName}, node)
+				held.add(HeldDevice{Resource: e.ResourceName, ID: id, Pod: uidPrefix + e.PodUID,
+					Container: e.ContainerName}, node)
 			}
 		}
 	}
-	d.parsed, d.text, d.damage, d.answers = true, text, nil, nil
+	d.hasParsed, d.text, d.damage, d.answers = true, text, nil, nil
 	d.saved = Checkpoint{Healthy: data.Data.RegisteredDevices, Held: held.devices}
 	return d.saved, nil
 }
 
-// holdings collects devices that containers hold, each once for its pod.
+// holdings collects devices held by containers, each device once for each pod.
 type holdings struct {
 	devices []HeldDevice
 	at      map[[3]string]int // position in devices, by resource, ID and pod

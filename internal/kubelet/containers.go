@@ -7,14 +7,14 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// A ContainerDevice is a device that a container holds.
+// A ContainerDevice is a device held by a container.
 type ContainerDevice struct {
 	// Resource is the name of the device's resource, and ID the ID known to the kubelet. Both are
 	// empty for a device of a claim.
 	Resource, ID string
 	// Namespace, Pod and Container are the names of the container and its pod.
 	Namespace, Pod, Container string
-	// PodUID is the UID of the pod; empty if it is not known. PodResources does not name it.
+	// PodUID is the UID of the pod; empty if unknown. PodResources does not return UIDs.
 	PodUID string
 	// Claim is the claim by which the container holds the device, if any.
 	Claim ClaimResource
@@ -26,18 +26,18 @@ type ClaimResource struct {
 	Namespace, Name, Driver, Pool, Device, ShareID string
 }
 
-// A listing is the kubelet's answer about the pods on the node. It lacks ended pods and plain init
-// containers, and most pods after a start of the kubelet until the kubelet is connected to the API
-// server. Concurrent callers share it.
+// A listing is the kubelet's answer about the pods on the node. Ended pods and plain init
+// containers are missing. After a start of the kubelet, most pods are missing until the
+// kubelet is connected to the API server. Concurrent callers share a listing.
 type listing struct {
 	held       []HeldDevice
 	containers []ContainerDevice
 	claims     map[string]bool
 }
 
-// Held returns the devices held by pods. The kubelet leaves out init containers, and most pods
-// after its start until it is connected to the API server. The answer was given after the call. It
-// is shared: callers must not change it.
+// Held returns the devices held by pods. Init containers are missing. After a start of the
+// kubelet, most pods are missing until the kubelet is connected to the API server. The
+// kubelet answered after the call of Held. The result is shared: callers must not change it.
 func (p *PodResources) Held(ctx context.Context) ([]HeldDevice, error) {
 	l, err := p.list(ctx)
 	return l.held, err
@@ -57,10 +57,10 @@ func (p *PodResources) Claims(ctx context.Context) (map[string]bool, error) {
 	return l.claims, err
 }
 
-// Allocating records that the kubelet begins a call that allocates devices to a pod,
-// GetPreferredAllocation or Allocate. The caller calls ended at the end of that call; more says
-// that a call of Allocate follows. Until then, and for a short time after, questions about pods,
-// such as Held, wait for 10 s at most.
+// Allocating records the start of a call that allocates devices to a pod:
+// GetPreferredAllocation or Allocate. The caller must call ended at the end of the call;
+// more says that a call of Allocate follows. Until then, and for a short time after, queries
+// about pods, such as Held, wait for at most 10 s.
 func (p *PodResources) Allocating() (ended func(more bool)) { return p.listings.allocating() }
 
 // list asks the kubelet about the pods on the node. No other function does.
@@ -72,18 +72,19 @@ func (p *PodResources) list(ctx context.Context) (listing, error) {
 	return p.listed.ask(ctx, func() (listing, error) {
 		answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 		if err != nil {
-			return listing{}, fmt.Errorf("ask kubelet for the devices of pods: %w", err)
+			return listing{}, fmt.Errorf("ask the kubelet for the devices of pods: %w", err)
 		}
 		if devices := devicesIn(answer); devices > maxHeld {
-			return listing{}, fmt.Errorf("the kubelet's PodResources socket names %d devices of pods; more than %d are not read",
+			return listing{}, fmt.Errorf("the kubelet's PodResources socket names %d devices of pods; more than %d "+
+				"are not read",
 				devices, maxHeld)
 		}
 		return listingOf(answer), nil
 	})
 }
 
-// maxHeld bounds the devices held by pods in one answer: more than a list of one resource has, and
-// few enough to need little memory.
+// maxHeld bounds the devices held by pods in one answer. It exceeds the length of any
+// resource's list, and still needs little memory.
 const maxHeld = 1 << 17
 
 func devicesIn(answer *podresources.ListPodResourcesResponse) (n int) {
@@ -108,7 +109,8 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 		for _, container := range pod.GetContainers() {
 			for _, d := range container.GetDevices() {
 				for _, id := range d.GetDeviceIds() {
-					device := HeldDevice{Resource: d.GetResourceName(), ID: id, Pod: name, Container: container.GetName()}
+					device := HeldDevice{Resource: d.GetResourceName(), ID: id, Pod: name,
+						Container: container.GetName()}
 					held.add(device, noNode)
 					for _, node := range d.GetTopology().GetNodes() {
 						held.add(device, node.GetID())
@@ -127,10 +129,11 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 				l.claims[claim.GetClaimNamespace()+"/"+claim.GetClaimName()] = true
 				for _, d := range claim.GetClaimResources() {
 					l.containers = append(l.containers, ContainerDevice{
-						Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(), Claim: ClaimResource{
-							Namespace: claim.GetClaimNamespace(), Name: claim.GetClaimName(), Driver: d.GetDriverName(),
-							Pool:   d.GetPoolName(),
-							Device: d.GetDeviceName(), ShareID: shareOf(d),
+						Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName(),
+						Claim: ClaimResource{
+							Namespace: claim.GetClaimNamespace(), Name: claim.GetClaimName(),
+							Driver: d.GetDriverName(), Pool: d.GetPoolName(), Device: d.GetDeviceName(),
+							ShareID: shareOf(d),
 						},
 					})
 				}
@@ -141,8 +144,8 @@ func listingOf(answer *podresources.ListPodResourcesResponse) listing {
 	return l
 }
 
-// shareOf returns the claim's share of its device. The API of kubelet 1.34, which some tests use,
-// has no shares.
+// shareOf returns the claim's share of its device. The API of kubelet 1.34, used by some
+// tests, has no shares.
 func shareOf(resource any) string {
 	if r, has := resource.(interface{ GetShareId() string }); has {
 		return r.GetShareId()

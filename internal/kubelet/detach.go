@@ -20,10 +20,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// leavesHeader is the header of a call of GetDevicePluginOptions by which an ending process
-// announces its end, with its token. registersAgainHeader is the header of the answer by which
-// another process promises to register again afterwards, or says that it is about to register. The
-// kubelet sends no such header, and an earlier version of this program does not answer with one.
+// leavesHeader marks a call of GetDevicePluginOptions as the announcement of an ending
+// process, and carries the token of that process. The answer has registersAgainHeader:
+// another process promises to register again afterwards, or says that it is about to
+// register. The kubelet never sends leavesHeader, and an earlier version of this program
+// never answers with registersAgainHeader.
 const (
 	leavesHeader         = "gpu-device-plugin-leaves"
 	registersAgainHeader = "gpu-device-plugin-registers-again"
@@ -44,17 +45,18 @@ var (
 // registered yet.
 var ErrNotYet = errors.New("the process that takes the resource over has not registered yet")
 
-// Detach prepares the end of this process's stream of a resource that another process of this
-// program serves afterwards: the newest process, which has registered since, or else an earlier
-// process, which registers when Detach announces this end.
+// Detach prepares the end of this process's stream of a resource. Afterwards another process
+// of this program serves the resource: the newest process, which has registered since, or
+// else an earlier process, which registers when Detach announces the end.
 //
-// A kubelet up to 1.36 keeps one client for each resource, and takes the end of any stream for the
-// end of that client's stream. It forgets the client when a registration fails. So Detach makes a
-// registration fail, and the kubelet ignores the next ends of streams. Before that, the other
-// process must promise to register again: otherwise the kubelet would not notice the end of that
-// process. The kubelet 1.37 forgets only the client of the failed registration.
+// A kubelet up to 1.36 keeps one client for each resource, and takes the end of any stream
+// for the end of the client's stream. The kubelet forgets the client when a registration
+// fails. So Detach makes a registration fail, and the kubelet ignores later ends of streams.
+// Before that, the other process must promise to register again: otherwise the kubelet would
+// miss the end of the other process. The kubelet 1.37 forgets only the client of the failed
+// registration.
 //
-// An error means that the kubelet may not have forgotten the client. On ErrNotYet, call Detach
+// An error means that the kubelet may still have the client. After ErrNotYet, call Detach
 // again in a moment. The error wraps fs.ErrNotExist if there is no other process.
 func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource string) error {
 	var header metadata.MD
@@ -70,7 +72,7 @@ func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource str
 	rivals := d.Peers(resource)
 	others := append(newestFirst(rivals.Later), newestFirst(rivals.Earlier)...)
 	for len(others) > 0 && d.Refuses(ctx, others[0]) {
-		others = others[1:] // that process was killed
+		others = others[1:] // the process was killed
 	}
 	if len(others) == 0 {
 		return fmt.Errorf("find another server of %s: %w", resource, fs.ErrNotExist)
@@ -85,11 +87,12 @@ func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource str
 		return ErrNotYet
 	}
 	var told sync.WaitGroup
-	for _, name := range others[1:] { // none of them must take that process's devices for its own when that has ended
+	// The other processes must not take over the devices when the newest process has ended.
+	for _, name := range others[1:] {
 		told.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 			defer cancel()
-			_ = d.call(ctx, name, ask()) // one that does not answer has ended, or hangs
+			_ = d.call(ctx, name, ask()) // a process without an answer has ended, or hangs
 		})
 	}
 	told.Wait()
@@ -98,14 +101,16 @@ func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource str
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer() // it has no service: each call fails
+	// The server has no services, so that each call fails.
+	server := grpc.NewServer()
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) }) // it ends by Stop alone
+	serving.Go(func() { _ = server.Serve(listener) }) // Serve ends only by Stop
 	defer serving.Wait()
 	defer server.Stop()
 	err = d.Register(ctx, incarnation, resource, endpoint, nil)
-	if s, ok := status.FromError(err); !ok || s.Code() != codes.Unknown { // which is the code of an error of the kubelet's
-		return fmt.Errorf("have kubelet forget the server of %s: %w", resource, cmp.Or(err, errAccepted))
+	// Unknown is the code of an error from the kubelet.
+	if s, ok := status.FromError(err); !ok || s.Code() != codes.Unknown {
+		return fmt.Errorf("have the kubelet forget the server of %s: %w", resource, cmp.Or(err, errAccepted))
 	}
 	return nil
 }
@@ -114,8 +119,8 @@ func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource str
 const severalClientsSince = 82
 
 // KeepsOneClient reports whether the kubelet with this user agent keeps one client for each
-// resource, as up to 1.36. It uses the version of gRPC, because the kubelet does not send its own
-// version. It returns false if the version is unknown.
+// resource, like the kubelet up to 1.36. The user agent contains the version of gRPC, not
+// the version of the kubelet. KeepsOneClient returns false if the version is unknown.
 func KeepsOneClient(userAgent string) bool {
 	_, version, _ := strings.Cut(userAgent, "grpc-go/1.")
 	minor, _, _ := strings.Cut(version, ".")
@@ -130,14 +135,15 @@ func LeavingToken(ctx context.Context) (token string) {
 	return strings.Join(header.Get(leavesHeader), "")
 }
 
-// WillReregister answers such a call with the promise that this process registers again once the
-// other process has ended.
+// WillReregister answers an announcement of Detach: this process registers again after the
+// end of the other process.
 func WillReregister(ctx context.Context) { answerLeaving(ctx, "yes") }
 
-// WillRegister answers such a call with the promise that this process is about to register. The
-// other process asks again.
+// WillRegister answers an announcement of Detach: this process is about to register. The
+// other process then asks again.
 func WillRegister(ctx context.Context) { answerLeaving(ctx, registersSoon) }
 
 func answerLeaving(ctx context.Context, answer string) {
-	_ = grpc.SetHeader(ctx, metadata.Pairs(registersAgainHeader, answer)) // it fails only outside a call
+	// An error means only that ctx is not the context of a call
+	_ = grpc.SetHeader(ctx, metadata.Pairs(registersAgainHeader, answer))
 }

@@ -119,7 +119,7 @@ func TestLeave(t *testing.T) {
 	}
 	watch(t, us)("kubelet", incarnation(1))
 	if err := us.Detach(ctx, 2, "nvidia.com/gpu"); !errors.Is(err, kubelet.ErrNotRegistered) ||
-		!strings.Contains(err.Error(), "have kubelet forget") {
+		!strings.Contains(err.Error(), "have the kubelet forget") {
 		t.Errorf("another kubelet: %v", err)
 	}
 	if kubelet.LeavingToken(t.Context()) != "" {

@@ -1,8 +1,8 @@
-// Package kubelet is the adapter to the kubelet of this node: the directory shared with device
-// plugins, the Registration service, and the account of devices (PodResources). It knows the files
-// and the protocol. Other packages decide what to do.
+// Package kubelet is the adapter to the node's kubelet: the directory shared with device
+// plugins, the Registration service, and the account of devices (PodResources). The package
+// knows files and the protocol. Other packages decide what to do.
 //
-// The packages below it serve the kubelet:
+// The packages below serve the kubelet:
 //
 //   - checkpoint: the format of the kubelet's checkpoint of devices.
 //   - serve: one gRPC server for each resource: registration, lists and calls, and the order of two
@@ -29,11 +29,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 )
 
-// A Directory is the directory in which kubelet and device plugins put their sockets.
+// A Directory is the directory of the sockets of the kubelet and the device plugins.
 type Directory struct {
 	socket string // the kubelet's own socket
 	clock  clock.WithTicker
-	token  string        // in the names of this process's sockets only
+	token  string        // part of the names of this process's sockets
 	lives  atomic.Uint32 // counts the endpoints made
 	pulse  supervise.Pulse
 
@@ -41,18 +41,18 @@ type Directory struct {
 
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
-	mu      sync.Mutex // guards all following fields
-	parsed  bool       // a checkpoint was read; text, saved and damage are those of the last one
-	text    []byte     // the file's content
-	saved   Checkpoint // the parsed content
-	damage  error      // why it could not be parsed; nil if it could
-	answers []Answer   // those in it; nil if nobody has asked since
-	watched bool       // a watch has looked
-	seen    sighting   // what it saw last
+	mu           sync.Mutex // guards all following fields
+	hasParsed    bool       // a checkpoint was read; text, saved and damage describe the last read
+	text         []byte     // the file's content
+	saved        Checkpoint // the parsed content
+	damage       error      // parse error; nil after success
+	answers      []Answer   // parsed answers; nil if not requested since
+	hasLooked    bool       // Watch has scanned the directory
+	lastSighting sighting
 	// kubelets counts the kubelets seen by Watch.
-	kubelets uint64
-	refuses  refusal
-	probed   time.Time // when the kubelet called the readiness probe last; zero if it never did
+	kubelets  uint64
+	refusal   refusal
+	lastProbe time.Time // of the readiness probe by the kubelet; zero before the first
 }
 
 // NewDirectory returns the directory of the given kubelet socket. If the path leaves too little
@@ -60,13 +60,12 @@ type Directory struct {
 // nil clock means the real one.
 func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 	if !filepath.IsAbs(socket) {
-		return nil, fmt.Errorf("use kubelet socket %q: the path must be absolute", socket)
+		return nil, fmt.Errorf("use socket %q of the kubelet: the path must be absolute", socket)
 	}
 	if excess := len(filepath.Dir(socket)) + 1 + maxSocketName - statefile.MaxSocketPath; excess > 0 {
-		return nil, fmt.Errorf("use kubelet socket %q: a socket of ours beside it would have a path of up to %d bytes "+
-			"and Unix "+
-			"allows %d; choose a directory whose path is %d bytes shorter", socket, statefile.MaxSocketPath+
-			excess, statefile.MaxSocketPath, excess)
+		return nil, fmt.Errorf("use socket %q of the kubelet: a socket of ours beside it would have a path of up to "+
+			"%d bytes and Unix allows %d; choose a directory whose path is %d bytes shorter",
+			socket, statefile.MaxSocketPath+excess, statefile.MaxSocketPath, excess)
 	}
 	c = cmp.Or[clock.WithTicker](c, clock.RealClock{})
 	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse(),
@@ -79,25 +78,24 @@ func (d *Directory) Path() string { return filepath.Dir(d.socket) }
 // Alive returns an error if Watch does not respond before ctx ends.
 func (d *Directory) Alive(ctx context.Context) error { return d.pulse.Check(ctx) }
 
-// ErrNoDirectory is wrapped by errors about a directory that does not exist or was replaced by
-// another one.
+// ErrNoDirectory is wrapped by errors about a missing or replaced directory.
 var ErrNoDirectory = errors.New("no kubelet device-plugin directory")
 
-// Check returns an error that wraps ErrNoDirectory, with the remedy, unless the directory exists
-// and Watch still sees it.
+// Check returns an error that wraps ErrNoDirectory and names the remedy, unless the
+// directory exists and is still visible to Watch.
 func (d *Directory) Check() error {
 	info, err := os.Stat(d.Path())
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: %w; start kubelet, mount its directory into the container, or name its socket with "+
+		return fmt.Errorf("%w: %w. Start the kubelet, mount the directory into the container, or set "+
 			"--kubelet-socket",
 			ErrNoDirectory, err)
 	case !info.IsDir():
-		return fmt.Errorf("%w: %s is not a directory; name kubelet's socket with --kubelet-socket", ErrNoDirectory, d.Path())
+		return fmt.Errorf("%w: %s is not a directory; set --kubelet-socket to the kubelet's socket", ErrNoDirectory,
+			d.Path())
 	case linkCount(info) == 0:
-		return fmt.Errorf("%w: %s was removed on the node and this mount shows what is left of it; only a new container "+
-			"can see "+
-			"the new one", ErrNoDirectory, d.Path())
+		return fmt.Errorf("%w: %s was removed on the node and this mount shows what is left of it; only a new "+
+			"container can see the new one", ErrNoDirectory, d.Path())
 	}
 	return nil
 }

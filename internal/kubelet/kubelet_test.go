@@ -62,7 +62,7 @@ func TestADirectoryThatCannotBeUsed(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(path, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"": "", "none": "start kubelet, mount its directory",
+	for name, want := range map[string]string{"": "", "none": "Start the kubelet, mount the directory",
 		"file": "is not a directory"} {
 		err := newDirectory(t, filepath.Join(path, name)).Check()
 		if (err != nil) != (want != "") || err != nil && (!errors.Is(err, kubelet.ErrNoDirectory) ||

@@ -24,13 +24,14 @@ type registrationLock struct {
 	unlock func()     // nil if there are none
 }
 
-// LockRegistrations keeps other processes of this program from registering until unlock is called,
-// which may be called more than once. It waits until no other process registers, for a second at
-// most. After that second, or if the directory cannot be locked, locked is false and unlock has no
-// effect. Registrations of this process may run at the same time.
+// LockRegistrations keeps other processes of this program from registering until unlock is
+// called. Calls of unlock may be repeated. LockRegistrations waits until no other process
+// registers, for at most a second. After that second, or if the directory cannot be locked,
+// locked is false and unlock has no effect. Registrations of this process may run at the
+// same time.
 //
-// When registrations of two servers of a resource overlap, a kubelet up to 1.36 can use the list of
-// one server and call the other.
+// When registrations of two servers of a resource overlap, a kubelet up to 1.36 can use the
+// list of one server and call the other.
 func (d *Directory) LockRegistrations(ctx context.Context) (unlock func(), locked bool) {
 	err := statefile.AwaitLock(ctx, d.clock, LockTimeout, lockPause,
 		func() error { return d.registrations.lock(d.Path()) })
@@ -40,7 +41,7 @@ func (d *Directory) LockRegistrations(ctx context.Context) (unlock func(), locke
 	case errors.Is(err, statefile.ErrLocked):
 		klog.FromContext(ctx).Info("Registering although another process has been registering for a second")
 	case ctx.Err() == nil:
-		klog.FromContext(ctx).Info("Cannot lock kubelet's directory", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot lock the kubelet's directory", "reason", err.Error())
 	}
 	return func() {}, false
 }

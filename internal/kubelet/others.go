@@ -12,8 +12,9 @@ import (
 // listenTimeout bounds a connection to the socket of another plugin.
 const listenTimeout = 100 * time.Millisecond
 
-// Listening returns the names of the sockets of other GPU device plugins that accept connections:
-// other processes of this program, and sockets named like those of NVIDIA's and Google's plugins.
+// Listening returns the names of the sockets of other GPU device plugins that accept
+// connections: other processes of this program, and the plugins of NVIDIA and Google, known
+// by their sockets' names.
 func (d *Directory) Listening(ctx context.Context) []string {
 	var listening []string
 	for _, name := range d.sockets() {

@@ -10,13 +10,13 @@ import (
 )
 
 const (
-	// settleTime is the pause between a call by which kubelet allocates devices and the next
-	// question about pods. The kubelet records the devices of a pod within microseconds after the
+	// settleTime is the pause between an allocating call of the kubelet and the next query
+	// about pods. The kubelet records the devices of a pod within microseconds after the
 	// answer to Allocate. The rest of the pause is for a kubelet that waits for a CPU.
 	settleTime = 50 * time.Millisecond
-	// chooseTime is how long to wait for the call of Allocate that follows GetPreferredAllocation. The
-	// call comes within microseconds, or after a tenth of a second if the kubelet waits for a CPU. A
-	// kubelet that stops or fails the pod sends no call.
+	// chooseTime is how long to wait for the call of Allocate after GetPreferredAllocation.
+	// The call comes within microseconds, or after a tenth of a second if the kubelet waits
+	// for a CPU. A kubelet that stops or fails the pod sends no call.
 	chooseTime = time.Second
 	// hurryAfter is how long a question waits for a pause of settleTime. Afterwards a pause of
 	// hurriedTime suffices: a kubelet that allocates repeatedly within settleTime does not wait for a
@@ -28,17 +28,16 @@ const (
 	listPause = 25 * time.Millisecond
 )
 
-// A pace decides when the kubelet is asked about pods. Such a question makes the kubelet forget
-// ended pods, and also the devices that it is allocating to a pod at that moment: it would give
-// them to the next pod, too (kubernetes/kubernetes#137534). So no question is sent while the
-// kubelet allocates.
+// A pace decides when to query the kubelet about pods. A query makes the kubelet forget
+// ended pods, and also the devices just being allocated: the next pod would get the same
+// devices (kubernetes/kubernetes#137534). So queries wait while the kubelet allocates.
 type pace struct {
 	clock clock.Clock
 
 	mu    sync.Mutex // guards all following fields
-	calls int        // by which kubelet allocates now
+	calls int        // allocating calls in progress
 	ended time.Time  // the last of them
-	more  bool       // a call of Allocate follows that one
+	more  bool       // a call of Allocate follows
 	next  time.Time  // no question is sent before
 }
 
@@ -75,7 +74,8 @@ func (p *pace) begin(ctx context.Context) error {
 		case <-timer.C():
 		case <-ctx.Done():
 			timer.Stop()
-			return fmt.Errorf("kubelet is not asked which pods hold devices while it allocates devices to pods: %w", ctx.Err())
+			return fmt.Errorf("the kubelet is not asked which pods hold devices while it allocates devices to pods: %w",
+				ctx.Err())
 		}
 	}
 }
@@ -94,7 +94,7 @@ func (p *pace) tryBegin(pause time.Duration) (wait time.Duration) {
 		quiet = p.ended.Add(chooseTime)
 	}
 	if wait := max(quiet.Sub(now), p.next.Sub(now)); wait > 0 {
-		return min(wait, pause) // a call of Allocate may end a longer one
+		return min(wait, pause) // a call of Allocate may end a longer pause
 	}
 	p.next = now.Add(listPause)
 	return 0

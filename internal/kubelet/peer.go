@@ -7,19 +7,18 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// A peerAddr is the address of a connection that tells it from others: clients of Unix sockets have
-// none.
+// A peerAddr is a unique address of a connection: clients of Unix sockets have no address.
 type peerAddr struct {
 	net.Addr
 	conn net.Conn
 }
 
-// PeerAddr returns what RemoteAddr of an accepted connection has to return, so that PeerConn finds
-// it. The address is the real one.
+// PeerAddr returns an address for RemoteAddr of an accepted connection. PeerConn then finds
+// the connection. Argument address is the real address.
 func PeerAddr(address net.Addr, conn net.Conn) net.Addr { return peerAddr{address, conn} }
 
-// PeerConn returns the connection by which a call of gRPC came; nil for one without a PeerAddr. ctx
-// is that of the call.
+// PeerConn returns the connection of a gRPC call, found by the context of the call; nil
+// without a PeerAddr.
 func PeerConn(ctx context.Context) net.Conn {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -28,10 +28,11 @@ const maxPodResources = 64 << 20
 // two minutes, and a restart of the kubelet takes much less.
 var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}
 
-// ErrNoPodResources says that there is no PodResources service to ask: this process was configured
-// without it, its folder is not mounted, as under NVIDIA's manifests, or the mounted folder belongs
-// to no kubelet. A kubelet that has run leaves its socket in its folder.
-var ErrNoPodResources = errors.New("kubelet is not asked which pods hold devices")
+// ErrNoPodResources says that the PodResources service is not available: this process is
+// configured without the service, the service's folder is not mounted, as under NVIDIA's
+// manifests, or the mounted folder belongs to no kubelet. A stopped kubelet leaves its
+// socket in its folder.
+var ErrNoPodResources = errors.New("the kubelet is not asked which pods hold devices")
 
 // PodResources is a client of the kubelet's PodResources service. It connects at the first
 // question, and again after a restart of the kubelet.
@@ -84,7 +85,7 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 		}
 		answer, err := client.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 		if err != nil {
-			return nil, fmt.Errorf("ask kubelet for allocatable devices: %w", err)
+			return nil, fmt.Errorf("ask the kubelet for allocatable devices: %w", err)
 		}
 		ids := map[string][]string{} // the answer has a resource once for each of its devices
 		for _, d := range answer.GetDevices() {
@@ -109,15 +110,15 @@ const askingTimeout = 10 * time.Second
 // A question is sent to the kubelet once for all concurrent callers.
 type question[T any] struct {
 	clock clock.PassiveClock
-	// fresh is the greatest age of a reused answer. Callers that came before the question was sent
-	// always share its answer.
+	// fresh is the greatest age of a reused answer. Callers that came before the question
+	// was sent always share its answer.
 	fresh time.Duration
 	// begin waits until the question may be sent; nil means at once.
 	begin func(context.Context) error
 	sent  atomic.Uint64 // how many questions were sent
 
 	asking   chan struct{} // full while a caller asks; guards all following fields
-	number   uint64        // of the question that was answered last
+	number   uint64        // the last answered question
 	answered time.Time
 	answer   T
 }
@@ -126,7 +127,7 @@ func newQuestion[T any](c clock.PassiveClock, fresh time.Duration) *question[T] 
 	return &question[T]{clock: c, fresh: fresh, asking: make(chan struct{}, 1)}
 }
 
-// ask returns the answer. All callers share it.
+// ask returns the answer. All callers share the answer.
 func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
 	before := q.sent.Load()
 	limited, cancel := context.WithTimeout(ctx, askingTimeout)
@@ -135,7 +136,7 @@ func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T,
 	case q.asking <- struct{}{}:
 		defer func() { <-q.asking }()
 	case <-limited.Done():
-		return answer, fmt.Errorf("ask kubelet for its account: %w", limited.Err())
+		return answer, fmt.Errorf("ask the kubelet for its account: %w", limited.Err())
 	}
 	if old := q.fresh == 0 || q.clock.Since(q.answered) > q.fresh; old && q.number <= before {
 		if q.begin != nil {
@@ -167,7 +168,8 @@ func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) 
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithUnaryInterceptor(shortenErrors),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			c, err := (&net.Dialer{}).DialContext(ctx, "unix", p.socket) // as a URL a path with % is another one
+			// As part of a URL, a % in the path would be an escape.
+			c, err := (&net.Dialer{}).DialContext(ctx, "unix", p.socket)
 			if err == nil {
 				p.connections.Add(1)
 			}

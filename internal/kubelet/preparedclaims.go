@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// claimsFile is the checkpoint of the kubelet's manager for Dynamic Resource Allocation, in the
-	// the kubelet's root directory. The kubelet names a claim in it before it calls a driver to
-	// prepare the claim, and until the driver has unprepared it.
+	// claimsFile is the checkpoint of the kubelet's manager for Dynamic Resource Allocation,
+	// in the kubelet's root directory. The kubelet writes a claim to the file before calling
+	// the driver to prepare the claim, and removes the claim after the driver has unprepared
+	// it.
 	claimsFile = "dra_manager_state"
 	// claimsKind is the kind of its data, in kubelet 1.32 and newer.
 	claimsKind = "DRACheckpoint"
@@ -29,8 +30,9 @@ type PreparedClaim struct {
 	Devices map[string][]string
 }
 
-// PreparedClaims returns the claims that the kubelet with this root directory has had prepared, by
-// its checkpoint. It fails where the file is missing, or the kubelet itself would not accept it.
+// PreparedClaims returns the kubelet's prepared claims, from the checkpoint in the kubelet's
+// root directory. It fails if the file is missing, or if the kubelet would not accept the
+// file.
 func PreparedClaims(root string) ([]PreparedClaim, error) {
 	text, err := statefile.Read(filepath.Join(root, claimsFile), maxClaimsFile)
 	if err != nil {
@@ -59,11 +61,13 @@ func PreparedClaims(root string) ([]PreparedClaim, error) {
 		return nil, fmt.Errorf("read the kubelet's checkpoint of claims: %w", err)
 	}
 	if data.Kind != claimsKind {
-		return nil, errors.New("read the kubelet's checkpoint of claims: this version of the kubelet has another format")
+		return nil, errors.New("read the kubelet's checkpoint of claims: this version of the kubelet has another " +
+			"format")
 	}
 	claims := make([]PreparedClaim, 0, len(data.ClaimInfoStateList))
 	for _, c := range data.ClaimInfoStateList {
-		claim := PreparedClaim{UID: c.ClaimUID, Namespace: c.Namespace, Name: c.ClaimName, Devices: map[string][]string{}}
+		claim := PreparedClaim{UID: c.ClaimUID, Namespace: c.Namespace, Name: c.ClaimName,
+			Devices: map[string][]string{}}
 		for driver, state := range c.DriverState {
 			claim.Devices[driver] = []string{}
 			for _, d := range state.Devices {

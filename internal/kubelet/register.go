@@ -20,31 +20,33 @@ import (
 // ErrNotRegistered is wrapped by the errors of a Register that certainly did not reach the kubelet.
 var ErrNotRegistered = errors.New("not registered")
 
-// Register registers the plugin socket at path endpoint for a resource. The socket must be serving
-// already, because the kubelet dials it before it answers. The directory must be the one for which
-// NewEndpoint returned the path.
+// Register registers the plugin socket at path endpoint for a resource. The socket must be
+// serving already, because the kubelet dials the socket before answering. NewEndpoint of the
+// same directory must have returned the path.
 //
-// If the directory is watched, the request goes only to the kubelet of the given incarnation. A
-// later kubelet gets its own Register once Watch has seen it.
+// In a watched directory, the request goes only to the kubelet of the given incarnation. A
+// later kubelet gets a separate Register after Watch has found it.
 //
-// An error that wraps ErrNotRegistered means that the kubelet never saw the request. After any
-// other error the kubelet may have seen it, and the endpoint must not be registered again: the
-// kubelet 1.37 would no longer believe any end of its stream.
+// An error that wraps ErrNotRegistered means that the kubelet never saw the request. After
+// any other error the kubelet may have seen the request, and the endpoint must not be
+// registered again: the kubelet 1.37 would no longer believe any end of the endpoint's
+// stream.
 func (d *Directory) Register(
 	ctx context.Context, incarnation uint64, resource, endpoint string, options *pluginapi.DevicePluginOptions,
 ) error {
-	// Connect first, and check the endpoint afterwards: a starting kubelet removes all sockets before
-	// it listens. So an endpoint that still exists was not removed by the connected kubelet.
+	// Connect first, and check the endpoint afterwards: a starting kubelet removes all
+	// sockets before listening. So the connected kubelet has not removed an endpoint that
+	// still exists.
 	conn, err := d.dial(ctx)
 	if err != nil {
-		return fmt.Errorf("%w: dial kubelet: %w", ErrNotRegistered, err)
+		return fmt.Errorf("%w: dial the kubelet: %w", ErrNotRegistered, err)
 	}
 	defer func() { _ = conn.Close() }()
 	if _, err := os.Lstat(endpoint); err != nil {
 		return fmt.Errorf("%w: find our socket: %w", ErrNotRegistered, err)
 	}
-	// The same holds for the kubelet's socket: the connection is to this kubelet or to an earlier one,
-	// which no longer answers.
+	// The same holds for the kubelet's socket: the connection is to this kubelet or to an
+	// earlier kubelet, already stopped.
 	if !d.shows(incarnation) {
 		return fmt.Errorf("%w: another kubelet has come", ErrNotRegistered)
 	}
@@ -65,9 +67,9 @@ func (d *Directory) Register(
 	return nil
 }
 
-// The pace of dialling a kubelet that refuses connections. A starting kubelet listens within a
-// millisecond of creating its socket. A stopped kubelet refuses until it starts, and then creates
-// another socket.
+// The pace of dialling a kubelet that refuses connections. A starting kubelet listens within
+// a millisecond of creating its socket. A stopped kubelet refuses until it starts, and then
+// creates another socket.
 const (
 	redialFirst = time.Millisecond
 	redialMost  = time.Second
@@ -93,15 +95,15 @@ func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// newClient returns a client that uses conn, and closes it.
+// newClient returns a client that uses conn. Close of the client closes conn.
 func newClient(conn net.Conn) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"), grpc.WithContextDialer(oneConnection(conn)),
 		grpc.WithUnaryInterceptor(shortenErrors))
 }
 
-// maxErrorText bounds the text of an error from the kubelet, in bytes. The text is logged at each
-// attempt, and shown in the status.
+// maxErrorText bounds the text of an error from the kubelet, in bytes. The text appears in
+// the log at each attempt, and in the status.
 const maxErrorText = 1000
 
 // shortenErrors is the interceptor of a client that shortens the errors of the server.
@@ -116,8 +118,8 @@ func shortenErrors(
 	return err
 }
 
-// oneConnection returns a dialer that hands out conn once and never connects again, so that a
-// request reaches the checked kubelet or none.
+// oneConnection returns a dialer that hands out conn once and never connects again, so that
+// a request reaches only the checked kubelet.
 func oneConnection(conn net.Conn) func(context.Context, string) (net.Conn, error) {
 	once := make(chan net.Conn, 1)
 	once <- conn

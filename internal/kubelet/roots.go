@@ -7,7 +7,8 @@ import (
 	"path"
 )
 
-// movedRoots are the kubelet's --root-dir in the distributions that move it.
+// movedRoots are the values of the kubelet's --root-dir in distributions with another
+// default.
 var movedRoots = []string{
 	"/var/lib/k0s/kubelet",                      // k0s
 	"/var/snap/microk8s/common/var/lib/kubelet", // MicroK8s
@@ -16,9 +17,10 @@ var movedRoots = []string{
 	"/opt/rke/var/lib/kubelet",                  // RKE on RancherOS
 }
 
-// Missing returns why the PodResources service of a kubelet that runs cannot be asked, and what to
-// set; empty if its socket is there, or if it is not to be asked. Node has the node's files, or is
-// nil if they cannot be seen: a known --root-dir that has the socket is named.
+// Missing returns why the PodResources service of a running kubelet cannot be queried, and
+// what to set. It returns an empty text if the socket is there, or if the service is not to
+// be queried. Node has the node's files, or is nil if they are not visible. Missing names a
+// known --root-dir with the socket.
 func (p *PodResources) Missing(node fs.FS) string {
 	if p.socket == "" {
 		return ""
@@ -31,8 +33,8 @@ func (p *PodResources) Missing(node fs.FS) string {
 		", as kubeletRoot in the chart, or edit the hostPath of pod-resources in the manifest."
 }
 
-// rootOf returns the kubelet's --root-dir as far as it can be seen, in words that follow "the
-// the kubelet's --root-dir".
+// rootOf returns the kubelet's --root-dir, as far as visible, in words that follow "the
+// kubelet's --root-dir".
 func rootOf(node fs.FS) string {
 	if node != nil {
 		for _, root := range movedRoots {

@@ -16,29 +16,29 @@ import (
 
 // A SeenContainer is a container of a pod, by its processes.
 type SeenContainer struct {
-	// Cgroup is the folder of its cgroup.
+	// Cgroup is the folder of the container's cgroup.
 	Cgroup string
-	// Nodes are the names below /dev of the NVIDIA device nodes that it has, such as nvidia0 and
-	// nvidia-caps/nvidia-cap3.
+	// Nodes are the container's NVIDIA device nodes, by their names below /dev, such as
+	// nvidia0 and nvidia-caps/nvidia-cap3.
 	Nodes []string
-	// Hidden says that its device nodes cannot be seen, or are those of the node: its processes are in
-	// another PID namespace, this process has not the rights, the container is privileged, or its /dev
-	// has a link or too many entries.
+	// Hidden says that the container's device nodes are not visible, or belong to the node:
+	// the processes are in another PID namespace, this process lacks the rights, the
+	// container is privileged, or its /dev has a link or too many entries.
 	Hidden bool
 }
 
 // podUID is the UID in the name of a pod's cgroup.
 var podUID = regexp.MustCompile(`pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})`)
 
-// SeenContainers returns the containers of the pods that are wanted, by the UID of the pod. Cgroups
-// is the node's /sys/fs/cgroup, of version 2, and proc its /proc. The error says why no pod can be
-// seen. It reads some files for each container.
+// SeenContainers returns the containers of the wanted pods, by the UID of the pod. Cgroups
+// is the node's /sys/fs/cgroup, of version 2, and proc its /proc. The error says why no pod
+// is visible. SeenContainers reads a few files for each container.
 func SeenContainers(cgroups, proc string, wanted func(uid string) bool) (map[string][]SeenContainer, error) {
 	if _, err := os.ReadDir(cgroups); err != nil {
 		return nil, err
 	}
 	all := map[string][]SeenContainer{}
-	// a pod that is gone meanwhile has no containers
+	// a pod removed during the walk has no containers
 	_ = filepath.WalkDir(cgroups, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
 			return nil
@@ -57,7 +57,8 @@ func SeenContainers(cgroups, proc string, wanted func(uid string) bool) (map[str
 	return all, nil
 }
 
-// seenContainers returns the containers of a pod, each of which has a cgroup below that of the pod.
+// seenContainers returns the containers of a pod. Their cgroups are below the cgroup of the
+// pod.
 func seenContainers(pod, proc string) (all []SeenContainer) {
 	entries, _ := os.ReadDir(pod)
 	for _, e := range entries {
@@ -74,7 +75,8 @@ func seenContainers(pod, proc string) (all []SeenContainer) {
 	return all
 }
 
-// firstProcess returns a process of a cgroup or one below it; 0 for one of another PID namespace.
+// firstProcess returns a process of a cgroup or of a cgroup below; 0 for a process of
+// another PID namespace.
 func firstProcess(cgroup string) (pid int, runs bool) {
 	_ = filepath.WalkDir(cgroup, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || !entry.IsDir() {
@@ -95,7 +97,8 @@ func firstProcess(cgroup string) (pid int, runs bool) {
 // the node.
 const capSysAdmin = 21
 
-// seenContainer returns what a process of a container sees. One that ends meanwhile is hidden.
+// seenContainer returns the view of a container's process. The view of an ended process is
+// hidden.
 func seenContainer(process string) SeenContainer {
 	status, err := os.ReadFile(filepath.Join(process, "status"))
 	_, rest, _ := strings.Cut(string(status), "\nCapEff:")
@@ -127,8 +130,8 @@ func seenContainer(process string) SeenContainer {
 // number of them.
 const maxEntries = 4096
 
-// readFolder returns the entries of a folder of a container, by name. More than maxEntries are an
-// error, and so is a link: it would lead to a folder of this process.
+// readFolder returns the entries of a folder of a container, by name. It fails for more than
+// maxEntries, and for a link, because a link would lead to a folder of this process.
 func readFolder(path string) ([]fs.DirEntry, error) {
 	folder, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
@@ -146,7 +149,8 @@ func readFolder(path string) ([]fs.DirEntry, error) {
 	return entries, err
 }
 
-// hasNodesDev reports whether the /dev of a container is that of the node, by its mountinfo.
+// hasNodesDev reports whether the /dev of a container is the node's /dev, by the container's
+// mountinfo.
 func hasNodesDev(mountinfo string) bool {
 	for line := range strings.Lines(mountinfo) {
 		before, after, _ := strings.Cut(line, " - ")

@@ -21,10 +21,11 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The name of a socket of this program is gpu-device-plugin-<kind>-<token>-<n>.sock. The kind of a
-// plugin socket is <resource>-<hash>: the resource is the beginning of its name without the domain,
-// for people; the hash is of the whole name. The token is the process's: the time of its start and
-// two random characters. Tokens sort as the processes started. n counts the sockets of the process.
+// The name of a socket of this program is gpu-device-plugin-<kind>-<token>-<n>.sock. The
+// kind of a plugin socket is <resource>-<hash>: the beginning of the resource's name without
+// the domain, for people, and the hash of the whole name. The token identifies the process:
+// the time of its start and two random characters. Tokens sort as the processes started. n
+// counts the sockets of the process.
 const (
 	// socketPrefix begins the name of every socket of this program.
 	socketPrefix    = "gpu-device-plugin-"
@@ -41,12 +42,12 @@ const (
 		len(socketSuffix)
 )
 
-// NewToken returns a token that is greater than those of all processes that started before it on
-// this node.
+// NewToken returns a token for this process. It is greater than the tokens of all processes
+// that started before on this node.
 func NewToken() string {
 	var now unix.Timespec
-	// This clock is never set, goes on while the machine sleeps, and is the same in all containers.
-	// Linux always has it.
+	// This clock is never set, runs on while the machine sleeps, and is the same in all
+	// containers. Linux always has it.
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	return base32(uint64(now.Nano()/1000), timeLength) + strings.ToLower(rand.Text()[:tokenLength-timeLength])
 }
@@ -57,8 +58,8 @@ func base32(n uint64, digits int) string {
 	return strings.Repeat("0", max(0, digits-len(text))) + text
 }
 
-// NewEndpoint returns the path of a socket for resource that was never used before, by this process
-// or another.
+// NewEndpoint returns the path of a new socket for resource. No process has ever used the
+// path.
 func (d *Directory) NewEndpoint(resource string) string {
 	return filepath.Join(d.Path(),
 		SocketName(kindOf(resource), d.token, d.lives.Add(1)))
@@ -95,17 +96,17 @@ func (d *Directory) Ours(name string) bool {
 	return ours && token == d.token
 }
 
-// Peers are the names of the plugin sockets that other processes may have for one resource.
+// Peers are the names of the plugin sockets of other processes, possibly for one resource.
 type Peers struct {
-	// Later and Earlier are the sockets of processes of this program that started later and earlier
-	// than this process.
+	// Later and Earlier are the sockets of processes of this program that started later or
+	// earlier than this process.
 	Later, Earlier []string
 	// OtherPlugins are the sockets of other programs. Their resources are unknown.
 	OtherPlugins []Socket
 }
 
-// A Socket is a socket of another program. A killed program leaves its socket, and creates another
-// one of the same name when it returns.
+// A Socket is a socket of another program. A killed program leaves its socket, and creates a
+// new socket with the same name after its restart.
 type Socket struct {
 	Name string
 	Made int64 // nanoseconds of Unix time, by the clock of the file system
@@ -118,7 +119,7 @@ func (d *Directory) Peers(resource string) Peers {
 	for _, name := range d.sockets() {
 		switch kind, token, ours := ParseSocketName(name); {
 		case !ours:
-			if info, err := os.Lstat(filepath.Join(d.Path(), name)); err == nil { // else it is gone
+			if info, err := os.Lstat(filepath.Join(d.Path(), name)); err == nil { // else the socket is gone
 				r.OtherPlugins = append(r.OtherPlugins, Socket{name, info.ModTime().UnixNano()})
 			}
 		case kind != own || token == d.token:
@@ -154,7 +155,7 @@ func (d *Directory) ofOthers() []string {
 	})
 }
 
-// dialPlugin connects to the plugin socket of that name.
+// dialPlugin connects to a plugin socket.
 func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(d.Path(), name))
 }
@@ -162,8 +163,9 @@ func (d *Directory) dialPlugin(ctx context.Context, name string) (net.Conn, erro
 // callTimeout bounds a call to the server of another process.
 const callTimeout = 2 * time.Second
 
-// CallEarlier calls the server of a resource in the newest process of this program that started
-// before this process. It returns an error that wraps fs.ErrNotExist if there is none.
+// CallEarlier calls the server of a resource in another process of this program: the newest
+// of the processes that started before this process. The error wraps fs.ErrNotExist if there
+// is none.
 func (d *Directory) CallEarlier(
 	ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
@@ -174,7 +176,8 @@ func (d *Directory) CallEarlier(
 	return d.call(ctx, earlier[0], call)
 }
 
-// newestFirst sorts socket names of this program by the start of their processes, newest first.
+// newestFirst sorts socket names of this program by the start of their processes, newest
+// first.
 func newestFirst(names []string) []string {
 	return slices.SortedFunc(slices.Values(names), func(a, b string) int {
 		_, x, _ := ParseSocketName(a)
@@ -203,18 +206,19 @@ func (d *Directory) call(ctx context.Context, name string,
 const (
 	// askInterval is the pace of checking whether other servers are there.
 	askInterval = time.Second
-	// askSoon is the first pause after the end of a connection, which may be that of the server.
+	// askSoon is the first pause after the end of a connection, because the end may be the
+	// server's.
 	askSoon = 20 * time.Millisecond
-	// listensWithin is how long a socket may refuse connections before its first connection, because a
-	// process listens a moment after it creates the socket.
+	// listensWithin is how long a socket may refuse connections before its first connection,
+	// because a process creates the socket a moment before listening.
 	listensWithin = time.Second
 	// hungAfter is how long a server of this program may leave connections unanswered.
 	hungAfter = 10 * time.Second
 )
 
-// AwaitEnd returns nil once no server uses the socket of that name: the socket is gone or refuses
-// connections, or a server of this program has not answered for ten seconds. An error means that
-// ctx ended.
+// AwaitEnd returns nil once no server uses the socket: the socket is gone or refuses
+// connections, or a server of this program has not answered for ten seconds. An error means
+// that ctx ended.
 func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	_, _, ours := ParseSocketName(name)
 	began := d.clock.Now()
@@ -252,13 +256,14 @@ func (d *Directory) AwaitEnd(ctx context.Context, name string) error {
 	}
 }
 
-// answers reports whether the server at the other end of a connection sends anything, as a gRPC
-// server does unasked. It closes the connection, and returns when the server closes it, which takes
-// a second, or when ctx ends.
+// answers reports whether the server at the other end of a connection sends anything. A gRPC
+// server sends without a request. answers closes the connection, and returns when the server
+// closes the connection, which takes about a second, or when ctx ends.
 func answers(ctx context.Context, conn net.Conn) bool {
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetReadDeadline(time.Now().Add(2 * askInterval)) // it fails on closed connections only, as the read does then
+	// An error means that the connection is closed: then the read fails also.
+	_ = conn.SetReadDeadline(time.Now().Add(2 * askInterval))
 	n, _ := io.Copy(io.Discard, conn)
 	return n > 0
 }

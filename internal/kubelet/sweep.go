@@ -13,20 +13,20 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// A Sweep removes the sockets that processes of this program left in a folder when they were
-// killed.
+// A Sweep removes the sockets of killed processes of this program from a folder.
 type Sweep struct {
-	// Clock and After say how long a socket must have refused connections before it is removed.
-	// Without them, it must have refused them at the last look, too, which has to be a second ago or
-	// more: a process listens within far less.
+	// Clock and After say how long a socket must have refused connections before its
+	// removal. Without a Clock, the socket must also have refused connections at the
+	// previous scan. Scans must be a second or more apart, far longer than a process needs
+	// to listen.
 	Clock clock.PassiveClock
 	After time.Duration
 
 	refused map[string]time.Time // names of sockets that refused connections at the last look, and since when
 }
 
-// Look returns which of the sockets with these names refuse connections now. It removes those of
-// them whose processes were killed.
+// Look returns the names of the sockets that refuse connections now, and removes the sockets
+// of killed processes.
 func (s *Sweep) Look(ctx context.Context, folder string, names []string) (refused []string) {
 	before, now := s.refused, time.Time{}
 	if s.Clock != nil {
@@ -52,13 +52,14 @@ func (s *Sweep) Look(ctx context.Context, folder string, names []string) (refuse
 	return refused
 }
 
-// DialOnce connects to a socket, and closes the connection at once. It does not wait, so that no
-// end of a wait is taken for a process that is there: Unix tells at once whether one listens.
+// DialOnce connects to a socket, and closes the connection at once. There is no timeout,
+// because Unix sockets accept or refuse at once, and a timeout would not prove that a
+// process listens.
 func DialOnce(ctx context.Context, path string) error {
 	conn, err := (&net.Dialer{}).DialContext(context.WithoutCancel(ctx), "unix", path)
 	if err != nil {
 		return err
 	}
-	_ = conn.Close() // nothing was said
+	_ = conn.Close() // nothing was sent
 	return nil
 }

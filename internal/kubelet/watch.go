@@ -24,19 +24,19 @@ const (
 	lookRarely = 5 * time.Second
 )
 
-// Watch publishes which kubelet is there, and the names of the other sockets in the directory,
-// at once and after each change, until ctx ends. Then it returns nil. It returns an error that
-// wraps ErrNoDirectory when the directory can never again be the kubelet's. It waits for a
+// Watch publishes the present kubelet and the names of the other sockets in the directory,
+// at once and after each change. It returns nil when ctx ends, and an error that wraps
+// ErrNoDirectory when the directory can never again be the kubelet's. Watch waits for a
 // directory that does not exist yet.
 //
-// The incarnation numbers the kubelets seen since Watch began, from 1. It is 0 while the kubelet's
-// socket does not exist. The sockets are the sockets of all device plugins, sorted. They are also
-// published, unchanged, when a socket may have appeared or disappeared since.
+// The incarnation numbers the kubelets since Watch began, from 1, and is 0 while the
+// kubelet's socket does not exist. The sockets are the sorted sockets of all device plugins.
+// Watch also publishes unchanged names when a socket may have appeared or disappeared since.
 func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], sockets *feed.Feed[[]string]) error {
 	log := klog.FromContext(ctx)
 	notices, err := d.newWatcher()
 	if err != nil {
-		log.Info("Watching kubelet's directory once a second only; raise fs.inotify.max_user_instances to learn of changes at once",
+		log.Info("Watching the kubelet's directory only once a second; raise fs.inotify.max_user_instances",
 			"reason", err.Error())
 		notices = &fsnotify.Watcher{} // nil channels: no notice ever comes
 	} else {
@@ -46,14 +46,15 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 	pause := lookInterval
 	timer := d.clock.NewTimer(pause)
 	defer timer.Stop()
-	var left Sweep
-	left.Look(ctx, d.Path(), d.ofOthers())
+	var sweep Sweep
+	sweep.Look(ctx, d.Path(), d.ofOthers())
 	for noticed := false; ; {
 		if err := look.once(log); err != nil {
 			return err
 		}
-		// Sockets come first: when a new kubelet is published, the sockets that it removed are gone.
-		if names := d.sockets(); noticed || !look.watches || !slices.Equal(names, sockets.Value()) {
+		// Sockets come first: a new kubelet removes all sockets before Watch publishes the
+		// kubelet.
+		if names := d.sockets(); noticed || !look.hasNotices || !slices.Equal(names, sockets.Value()) {
 			sockets.Publish(names)
 		}
 		if now := look.now(); now != incarnation.Value() {
@@ -69,33 +70,34 @@ func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], s
 			return nil
 		case d.pulse.Heartbeat() <- struct{}{}:
 		case <-timer.C():
-			left.Look(ctx, d.Path(), d.ofOthers())
+			sweep.Look(ctx, d.Path(), d.ofOthers())
 			timer.Reset(pause)
 		case event := <-notices.Events:
 			noticed = true
 			if event.Name == d.Path() {
-				look.watched = fileKey{} // a directory that is made anew may have the same inode
+				look.watchedKey = fileKey{} // a directory created again may have the same inode
 			}
-			// A notice only says when to look. Two kubelets whose sockets came within one tick of the
-			// kernel's clock, on one inode, look alike; the end of the streams tells them apart.
+			// A notice only triggers a scan. Two kubelets with sockets from one tick of the
+			// kernel's clock, on one inode, look alike; the end of the streams tells them
+			// apart.
 		case err := <-notices.Errors:
 			noticed = true
 			// An overflow only loses notices: the next look finds the changes.
-			log.V(2).Info("Notices about kubelet's directory were lost", "reason", err.Error())
+			log.V(2).Info("Notices about the kubelet's directory were lost", "reason", err.Error())
 		}
 	}
 }
 
-// look remembers the result of the last look, to tell one kubelet from the next.
+// look has the result of the last scan, to tell one kubelet from the next.
 type look struct {
-	directory   *Directory
-	notices     *fsnotify.Watcher
-	watched     fileKey   // the directory that notices come from, or were asked for
-	watches     bool      // notices come
-	removed     time.Time // since when the directory has no name on the node any more; zero while it has one
-	incarnation uint64
-	kubelet     fileKey // the kubelet's socket in this incarnation
-	present     bool
+	directory    *Directory
+	notices      *fsnotify.Watcher
+	watchedKey   fileKey // the directory of the subscribed notices
+	hasNotices   bool
+	removedSince time.Time // since when the directory has no name on the node; zero while it has a name
+	incarnation  uint64
+	kubelet      fileKey // the kubelet's socket in this incarnation
+	present      bool
 }
 
 func (l *look) once(log klog.Logger) error {
@@ -108,7 +110,7 @@ func (l *look) once(log klog.Logger) error {
 		l.kubelet = key
 	}
 	l.present = err == nil
-	l.directory.sight(sighting{l.now(), key}, l.incarnation)
+	l.directory.recordSighting(sighting{l.now(), key}, l.incarnation)
 	if !l.present {
 		return nil
 	}
@@ -117,7 +119,7 @@ func (l *look) once(log klog.Logger) error {
 
 // pause returns the time to the next look.
 func (l *look) pause() time.Duration {
-	if l.watches && l.removed.IsZero() {
+	if l.hasNotices && l.removedSince.IsZero() {
 		return lookRarely
 	}
 	return lookInterval
@@ -137,11 +139,11 @@ type sighting struct {
 	socket      fileKey
 }
 
-// sight records the result of a look.
-func (d *Directory) sight(s sighting, kubelets uint64) {
+// recordSighting records the result of a scan.
+func (d *Directory) recordSighting(s sighting, kubelets uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.watched, d.seen, d.kubelets = true, s, kubelets
+	d.hasLooked, d.lastSighting, d.kubelets = true, s, kubelets
 }
 
 // Kubelets returns how many kubelets were seen since Watch began.
@@ -151,13 +153,13 @@ func (d *Directory) Kubelets() uint64 {
 	return d.kubelets
 }
 
-// shows reports whether the current socket belongs to the kubelet of an incarnation, as far as
-// known from the looks.
+// shows reports whether the current socket belongs to the kubelet of an incarnation, as far
+// as known from the scans.
 func (d *Directory) shows(incarnation uint64) bool {
 	key, err := keyOf(d.socket)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !d.watched || err == nil && d.seen == sighting{incarnation, key}
+	return !d.hasLooked || err == nil && d.lastSighting == sighting{incarnation, key}
 }
 
 // watchDirectory subscribes to notices about the current directory.
@@ -165,38 +167,39 @@ func (l *look) watchDirectory(log klog.Logger) error {
 	info, err := os.Stat(l.directory.Path())
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			log.V(2).Info("Cannot see kubelet's directory", "reason", err.Error())
+			log.V(2).Info("Cannot see the kubelet's directory", "reason", err.Error())
 		}
-		l.watched, l.watches, l.removed = fileKey{}, false, time.Time{}
+		l.watchedKey, l.hasNotices, l.removedSince = fileKey{}, false, time.Time{}
 		return nil
 	}
 	if linkCount(info) == 0 {
-		// A directory that is being removed looks like this for a moment, and a directory behind a mount
-		// forever.
+		// A directory being removed looks like this for a moment, and a directory behind a
+		// mount forever.
 		now := l.directory.clock.Now()
-		if l.removed.IsZero() {
-			l.removed = now
+		if l.removedSince.IsZero() {
+			l.removedSince = now
 		}
-		if now.Sub(l.removed) < lookInterval {
+		if now.Sub(l.removedSince) < lookInterval {
 			return nil
 		}
 		return l.directory.Check()
 	}
-	l.removed = time.Time{}
+	l.removedSince = time.Time{}
 	key := keyOfInfo(info)
 	key.ctime = syscall.Timespec{} // a directory's changes with every entry
-	if key == l.watched || l.notices.Events == nil {
+	if key == l.watchedKey || l.notices.Events == nil {
 		return nil
 	}
-	// Where the path leads through a link that was switched, the former directory is still there and
-	// watched. The error says that it is not watched, which is so after a removal.
+	// After a switched link in the path, the former directory still exists and is still
+	// watched. An error of Remove says that the directory was not watched, as after a
+	// removal.
 	_ = l.notices.Remove(l.directory.Path())
 	err = l.notices.Add(l.directory.Path())
-	if l.watches = err == nil; !l.watches {
-		log.Info("Watching kubelet's directory once a second only; raise fs.inotify.max_user_watches to learn of changes at once",
+	if l.hasNotices = err == nil; !l.hasNotices {
+		log.Info("Watching the kubelet's directory only once a second; raise fs.inotify.max_user_watches",
 			"reason", err.Error())
 	}
-	l.watched = key // also after a failure: it is said once, and the looks go on
+	l.watchedKey = key // also after a failure: one log line, and the scans go on
 	return nil
 }
 

@@ -134,7 +134,7 @@ func TestLateKubelet(t *testing.T) {
 	folder := s.Path("late%2F%s")
 	s.Args = []string{"--kubelet-socket", filepath.Join(folder, "kubelet.sock")}
 	s.start()
-	s.logs("Waiting for kubelet")
+	s.logs("Waiting for the kubelet")
 	s.logs("no kubelet device-plugin directory: stat " + folder)
 	s.says("the daemon runs", func(status) bool { return true })
 	late, err := standin.Start(standin.Options{Dir: folder})

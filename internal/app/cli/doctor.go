@@ -46,7 +46,7 @@ func (s ExitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check the node: driver, container runtime, kubelet and the running daemon",
+		Short: "Check the node: driver, container runtime, the kubelet and the running daemon",
 		Long: "doctor reads the node's files and asks the running daemon, and prints each problem with evidence and the\n" +
 			"commands to fix it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
 			"environment of the daemon; it takes the kubelet's sockets and the simulated node from the daemon that answers.\n" +

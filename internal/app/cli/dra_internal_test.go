@@ -31,7 +31,7 @@ func TestStatusOfDRA(t *testing.T) {
 	var out bytes.Buffer
 	printStatus(&out, s, view{wide: true, now: now})
 	_, got, _ := bytes.Cut(out.Bytes(), []byte("Dynamic"))
-	if diff := cmp.Diff(` Resource Allocation: mode split; registered with kubelet; slices: 1 with 2 devices, generation 4; the API server is away
+	if diff := cmp.Diff(` Resource Allocation: mode split; registered with the kubelet; slices: 1 with 2 devices, generation 4; the API server is away
 
 owner: GPU 1: in a ResourceSlice
 owner: GPU 2: goes from its ResourceSlice to the device plugin; it waits: claim a/b has it
@@ -47,8 +47,8 @@ claim: a/d was given back, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destr
 	}
 	for want, driver := range map[string]status.DRADriver{
 		"mode plugin; another driver of the same name registers at /a.sock": {NameConflict: "/a.sock", Problem: "b"},
-		"mode plugin; not registered with kubelet: b":                       {Problem: "b"},
-		"mode plugin; not registered with kubelet":                          {},
+		"mode plugin; not registered with the kubelet: b":                   {Problem: "b"},
+		"mode plugin; not registered with the kubelet":                      {},
 	} {
 		if got := allocationLine(&status.DRA{Mode: "plugin", Driver: driver}); got != want {
 			t.Errorf("%q, want %q", got, want)

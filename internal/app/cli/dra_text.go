@@ -21,11 +21,11 @@ func allocationLine(s *status.DRA) string {
 	case s.Driver.NameConflict != "":
 		parts = append(parts, "another driver of the same name registers at "+s.Driver.NameConflict)
 	case s.Driver.Registered:
-		parts = append(parts, "registered with kubelet")
+		parts = append(parts, "registered with the kubelet")
 	case s.Driver.Problem != "":
-		parts = append(parts, "not registered with kubelet: "+s.Driver.Problem)
+		parts = append(parts, "not registered with the kubelet: "+s.Driver.Problem)
 	default:
-		parts = append(parts, "not registered with kubelet")
+		parts = append(parts, "not registered with the kubelet")
 	}
 	if s.Slices > 0 {
 		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices, status.Count(s.Devices, "device"),

@@ -189,7 +189,7 @@ func TestStatusOfClaims(t *testing.T) {
 		got[0] != "a/b has gpu-0 since 60s ago; gpu-0: lost" {
 		t.Errorf("%q", got)
 	}
-	if got := allocationLine(s); got != "mode dra; not registered with kubelet" {
+	if got := allocationLine(s); got != "mode dra; not registered with the kubelet" {
 		t.Errorf("%q", got)
 	}
 }

@@ -20,7 +20,7 @@ func newReadyCommand() *cobra.Command {
 		Short: "Report whether a running daemon is ready, for a readiness probe",
 		Long: "ready exits with 0 when the daemon is ready, and with 1 and the reason when it is not. The daemon is ready " +
 			"when all\n" +
-			"resources of its plan are registered and kubelet counts their devices, or when it has nothing to serve and no " +
+			"resources of its plan are registered and the kubelet counts their devices, or when it has nothing to serve and no " +
 			"other\n" +
 			"device plugin serves GPUs on the node. Once ready, the daemon stays ready until it ends, except while the " +
 			"driver's files\n" +

@@ -26,7 +26,7 @@ func newStatusCommand() *cobra.Command {
 			"JSON object in one line; the first ones are what is there at the start. Changes that follow each other within a " +
 			"tenth of a\n" +
 			"second may be one change.\n\n" +
-			"With --holders it also prints which containers hold which devices. Kubelet is asked at that moment.",
+			"With --holders it also prints which containers hold which devices. The command asks the kubelet at that moment.",
 		Example: "  gpu-device-plugin status -o wide\n  gpu-device-plugin status --watch -o json",
 		Args:    cobra.NoArgs,
 	}

@@ -445,7 +445,7 @@ func (d *daemon) close() {
 // watchKubelet publishes changes in the kubelet's directory.
 func (d *daemon) watchKubelet(ctx context.Context) error {
 	if err := d.directory.Check(); err != nil {
-		klog.FromContext(ctx).Info("Waiting for kubelet", "reason", err.Error())
+		klog.FromContext(ctx).Info("Waiting for the kubelet", "reason", err.Error())
 	}
 	return d.directory.Watch(ctx, d.kubelets, d.sockets)
 }

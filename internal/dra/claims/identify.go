@@ -33,23 +33,6 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	return all
 }
 
-// WithPodUIDs returns devices with the UIDs of their pods, where a device belongs to a claim that
-// only one pod can use.
-func WithPodUIDs(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
-	type name struct{ namespace, name string }
-	owners := map[name]string{}
-	for _, c := range prepared {
-		owners[name{c.Namespace, c.Name}] = c.OwnerPod
-	}
-	devices = slices.Clone(devices)
-	for i, d := range devices {
-		if d.PodUID == "" {
-			devices[i].PodUID = owners[name{d.Claim.Namespace, d.Claim.Name}]
-		}
-	}
-	return devices
-}
-
 // Of returns the names and UIDs of the claims that have one of the GPUs or MIG devices, by UUID, or
 // a part of one.
 func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {

@@ -1,8 +1,8 @@
-// Package checkpoint has the format of the file in which kubelet's device manager keeps which
-// container holds which devices. The daemon only reads the file.
+// Package checkpoint has the format of the file in which the kubelet's device manager saves
+// the devices of containers. The daemon only reads the file.
 //
-// The package and its types have the same names as in the kubelet, because the checksum includes
-// them.
+// The package and its types have the same names as in the kubelet, because the checksum
+// includes the names.
 package checkpoint
 
 import (
@@ -21,7 +21,7 @@ const FileName = "kubelet_internal_checkpoint"
 // nodes is at each of them.
 type DevicesPerNUMA map[int64][]string
 
-// PodDevicesEntry has the devices of one resource that a container holds.
+// PodDevicesEntry has the devices of a container, of one resource.
 type PodDevicesEntry struct {
 	PodUID        string
 	ContainerName string
@@ -47,11 +47,11 @@ func Parse(text []byte) (Data, error) {
 	// Like the kubelet, start with values that are empty and not nil: the checksums of the two differ.
 	d := Data{Data: checkpointData{PodDeviceEntries: []PodDevicesEntry{}, RegisteredDevices: map[string][]string{}}}
 	if err := json.Unmarshal(text, &d); err != nil {
-		return Data{}, fmt.Errorf("read kubelet's checkpoint: %w", err)
+		return Data{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
 	if d.Checksum != d.Data.checksum() {
-		return Data{}, errors.New("read kubelet's checkpoint: the checksum is wrong, or this version of kubelet has " +
-			"another format")
+		return Data{}, errors.New("read the kubelet's checkpoint: the checksum is wrong, or this version of the " +
+			"kubelet has another format")
 	}
 	return d, nil
 }

@@ -162,8 +162,7 @@ func newServer(s *service) *grpc.Server {
 	limit := newRequestLimit()
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
-		grpc.InitialWindowSize(streamWindow),
-		grpc.InitialConnWindowSize(connectionWindow),
+		grpc.InitialWindowSize(window),
 		grpc.InTapHandle(limit.tap),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.StatsHandler(limit),

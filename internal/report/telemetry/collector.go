@@ -78,12 +78,9 @@ func sendDaemon(out *page, s status.Status) {
 }
 
 func sendResources(out *page, s status.Status) {
-	held, seen := map[string]int{}, map[[2]string]bool{}
+	held := map[string]int{}
 	for _, h := range s.Holds {
-		if device := [2]string{h.Resource, h.Device}; !seen[device] { // a device may have several holds
-			seen[device] = true
-			held[h.Resource]++
-		}
+		held[h.Resource]++
 	}
 	for _, r := range s.Resources {
 		devices.send(out, float64(r.Healthy), r.Name, "healthy")
