@@ -46,7 +46,8 @@ func (d *document) honours(c *Config, path, without string) bool {
 // unreadable and thus only seems to be missing.
 func (d *document) refuse(path, text string) {
 	for _, m := range d.malformed {
-		if rest, inside := strings.CutPrefix(path, m.Where); inside && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+		if rest, inside := strings.CutPrefix(path, m.Where); inside &&
+			(rest == "" || rest[0] == '.' || rest[0] == '[') {
 			return
 		}
 	}
@@ -110,7 +111,8 @@ func (d *document) sharing(c *Config) {
 		return
 	}
 	if d.nulls["sharing.timeSlicing"] {
-		s.TimeSlicing = &v1.Replicated{} // which is refused; a null at mps means none
+		// The rules of this mapping are refused; a null at mps means none.
+		s.TimeSlicing = &v1.Replicated{}
 	}
 	c.Resource.Sharing = d.replicated(c, "sharing.timeSlicing", s.TimeSlicing, resource.TimeSliced, false)
 	if s.MPS == nil {
@@ -121,10 +123,12 @@ func (d *document) sharing(c *Config) {
 	}
 	c.Resource.Sharing = d.replicated(c, "sharing.mps", s.MPS, resource.MPS, true)
 	if c.Resource.MIG == resource.MIGMixed && d.reads("mig-strategy") {
-		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG strategy")
+		d.refuse("sharing.mps", "MPS is not supported with the MIG strategy mixed; use time-slicing, or another MIG "+
+			"strategy")
 	}
 	if c.Edits.MPSRoot == "" && !c.Discovery.On && d.reads("mps-root") {
-		d.refuse("sharing.mps", "needs --mps-root, the directory on the host with the MPS state, such as /run/nvidia/mps")
+		d.refuse("sharing.mps", "needs --mps-root, the directory on the host with the MPS state, such as "+
+			"/run/nvidia/mps")
 	}
 }
 
@@ -207,8 +211,8 @@ type ruled struct {
 	named mentions
 }
 
-// overlap adds a rule. It describes how the rule and an earlier one affect the same device on every
-// node with that device; empty if they need not.
+// overlap adds a rule. It describes how the rule and an earlier one affect the same device
+// on every node with the device. The text is empty if the rules need not overlap.
 func (r *ruled) overlap(rule resource.SharingRule) string {
 	earlier := r.all
 	if rule.Devices == nil {

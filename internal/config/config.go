@@ -103,7 +103,7 @@ type Config struct {
 
 // GPUMetrics chooses the metrics of GPUs.
 type GPUMetrics struct {
-	// Enabled is false if another program serves these metrics.
+	// Enabled is false if another program serves the metrics.
 	Enabled bool
 	// Interval is the time between two samples, 1 s to 2 min.
 	Interval time.Duration

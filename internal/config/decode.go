@@ -37,9 +37,9 @@ type document struct {
 	malformed []Remark
 }
 
-// decode reads a file as NVIDIA's device plugin does, YAML or JSON, with keys in any case. Unlike
-// NVIDIA's, it finds all mistakes, not only the first, and also unknown keys. An empty file is an
-// empty Config.
+// decode reads a file as NVIDIA's device plugin does, YAML or JSON, with keys in any case.
+// Unlike NVIDIA's plugin, decode finds all mistakes, not only the first, and also unknown
+// keys. An empty file is an empty Config.
 func decode(data []byte) *document {
 	d := &document{lines: map[string]int{}, nulls: map[string]bool{}, keys: map[reflect.Type]string{}}
 	top, err := single(yaml.NewDecoder(bytes.NewReader(data)))
@@ -76,7 +76,8 @@ func single(decoder *yaml.Decoder) (top *yaml.Node, err error) {
 		case err != nil && first:
 			return nil, fmt.Errorf("is neither YAML nor JSON: %s", strings.TrimPrefix(err.Error(), "yaml: "))
 		case err != nil:
-			return nil, fmt.Errorf("has text after its document that is not YAML: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+			return nil, fmt.Errorf("has text after its document that is not YAML: %s",
+				strings.TrimPrefix(err.Error(), "yaml: "))
 		case first && len(root.Content) > 0:
 			top = root.Content[0]
 		case len(root.Content) > 0 && !isNothing(root.Content[0]):
@@ -104,16 +105,16 @@ func otherFile(top *yaml.Node) (line int, text string) {
 	}
 	switch kind, layouts := keys["kind"], keys["mig-configs"]; {
 	case kind != nil && kind.Value == "ConfigMap":
-		return kind.Line, "is a Kubernetes ConfigMap; give the text of one key of its data: kubectl get configmap NAME -o " +
-			"jsonpath='{.data.KEY}'"
+		return kind.Line, "is a Kubernetes ConfigMap; give the text of one key of its data: kubectl get configmap " +
+			"NAME -o jsonpath='{.data.KEY}'"
 	case kind != nil:
 		return kind.Line, fmt.Sprintf("is a Kubernetes object of the kind %.100q, and no configuration file",
 			kind.Value)
 	case keys["apiVersion"] != nil:
 		return keys["apiVersion"].Line, "is a Kubernetes object, and no configuration file"
 	case layouts != nil:
-		return layouts.Line, "has the MIG layouts of mig-parted (mig-configs), and is no configuration file; name it with " +
-			"mig.configFile"
+		return layouts.Line, "has the MIG layouts of mig-parted (mig-configs), and is no configuration file; name " +
+			"it with mig.configFile"
 	case !known:
 		return first.Line, fmt.Sprintf("has no key of a configuration file, but %.100q; known keys: %s", first.Value,
 			(&document{keys: map[reflect.Type]string{}}).known(reflect.TypeFor[v1.Config]()))

@@ -33,8 +33,8 @@ const (
 // DefaultDiscoveryFile is the default output of gpu-feature-discovery.
 const DefaultDiscoveryFile = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 
-// discoveryOptions are all settings of gpu-feature-discovery: those shared with the daemon, and its
-// own.
+// discoveryOptions are all settings of gpu-feature-discovery: settings shared with the
+// daemon, and settings of its own.
 var discoveryOptions = append(shared(
 	"mig-strategy", "fail-on-init-error", "config-file", "device-discovery-strategy", "driver-root-ctr-path",
 	"library-search-path",

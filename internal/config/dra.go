@@ -69,8 +69,9 @@ func (c Config) GivenByDRA(g inventory.GPU) bool {
 var draOptions = []option{
 	{
 		flag: "dra-mode", common: true, env: []string{"DRA_MODE"}, key: "dra.mode", fallback: "plugin",
-		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource Allocation), or " +
-			"split (by Dynamic Resource Allocation for the GPUs of dra.gpus in the file, as resources for the others)",
+		usage: "how pods get GPUs: plugin (as resources of the device plugin), dra (by Dynamic Resource " +
+			"Allocation), or split (by Dynamic Resource Allocation for the GPUs of dra.gpus in the file, as " +
+			"resources for the others)",
 		set: choice(func(c *Config) *DRAMode { return &c.DRA.Mode }, DRAOff, DRAAll, DRASplit),
 	},
 	{
@@ -79,28 +80,30 @@ var draOptions = []option{
 		set:   setDriverName,
 	},
 	{
-		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false", kind: kindBool,
-		usage: "create MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get by " +
-			"Dynamic Resource Allocation and that have no other MIG devices",
+		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false",
+		kind: kindBool,
+		usage: "create MIG devices for claims, and destroy them with the claims, on GPUs in MIG mode that pods get " +
+			"by Dynamic Resource Allocation and that have no other MIG devices",
 		set: truth(func(c *Config) *bool { return &c.DRA.DynamicMIG }),
 	},
 	{
-		flag: "dra-switch-mig", env: []string{"DRA_SWITCH_MIG"}, key: "dra.switchMIG", fallback: "false", kind: kindBool,
-		usage: "with dra.dynamicMIG, switch MIG mode on for MIG devices and off for the whole GPU, on GPUs that need no " +
-			"reset for it (Hopper and later)",
+		flag: "dra-switch-mig", env: []string{"DRA_SWITCH_MIG"}, key: "dra.switchMIG", fallback: "false",
+		kind: kindBool,
+		usage: "with dra.dynamicMIG, switch MIG mode on for MIG devices and off for the whole GPU, on GPUs that " +
+			"need no reset for it (Hopper and later)",
 		set: truth(func(c *Config) *bool { return &c.DRA.SwitchMIG }),
 	},
 	{
 		flag: "dra-shares", env: []string{"DRA_SHARES"}, key: "dra.shares", fallback: "0",
-		usage: "maximum number of claims that share the memory of one GPU under Dynamic Resource Allocation, 2 to 48; 0: " +
-			"no sharing",
+		usage: "maximum number of claims that share the memory of one GPU under Dynamic Resource Allocation, 2 to " +
+			"48; 0: no sharing",
 		set: setShares,
 	},
 	{
 		flag: "dra-share-by", env: []string{"DRA_SHARE_BY"}, key: "dra.shareBy", fallback: "memory",
-		usage: "how claims share a device: memory (each claim requests a part of the memory of a GPU, dra.shares is the " +
-			"maximum number of claims), count (each claim has one of dra.shares shares of a GPU or MIG device) or unlimited " +
-			"(any number of claims)",
+		usage: "how claims share a device: memory (each claim requests a part of the memory of a GPU, dra.shares is " +
+			"the maximum number of claims), count (each claim has one of dra.shares shares of a GPU or MIG device) " +
+			"or unlimited (any number of claims)",
 		set: setShareBy,
 	},
 	{
@@ -123,8 +126,8 @@ const maxDriverName = 63
 
 func setDriverName(c *Config, text string) error {
 	if len(text) > maxDriverName || !driverForm.MatchString(text) {
-		return fmt.Errorf("must be a DNS subdomain of at most %d characters, such as gpu.example.com, not %q", maxDriverName,
-			text)
+		return fmt.Errorf("must be a DNS subdomain of at most %d characters, such as gpu.example.com, not %q",
+			maxDriverName, text)
 	}
 	c.DRA.DriverName = text
 	return nil
@@ -182,7 +185,8 @@ func (d *document) dra(c *Config, s Sources) {
 		{"--pod-resources-socket", c.PodResourcesSocket, "the kubelet lists the devices of pods there"},
 	} {
 		if needed.value == "" && d.reads(needed.flag[2:]) {
-			d.problem("--dra-mode", d.line("dra.mode"), fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))
+			d.problem("--dra-mode", d.line("dra.mode"),
+				fmt.Sprintf("%s needs %s: %s", c.DRA.Mode, needed.flag, needed.why))
 		}
 	}
 	if c.DRA.Mode == DRAAll && len(c.Resource.Sharing.Rules) > 0 {
@@ -216,7 +220,8 @@ func (d *document) shares(c *Config) {
 		d.problem("--dra-switch-mig", d.line("dra.switchMIG"), "needs dra.dynamicMIG: true")
 	case c.DRA.Shares > 0, c.DRA.ShareBy == dra.Unlimited:
 		d.problem("--dra-switch-mig", d.line("dra.switchMIG"),
-			"a GPU of which MIG devices can be made is not given in shares; remove dra.shares and dra.shareBy, or dra.switchMIG")
+			"a GPU of which MIG devices can be made is not given in shares; remove dra.shares and dra.shareBy, or "+
+				"dra.switchMIG")
 	}
 }
 

@@ -113,17 +113,16 @@ var clusterOptions = []option{
 	},
 	{
 		flag: "node-config-fallbacks", env: []string{"FALLBACK_STRATEGIES"}, kind: kindList,
-		usage: "fallbacks for a node without the label and without --node-config-default, the first possible one: named " +
-			"(the file \"default\"), single (the only file), empty (no file)",
+		usage: "fallbacks for a node without the label and without --node-config-default, the first possible one: " +
+			"named (the file \"default\"), single (the only file), empty (no file)",
 		set: setFallbacks,
 	},
 	{
 		flag: "node-labels", common: true, env: []string{"NODE_LABELS"}, key: "features.labels", fallback: "off",
 		usage: "labels of the node that describe its GPUs: off; file, for node-feature-discovery; nodeFeature, an " +
-			"object for " +
-			"node-feature-discovery; node, on the node itself",
-		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile, LabelsNodeFeature,
-			LabelsNode),
+			"object for node-feature-discovery; node, on the node itself",
+		set: choice(func(c *Config) *LabelsOutput { return &c.Features.Labels }, LabelsOff, LabelsFile,
+			LabelsNodeFeature, LabelsNode),
 	},
 	{
 		flag: "node-labels-file", env: []string{"NODE_LABELS_FILE"}, key: "features.labelsFile",
@@ -160,7 +159,8 @@ var clusterOptions = []option{
 		set:   setEvents,
 	},
 	{
-		flag: "node-condition", env: []string{"NODE_CONDITION"}, key: "features.condition", fallback: "false", kind: kindBool,
+		flag: "node-condition", env: []string{"NODE_CONDITION"}, key: "features.condition", fallback: "false",
+		kind:  kindBool,
 		usage: "write the node condition GPUHealthy: whether the GPUs of the node are healthy",
 		set:   truth(func(c *Config) *bool { return &c.Features.Condition }),
 	},
@@ -171,21 +171,23 @@ var clusterOptions = []option{
 	},
 	{
 		flag: "node-change-taint", env: []string{"NODE_CHANGE_TAINT"}, key: "features.changeTaint", fallback: "false",
-		kind:  kindBool,
-		usage: "taint the node before a change of the configuration takes devices away, so that no pod is scheduled to them",
-		set:   truth(func(c *Config) *bool { return &c.Features.ChangeTaint }),
+		kind: kindBool,
+		usage: "taint the node before a change of the configuration takes devices away, so that no pod is scheduled " +
+			"to them",
+		set: truth(func(c *Config) *bool { return &c.Features.ChangeTaint }),
 	},
 	{
-		flag: "node-startup-taint", env: []string{"NODE_STARTUP_TAINT"}, key: "features.startupTaint", fallback: "false",
-		kind: kindBool,
-		usage: "remove the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when its " +
-			"GPUs are allocatable",
+		flag: "node-startup-taint", env: []string{"NODE_STARTUP_TAINT"}, key: "features.startupTaint",
+		fallback: "false",
+		kind:     kindBool,
+		usage: "remove the taint startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when " +
+			"its GPUs are allocatable",
 		set: truth(func(c *Config) *bool { return &c.Features.StartupTaint }),
 	},
 	{
 		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,
-		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with a time " +
-			"in the future, or while nvidia.com/gpu.deploy.device-plugin or .client is paused-for-...",
+		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with " +
+			"a time in the future, or while nvidia.com/gpu.deploy.device-plugin or .client is paused-for-...",
 		set: truth(func(c *Config) *bool { return &c.Features.Quiesce }),
 	},
 }

@@ -12,7 +12,7 @@ import (
 // health puts the fault settings of file and environment into the Config. An environment variable
 // overrides the file.
 func (d *document) health(c *Config, s Sources) {
-	interval := c.Health.Interval // an option has set it
+	interval := c.Health.Interval // set by an option
 	c.Health = health.Default()
 	c.Health.Interval = interval
 	if s.Env != nil {

@@ -48,7 +48,7 @@ const (
 type Chosen struct {
 	// File is the path; empty for none, so that the defaults apply.
 	File string
-	// Err is why this is not the requested file; nil if it is.
+	// Err says why the file is not the requested file; nil if it is.
 	Err error
 }
 

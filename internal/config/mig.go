@@ -40,8 +40,8 @@ var migOptions = []option{
 	{
 		flag: "mig-enabled", common: true, env: []string{"MIG_ENABLED"}, key: "mig.enabled", fallback: "false",
 		kind: kindBool,
-		usage: "change how GPUs are divided in multi-instance mode (MIG); needs root, CAP_SYS_ADMIN and the MIG config " +
-			"capability device",
+		usage: "change how GPUs are divided in multi-instance mode (MIG); needs root, CAP_SYS_ADMIN and the MIG " +
+			"config capability device",
 		set: truth(func(c *Config) *bool { return &c.MIG.Enabled }),
 	},
 	{
@@ -65,9 +65,10 @@ var migOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.MIG.Replace }),
 	},
 	{
-		flag: "mig-reset-in-vm", env: []string{"MIG_RESET_IN_VM"}, key: "mig.resetInVM", fallback: "false", kind: kindBool,
-		usage: "also change the MIG mode of GPUs that need a reset for it (A100, A30) in a virtual machine, where the " +
-			"reset may fail",
+		flag: "mig-reset-in-vm", env: []string{"MIG_RESET_IN_VM"}, key: "mig.resetInVM", fallback: "false",
+		kind: kindBool,
+		usage: "also change the MIG mode of GPUs that need a reset for it (A100, A30) in a virtual machine, where " +
+			"the reset may fail",
 		set: truth(func(c *Config) *bool { return &c.MIG.ResetInVM }),
 	},
 	{

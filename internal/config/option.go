@@ -223,10 +223,10 @@ var (
 // flags.
 const fewFlags = 8
 
-// AddFlags declares the flags of the daemon that a command reads, by their names without dashes;
-// without names, all flags. The other flags are declared hidden, so that the command accepts all
-// flags of the daemon; neither they nor their environment variables have an effect. Former names of
-// flags are also hidden.
+// AddFlags declares the flags of the daemon that a command reads, by their names without
+// dashes; without names, all flags. The other flags are declared hidden and have no effect,
+// nor do their environment variables, so that the command accepts all flags of the daemon.
+// Former names of flags are also hidden.
 func AddFlags(flags *pflag.FlagSet, read ...string) {
 	for _, name := range read {
 		if !slices.ContainsFunc(options, func(o option) bool { return o.flag == name }) {

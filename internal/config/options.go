@@ -26,8 +26,8 @@ var daemonOptions = []option{
 	{
 		flag: "mig-strategy", common: true, env: []string{"MIG_STRATEGY"}, key: "flags.migStrategy", fallback: "none",
 		empty: true, usage: "MIG strategy: none, single or mixed",
-		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone, resource.MIGSingle,
-			resource.MIGMixed),
+		set: choice(func(c *Config) *resource.MIGStrategy { return &c.Resource.MIG }, resource.MIGNone,
+			resource.MIGSingle, resource.MIGMixed),
 	},
 	{
 		flag: "fail-on-init-error", common: true,
@@ -42,7 +42,8 @@ var daemonOptions = []option{
 		set: rooted(func(c *Config) *string { return &c.Driver.Root }),
 	},
 	{
-		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, key: "flags.nvidiaDevRoot",
+		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"},
+		key:   "flags.nvidiaDevRoot",
 		empty: true, usage: "directory on the host that contains dev/; default: the driver root",
 		set: rooted(func(c *Config) *string { return &c.Driver.DevRoot }),
 	},
@@ -79,7 +80,8 @@ var daemonOptions = []option{
 		set:   companion(func(c *Config) *containeredits.Companion { return &c.Edits.GDS }),
 	},
 	{
-		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, key: "flags.mofedEnabled", fallback: "false", kind: kindBool,
+		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, key: "flags.mofedEnabled", fallback: "false",
+		kind: kindBool,
 		usage: "give containers the RDMA devices of MOFED: true, false, or auto (on nodes with /dev/nvidia-fs0 and " +
 			"/dev/infiniband/rdma_cm)",
 		set: companion(func(c *Config) *containeredits.Companion { return &c.Edits.MOFED }),
@@ -94,8 +96,9 @@ var daemonOptions = []option{
 		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH",
 			"NVIDIA_CTK_PATH"},
 		key:   "flags.plugin.nvidiaCTKPath",
-		empty: true, usage: "path on the host of nvidia-cdi-hook or nvidia-ctk, for CDI specs; default: found in /usr/bin",
-		set: rooted(func(c *Config) *string { return &c.CDI.HookPath }),
+		empty: true,
+		usage: "path on the host of nvidia-cdi-hook or nvidia-ctk, for CDI specs; default: found in /usr/bin",
+		set:   rooted(func(c *Config) *string { return &c.CDI.HookPath }),
 	},
 	{
 		flag: "driver-root-ctr-path", common: true,
@@ -127,7 +130,8 @@ var daemonOptions = []option{
 			resource.PolicyDistributed, resource.PolicyPacked, resource.PolicyDistinct),
 	},
 	{
-		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, key: "flags.deviceDiscoveryStrategy",
+		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"},
+		key:      "flags.deviceDiscoveryStrategy",
 		fallback: "auto",
 		empty:    true, usage: "how GPUs are found: auto or nvml; both use NVML", set: setDiscovery,
 	},
@@ -152,8 +156,9 @@ var daemonOptions = []option{
 		set:   socket(rooted(func(c *Config) *string { return &c.KubeletSocket })),
 	},
 	{
-		flag: "config-file", common: true, env: []string{"CONFIG_FILE"}, empty: true, usage: "path of the configuration file",
-		set: text(func(c *Config) *string { return &c.File }),
+		flag: "config-file", common: true, env: []string{"CONFIG_FILE"}, empty: true,
+		usage: "path of the configuration file",
+		set:   text(func(c *Config) *string { return &c.File }),
 	},
 	{
 		flag: "cdi-feature-flags", env: []string{"CDI_FEATURE_FLAGS"}, kind: kindList,
@@ -179,9 +184,9 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "compatibility", env: []string{"COMPATIBILITY"}, key: "flags.compatibility",
-		usage: "nvidia: ignore the keys resources, sharing.*.resources[].rename and sharing.*.resources[].devices of the " +
-			"file, as NVIDIA's device plugin does; none: use them; default: use them with a warning, or ignore them if the " +
-			"program runs under the name of one of NVIDIA's",
+		usage: "nvidia: ignore the keys resources, sharing.*.resources[].rename and sharing.*.resources[].devices " +
+			"of the file, as NVIDIA's device plugin does; none: use them; default: use them with a warning, or " +
+			"ignore them if the program runs under the name of one of NVIDIA's",
 		set: choice(func(c *Config) *Compatibility { return &c.Compatibility }, CompatibilityNone, CompatibilityNVIDIA),
 	},
 	{
@@ -204,7 +209,8 @@ var daemonOptions = []option{
 		set:   text(func(c *Config) *string { return &c.Simulate }),
 	},
 	{
-		flag: "record", env: []string{"RECORD"}, usage: "directory for a recording of the driver's answers; empty: none",
+		flag: "record", env: []string{"RECORD"},
+		usage: "directory for a recording of the driver's answers; empty: none",
 		empty: true, set: text(func(c *Config) *string { return &c.Record }),
 	},
 	{
@@ -213,7 +219,8 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.RecordRedact }),
 	},
 	{
-		flag: "metrics-address", common: true, env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress", empty: true,
+		flag: "metrics-address", common: true, env: []string{"METRICS_ADDRESS"}, key: "flags.metricsAddress",
+		empty: true,
 		usage: "HTTP address of metrics and probes, host:port, such as :9400 or 127.0.0.1:9400; empty: none",
 		set:   setAddress(func(c *Config) *string { return &c.MetricsAddress }),
 	},
@@ -223,9 +230,11 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.Enabled }),
 	},
 	{
-		flag: "gpu-metrics-interval", env: []string{"GPU_METRICS_INTERVAL"}, key: "flags.gpuMetricsInterval", fallback: "15s",
-		usage: "time between two measurements of a GPU for metrics, 1s to 2m",
-		set:   setInterval(func(c *Config) *time.Duration { return &c.GPUMetrics.Interval }, time.Second, 2*time.Minute),
+		flag: "gpu-metrics-interval", env: []string{"GPU_METRICS_INTERVAL"}, key: "flags.gpuMetricsInterval",
+		fallback: "15s",
+		usage:    "time between two measurements of a GPU for metrics, 1s to 2m",
+		set: setInterval(func(c *Config) *time.Duration { return &c.GPUMetrics.Interval }, time.Second,
+			2*time.Minute),
 	},
 	{
 		flag: "gpu-metrics-pcie-throughput", env: []string{"GPU_METRICS_PCIE_THROUGHPUT"},
@@ -235,7 +244,8 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.GPUMetrics.PCIeThroughput }),
 	},
 	{
-		flag: "gpu-metrics-hostname-label", env: []string{"GPU_METRICS_HOSTNAME_LABEL"}, key: "flags.gpuMetricsHostnameLabel",
+		flag: "gpu-metrics-hostname-label", env: []string{"GPU_METRICS_HOSTNAME_LABEL"},
+		key:      "flags.gpuMetricsHostnameLabel",
 		fallback: "hostname", usage: "name of the label with the name of the node: hostname, Hostname or none",
 		set: setHostnameLabel,
 	},
@@ -247,15 +257,16 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "node-name", common: true, env: []string{"NODE_NAME"},
-		usage: "name of the node; required for features that need the API server; default: the host name, in metrics only",
-		set:   text(func(c *Config) *string { return &c.NodeName }),
+		usage: "name of the node; required for features that need the API server; default: the host name, in " +
+			"metrics only",
+		set: text(func(c *Config) *string { return &c.NodeName }),
 	},
 	{
 		flag: "void-visible-devices", env: []string{"VOID_VISIBLE_DEVICES"}, key: "flags.plugin.voidVisibleDevices",
 		fallback: "true",
 		kind:     kindBool,
-		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices by CDI, so that the value of the image has " +
-			"no effect",
+		usage: "set NVIDIA_VISIBLE_DEVICES=void in containers that get devices by CDI, so that the value of the " +
+			"image has no effect",
 		set: truth(func(c *Config) *bool { return &c.Edits.Void }),
 	},
 	{
@@ -289,12 +300,12 @@ var daemonOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.Validate }),
 	},
 	{
-		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks", fallback: "none",
-		kind: kindList,
-		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have no " +
-			"other compute processes; " +
-			"reset-clocks and reset-ecc: clean, and reset application clocks or volatile ECC error counts on unshared " +
-			"whole GPUs",
+		flag: "pre-start-checks", env: []string{"PRE_START_CHECKS"}, key: "flags.plugin.preStartChecks",
+		fallback: "none",
+		kind:     kindList,
+		usage: "checks before a container starts: none; health: its devices are Healthy; clean: its GPUs also have " +
+			"no other compute processes; reset-clocks and reset-ecc: clean, and reset application clocks or " +
+			"volatile ECC error counts on unshared whole GPUs",
 		set: setChecks,
 	},
 }
@@ -440,7 +451,8 @@ func setAddress(field func(*Config) *string) func(*Config, string) error {
 			host = "[]"
 		}
 		if _, err := netip.ParseAddr(host); host != "" && err != nil {
-			return fmt.Errorf("%q is not an IP address, such as 127.0.0.1 or [::1]; leave it empty for all addresses", host)
+			return fmt.Errorf("%q is not an IP address, such as 127.0.0.1 or [::1]; leave it empty for all addresses",
+				host)
 		}
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 			return fmt.Errorf("port %q is not a number from 1 to 65535", port)

@@ -9,15 +9,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Replaces returns an *Invalid if the configuration must not replace the running one on a node, and
-// nil if it may. It must not if
+// Replaces returns an *Invalid if the configuration must not replace the running
+// configuration on a node, and nil otherwise. A replacement is refused if
 //
 //   - no GPU of the node would be offered, and the running configuration offers some, or
-//   - no GPU of a resource that the running configuration offers would be offered, because
-//     the configuration contains what cannot be served, such as more replicas than the kubelet
-//     accepts.
+//   - no GPU of a resource would be offered, although the running configuration offers the
+//     resource, because the new configuration asks for too much, such as more replicas than the
+//     kubelet accepts.
 //
-// A GPU that pods get by claims is offered. The health of GPUs and holds on devices do not count.
+// A GPU offered to claims counts as offered. The health of GPUs and holds on devices do not
+// count.
 func (c Config) Replaces(running Config, s inventory.Snapshot) error {
 	before, gpusBefore := running.offers(s)
 	after, gpus := c.offers(s)

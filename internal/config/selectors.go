@@ -61,7 +61,8 @@ func (d *document) selector(path string, given v1.Selector) resource.Selector {
 	case s.Exclude && (changes || s.Units):
 		d.refuse(path, "exclude cannot be combined with rename, replicas or units; remove one of them")
 	case s.Units && changes:
-		d.refuse(path, "units cannot be combined with rename or replicas: a GPU is offered in one way; remove one of them")
+		d.refuse(path, "units cannot be combined with rename or replicas: a GPU is offered in one way; remove one "+
+			"of them")
 	case !s.Exclude && !changes && !s.Units:
 		d.refuse(path, "has no effect; set exclude: true, units: true, rename or replicas")
 	}
@@ -75,8 +76,8 @@ func parsePattern(text string) (resource.Pattern, error) {
 	return resource.Pattern(text), nil
 }
 
-// conflict describes how a selector selects a device that an earlier one selects on every node with
-// that device; empty if it need not.
+// conflict describes how a selector and an earlier selector select the same device on every
+// node with the device. The text is empty if the selectors need not overlap.
 func conflict(s resource.Selector, all []resource.Selector, named mentions) string {
 	const form = "overlaps with %s: %s is also %s there"
 	one, other, found := named.add(s.Where, s.Devices)
@@ -93,7 +94,8 @@ func conflict(s resource.Selector, all []resource.Selector, named mentions) stri
 		for _, pattern := range s.Models {
 			for _, other := range earlier.Models {
 				if pattern.Meets(other) {
-					return fmt.Sprintf("overlaps with %s: the models %q and %q have models in common", earlier.Where, pattern, other)
+					return fmt.Sprintf("overlaps with %s: the models %q and %q have models in common", earlier.Where,
+						pattern, other)
 				}
 			}
 		}
@@ -114,9 +116,9 @@ func (m mentions) note(key string, one mention) {
 	}
 }
 
-// add records the devices of an entry. It returns the first device that an earlier entry also
-// names: by the same Ref, or one by the index of a GPU and the other by the index of a MIG device
-// on it.
+// add records the devices of an entry. It returns the first device named by an earlier entry
+// also: by the same Ref, or by the index of a GPU in one entry and the index of a MIG device
+// on the GPU in the other.
 func (m mentions) add(where string, refs []resource.Ref) (device string, earlier mention, found bool) {
 	for _, ref := range refs {
 		text := string(ref)

@@ -42,7 +42,7 @@ type Watcher struct {
 	changes atomic.Uint64
 	pulse   supervise.Pulse
 	node    func() inventory.Snapshot // the node on which a new configuration is checked; nil for no check
-	chosen  error                     // why the file is not the requested one
+	chosen  error                     // why the file is not the requested file
 	loaded  atomic.Int64              // time of the last read of the configuration in force, in nanoseconds since 1970
 }
 
@@ -57,8 +57,8 @@ func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
 	return w
 }
 
-// JudgeOn makes the Watcher refuse a configuration that must not replace the running one on a node;
-// see Config.Replaces. It must be called before Run.
+// JudgeOn makes the Watcher refuse a configuration that must not replace the running
+// configuration on a node; see Config.Replaces. Call JudgeOn before Run.
 func (w *Watcher) JudgeOn(node func() inventory.Snapshot) { w.node = node }
 
 // Configs returns the feed of valid configurations. A reader with the latest one has nothing to do.
@@ -110,8 +110,9 @@ func (w *Watcher) follow(ctx context.Context, chosen Chosen, other <-chan struct
 	pace := lookEvery
 	directory, err := watchDirectory(path)
 	if err != nil {
-		directory, pace = &fsnotify.Watcher{}, lookOften // its channels are nil
-		klog.FromContext(ctx).Info("Cannot watch the directory of the configuration file; reading the file periodically",
+		directory, pace = &fsnotify.Watcher{}, lookOften // a Watcher without channels
+		klog.FromContext(ctx).Info(
+			"Cannot watch the directory of the configuration file; reading the file periodically",
 			"path", path, "after", pace.String(), "reason", err.Error())
 	} else {
 		defer directory.Close()
@@ -174,7 +175,7 @@ func watchDirectory(path string) (*fsnotify.Watcher, error) {
 		return nil, err
 	}
 	if err := watcher.Add(filepath.Dir(path)); err != nil {
-		_ = watcher.Close() // it watches nothing yet
+		_ = watcher.Close() // nothing is watched yet
 		return nil, err
 	}
 	return watcher, nil
@@ -241,8 +242,8 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	return data
 }
 
-// emptied is the problem of a file that lost its content while the daemon runs, for example by an
-// editor that truncates it first, or by a full disk.
+// emptied is the problem of a file emptied while the daemon runs, for example by a full
+// disk, or by an editor that truncates the file first.
 const emptied = "is empty; the last valid configuration stays in use. To use the defaults, write version: v1"
 
 // isFile reports whether path leads to a file other than the null device. NVIDIA's config-manager

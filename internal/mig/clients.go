@@ -21,11 +21,12 @@ const (
 	pauseTimeout = 10 * time.Second
 )
 
-// awaitClients pauses the DaemonSets whose pods have the GPU open, if the driver refused a change
-// because the GPU is in use. It reports whether to wait until these pods end.
+// awaitClients pauses the DaemonSets whose pods have the GPU open, if the driver refused a
+// change because the GPU is in use. It reports whether to wait for the end of these pods.
 func (r *reconciler) awaitClients(ctx context.Context, hold resource.GPUHold) (result, bool) {
 	now := time.Now()
-	if !r.desired.Pause || r.options.Pauser == nil || !r.gpu.driverInUse || now.Sub(r.gpu.pauseEndedAt) < pauseInterval {
+	if !r.desired.Pause || r.options.Pauser == nil || !r.gpu.driverInUse ||
+		now.Sub(r.gpu.pauseEndedAt) < pauseInterval {
 		return result{}, false
 	}
 	found, _ := r.options.Snapshots.Value().GPU(r.UUID)
@@ -65,8 +66,8 @@ func (r *reconciler) awaitClients(ctx context.Context, hold resource.GPUHold) (r
 	return r.requeue(PhaseWaiting, reason, slowPoll, hold), true
 }
 
-// openElsewhere adds to the error of a refused MIG mode change the processes that have the GPU
-// open, as far as this process can see them.
+// openElsewhere adds to the error of a refused MIG mode change the processes that have the
+// GPU open, as far as visible to this process.
 func (r *reconciler) openElsewhere(cause error) error {
 	const remedy = "stop them; often nvidia-persistenced, DCGM or the kernel module nvidia_drm has the GPU open"
 	found, _ := r.options.Snapshots.Value().GPU(r.UUID)

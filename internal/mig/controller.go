@@ -27,22 +27,23 @@ type Options struct {
 	Driver    Driver
 	// Holders is nil on a node without a kubelet: then only processes count as users.
 	Holders kubelet.Holders
-	// Refuse returns why the GPU with this UUID may not be divided now; empty if it may. Refuse may be
+	// Refuse returns why the GPU must not be divided now; empty if it may. Refuse may be
 	// nil.
 	Refuse func(uuid string) string
 	// Evictor is nil where pods are not evicted.
 	Evictor Evictor
-	// Pauser is nil where DaemonSets are not paused. Clients returns the processes that have the GPU
-	// with a minor number open; it must be set if Pauser is.
+	// Pauser is nil where DaemonSets are not paused. Clients returns the processes that have
+	// the GPU with a minor number open, and must be set if Pauser is set.
 	Pauser  Pauser
 	Clients func(minor int) ([]inventory.DriverClient, error)
 	// StateDir is the directory of the journal.
 	StateDir string
-	// TakeOver is called in each Run before any change: the process reads the orders that an earlier
-	// process accepted. It may be nil.
+	// TakeOver is called in each Run before any change, to read the orders accepted by an
+	// earlier process. It may be nil.
 	TakeOver func(context.Context)
-	// PreviousLeader returns an error naming the previous leader while it may still change GPUs; nil
-	// afterwards. The Controller rereads the journal until then. It may be nil.
+	// PreviousLeader returns an error naming the previous leader while the previous leader
+	// may still change GPUs; nil afterwards. The Controller rereads the journal until then.
+	// It may be nil.
 	PreviousLeader func() error
 	// Blocked returns another reason why no GPU may be changed now; nil if there is none. It may be
 	// nil.
@@ -53,10 +54,10 @@ type Options struct {
 
 // A Controller divides GPUs. Create it with New, and call Run once at a time.
 //
-// Run is one loop that starts reconciliations: at most one at a time for each GPU, and several GPUs
-// in parallel. A reconciliation reads the division of the GPU, and changes it as far as possible.
-// It starts when the DesiredLayout or the GPU has changed, and is repeated while it waits for
-// something.
+// Run is one loop that starts reconciliations: at most one at a time for each GPU, and
+// several GPUs in parallel. A reconciliation reads the division of the GPU, and changes it
+// as far as possible. A change of the DesiredLayout or of the GPU starts a reconciliation,
+// and a waiting reconciliation is repeated.
 type Controller struct {
 	options Options
 	journal *journal
@@ -87,7 +88,7 @@ type gpuState struct {
 	journalChanges int            // at the last reconciliation
 	failed         bool
 
-	// Used by the reconciliations, of which one runs at a time.
+	// For the reconciliations, one at a time.
 	failures         int       // in a row
 	dividedAt        time.Time // when the GPU last reached the DesiredLayout
 	waitingSince     time.Time // start of the wait for users
@@ -120,17 +121,17 @@ func New(o Options) *Controller {
 // Status returns the feed of the Controller's status.
 func (c *Controller) Status() *feed.Feed[Status] { return c.status }
 
-// Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not allocatable,
-// because its wanted division is not known yet. While Run does not run, the daemon may publish here
-// the holds received from the process that divides GPUs.
+// Holds returns the feed of holds on GPUs, by UUID. A GPU without an entry is not
+// allocatable, because its wanted division is unknown. While Run does not run, the daemon
+// may publish here the holds received from the process that divides GPUs.
 func (c *Controller) Holds() *feed.Feed[map[string]resource.GPUHold] { return c.holds }
 
 // Alive returns an error if Run completes no round before ctx ends. A hanging driver does not block
 // the rounds.
 func (c *Controller) Alive(ctx context.Context) error { return c.pulse.Check(ctx) }
 
-// Run divides GPUs until ctx ends, and then returns nil. Changes in progress are completed by the
-// next process, or by the next Run of this process, which reads the journal again.
+// Run divides GPUs until ctx ends, and then returns nil. The next process, or the next Run
+// of this process, reads the journal again and completes the changes in progress.
 func (c *Controller) Run(ctx context.Context) error {
 	c.mu.Lock()
 	disk := c.journal.disk
@@ -202,7 +203,8 @@ func (c *Controller) startDue(desired DesiredLayout, snapshot inventory.Snapshot
 		}
 		if changed {
 			g.failures, g.dividedAt, g.waitingSince, g.evictions = 0, time.Time{}, time.Time{}, nil
-			g.driverInUse, g.pausedSince, g.pauseEndedAt, g.pauseRequestedAt = false, time.Time{}, time.Time{}, time.Time{}
+			g.driverInUse = false
+			g.pausedSince, g.pauseEndedAt, g.pauseRequestedAt = time.Time{}, time.Time{}, time.Time{}
 		}
 		g.running, g.desired, g.division, g.journalChanges = true, &desired, division, journalChanges
 		due = append(due, &reconciler{Controller: c, GPU: g.reported, desired: desired, gpu: g})
@@ -274,7 +276,7 @@ func (c *Controller) publishLocked() {
 		switch hold, existed := before[uuid]; {
 		case g.reported.Phase != PhaseUnknown:
 			holds[uuid] = g.hold
-		case existed: // as the previous process published it
+		case existed: // as published by the previous process
 			holds[uuid] = hold
 		}
 	}
@@ -359,7 +361,8 @@ func (c *Controller) allLocked() []*gpuState {
 		}
 	}
 	slices.SortFunc(all, func(a, b *gpuState) int {
-		return cmp.Or(cmp.Compare(a.reported.Index, b.reported.Index), strings.Compare(a.reported.UUID, b.reported.UUID))
+		return cmp.Or(cmp.Compare(a.reported.Index, b.reported.Index),
+			strings.Compare(a.reported.UUID, b.reported.UUID))
 	})
 	return all
 }

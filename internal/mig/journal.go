@@ -25,7 +25,7 @@ const (
 	journalVersion = 1
 	// maxJournal is the size limit of the journal, in bytes. One GPU takes a few thousand.
 	maxJournal = 1 << 20
-	// diskTimeout limits one disk operation, so that a hanging disk does not keep GPUs from pods.
+	// diskTimeout limits one disk operation: a hanging disk must not keep GPUs from pods.
 	diskTimeout = 5 * time.Second
 )
 
@@ -36,9 +36,9 @@ var (
 	errPreviousLeader = errors.New("another process of this program divides the GPUs")
 )
 
-// A journal is the state that must survive the process: the change in progress of each GPU, and the
-// instances that this program created. The driver stores neither. Only the leader writes the
-// journal.
+// A journal is the state to keep across restarts: the change in progress of each GPU, and
+// the instances created by this program. The driver stores neither. Only the leader writes
+// the journal.
 type journal struct {
 	dir, boot string
 	disk      *statefile.Disk
@@ -63,8 +63,8 @@ type journalForm struct {
 type journalRecord struct {
 	// Boot is the node's boot ID at the time of writing; empty if unknown.
 	Boot string `json:"boot,omitempty"`
-	// Enabled says that this program created instances or enabled the MIG mode. Created are the
-	// instances.
+	// Enabled says that this program created instances or enabled the MIG mode. Created are
+	// the instances.
 	Enabled bool       `json:"enabled,omitempty"`
 	Created []instance `json:"made,omitempty"`
 	// Change is the change in progress; nil if there is none.
@@ -104,8 +104,8 @@ func instanceOf(i inventory.GPUInstance) instance {
 	return result
 }
 
-// matches reports whether found is this instance. Some of the compute instances may be missing, and
-// their places are chosen by the driver.
+// matches reports whether found is the instance i. Compute instances may be missing in
+// found, and the driver chooses their places.
 func (i instance) matches(found inventory.GPUInstance) bool {
 	if i.Profile != found.Profile || i.Start != found.Start || i.Size != found.Size {
 		return false
@@ -149,8 +149,8 @@ func mode(enabled bool) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// load reads the journal until that succeeds and no previous leader may write it any more. It calls
-// TakeOver before the first write.
+// load reads the journal until a read succeeds and no previous leader may write the journal.
+// It calls TakeOver before the first write.
 func (j *journal) load(ctx context.Context, o Options) {
 	for {
 		previous := o.PreviousLeader() // before reading: the previous leader may write until it has ended
@@ -185,15 +185,16 @@ func (j *journal) load(ctx context.Context, o Options) {
 	}
 }
 
-// store keeps the records that were read, and the error if this process cannot write.
+// store keeps the records just read, and the error if this process cannot write.
 func (j *journal) store(ctx context.Context, read map[string]journalRecord, problem error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if problem != nil && fmt.Sprint(problem) != fmt.Sprint(j.problem) && !errors.Is(problem, errPreviousLeader) {
-		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written", "dir",
-			j.dir)
+		klog.FromContext(ctx).Error(problem, "Cannot change MIG layouts as long as the journal cannot be written",
+			"dir", j.dir)
 	}
-	if n := j.changes.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) || !reflect.DeepEqual(read, j.gpus) {
+	if n := j.changes.Value(); n == 0 || fmt.Sprint(problem) != fmt.Sprint(j.problem) ||
+		!reflect.DeepEqual(read, j.gpus) {
 		defer j.changes.Publish(n + 1)
 	}
 	j.gpus, j.problem = read, problem
@@ -203,8 +204,8 @@ func (j *journal) store(ctx context.Context, read map[string]journalRecord, prob
 func (j *journal) read(ctx context.Context) map[string]journalRecord {
 	p, gpus := journalForm{}, map[string]journalRecord{}
 	if _, err := statefile.ReadState(filepath.Join(j.dir, journalFile), maxJournal, journalVersion, &p); err != nil {
-		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program", "dir",
-			j.dir)
+		klog.FromContext(ctx).Error(err, "The MIG journal cannot be read: no instance counts as made by this program",
+			"dir", j.dir)
 		return gpus
 	}
 	for uuid, r := range p.GPUs {
@@ -230,8 +231,8 @@ func (j *journal) record(uuid string) journalRecord {
 	return j.gpus[uuid]
 }
 
-// beginChange records a change before its first step. If an earlier process started the change, the
-// recorded division before it stays.
+// beginChange records a change before its first step. If an earlier process started the
+// change, the recorded division before it stays.
 func (j *journal) beginChange(ctx context.Context, c layout.GPUChange, name string) error {
 	r := j.record(c.GPU.UUID)
 	next := change{Layout: name, Enabled: c.Before.Mode == inventory.MIGEnabled}
@@ -254,8 +255,8 @@ func (j *journal) beginChange(ctx context.Context, c layout.GPUChange, name stri
 	return j.write(ctx, c.GPU.UUID, r)
 }
 
-// endChange records that no change is in progress, and which instances of the GPU this program
-// created.
+// endChange records the end of a change, and the instances of the GPU created by this
+// program.
 func (j *journal) endChange(ctx context.Context, found layout.GPU) error {
 	if found.Unread != "" {
 		return nil
@@ -291,7 +292,8 @@ func (j *journal) write(ctx context.Context, uuid string, r journalRecord) error
 		if !r.Enabled && r.Change == nil {
 			delete(gpus, uuid)
 		}
-		if err := statefile.WriteState(filepath.Join(j.dir, journalFile), journalForm{journalVersion, gpus}); err != nil {
+		if err := statefile.WriteState(filepath.Join(j.dir, journalFile),
+			journalForm{journalVersion, gpus}); err != nil {
 			return err
 		}
 		j.mu.Lock()

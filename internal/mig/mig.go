@@ -1,10 +1,11 @@
-// Package mig divides the GPUs of the node into the MIG layout that the operator wants, while the
-// rest of the node keeps working. It withholds only the devices that a change removes, waits until
-// no pod and no process uses them, writes a journal before each change, and rolls back a failed
-// change on that GPU alone.
+// Package mig divides the GPUs of the node into the MIG layout chosen by the operator, while
+// the rest of the node keeps working. It withholds only the devices removed by a change,
+// waits until no pod and no process uses them, writes a journal before each change, and
+// rolls back a failed change on its GPU alone.
 //
-// Package daemon builds the Controller; gpu-node-agent supplies an Evictor and a Pauser. Package
-// choice selects the layout named by the configuration file, the node label or mig apply.
+// Package daemon builds the Controller; gpu-node-agent supplies an Evictor and a Pauser.
+// Package choice selects the layout named by the configuration file, the node label or mig
+// apply.
 package mig
 
 import (
@@ -25,15 +26,15 @@ type DesiredLayout struct {
 	File *layout.File
 	// GPUs are the indexes or UUIDs of the GPUs to divide; empty for all. Other GPUs stay unchanged.
 	GPUs []string
-	// Replace allows the Controller to destroy GPU instances that this program did not create. An
+	// Replace allows the Controller to destroy GPU instances created by other programs. An
 	// instance in use is never destroyed.
 	Replace bool
-	// Evict allows the Controller to evict pods from devices that the layout does not have.
-	// EvictTimeout limits how long it tries; 0 for no limit.
+	// Evict allows the Controller to evict pods from devices outside the layout.
+	// EvictTimeout limits the attempts; 0 for no limit.
 	Evict        bool
 	EvictTimeout time.Duration
-	// Pause allows the Controller to pause DaemonSets whose pods have a GPU open, if the driver
-	// refuses to change this GPU because it is in use.
+	// Pause allows the Controller to pause DaemonSets whose pods have a GPU open, if the
+	// driver refuses to change the GPU because it is in use.
 	Pause bool
 	// Origin is the source of the layout: "configuration file", "label" or "mig apply". A change of
 	// Origin starts a new attempt at once.
@@ -58,8 +59,8 @@ const (
 	StateRebooting ConfigState = "rebooting"
 	// StateSuccess: all GPUs have the layout.
 	StateSuccess ConfigState = "success"
-	// StateFailed: at least one GPU does not have the layout. The Controller retries what may succeed
-	// later.
+	// StateFailed: at least one GPU does not have the layout. The Controller retries if a
+	// retry may succeed.
 	StateFailed ConfigState = "failed"
 )
 
@@ -88,10 +89,10 @@ type Phase string
 const (
 	// PhaseUnknown: the division of the GPU has not been read yet.
 	PhaseUnknown Phase = "unknown"
-	// PhaseKept: no change is wanted for this GPU. If a layout is wanted, Reason says why not for this
-	// GPU.
+	// PhaseKept: no change is wanted for this GPU. If a layout is wanted, Reason says why
+	// not for this GPU.
 	PhaseKept Phase = "kept"
-	// PhaseWaiting: the GPU is to be changed, and Reason says what it waits for.
+	// PhaseWaiting: the GPU is to be changed; Reason says what the change waits for.
 	PhaseWaiting Phase = "waiting"
 	// PhaseChanging: the steps are in progress.
 	PhaseChanging Phase = "changing"
@@ -124,8 +125,8 @@ type Holder struct {
 	Device string
 	// Pod is the pod that holds the device; zero for a process.
 	Pod Pod
-	// PID is a process that has the device open or computes on it, as far as the driver shows it to
-	// this process; 0 for a pod. Name is the name of its program; empty if unknown.
+	// PID is a process that has the device open or computes on it, as far as the driver
+	// shows processes; 0 for a pod. Name is the name of its program; empty if unknown.
 	PID  int
 	Name string
 }
@@ -138,8 +139,8 @@ type Driver interface {
 	// Partitions returns the division of the GPU with this UUID.
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
 	// Repartition executes one step, and returns the ID of the created instance. After
-	// inventory.ErrNoAnswer or the end of ctx the step may still take effect; Partitions returns an
-	// error until that is settled.
+	// inventory.ErrNoAnswer or the end of ctx the step may still take effect; Partitions
+	// returns an error until the outcome is known.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error)
 	// Processes returns the processes that compute on GPUs, by the UUID of the GPU.
 	Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error)
@@ -155,7 +156,7 @@ type Evictor interface {
 // A Pauser pauses DaemonSets by the node labels nvidia.com/gpu.deploy.NAME, as NVIDIA's mig-manager
 // does. The DaemonSets run again when the Status says Resume.
 type Pauser interface {
-	// Pause sets the labels that end the pods with these UIDs, and returns when they are set. The
-	// error says why a pod does not end this way.
+	// Pause sets the labels that end the pods with these UIDs, and returns after setting
+	// them. The error says why a pod does not end.
 	Pause(ctx context.Context, pods []string) error
 }

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// readTimeout limits one query of the driver, stepTimeout one step, and modeTimeout a change of
-	// the MIG mode, which may reset the GPU.
+	// readTimeout limits one query of the driver, stepTimeout one step, and modeTimeout a
+	// change of the MIG mode, including a reset of the GPU.
 	readTimeout = 20 * time.Second
 	stepTimeout = 30 * time.Second
 	modeTimeout = 2 * time.Minute
-	// fastPoll is the interval at which the Controller checks whether the kubelet has confirmed a
-	// hold. After fastPollFor it uses slowPoll. fastPollFor also limits the wait until the Snapshot
-	// shows new instances.
+	// fastPoll is the interval at which the Controller checks whether the kubelet has
+	// confirmed a hold. After fastPollFor it uses slowPoll. fastPollFor also limits the wait
+	// until the Snapshot shows new instances.
 	fastPoll    = 100 * time.Millisecond
 	fastPollFor = 5 * time.Second
 	slowPoll    = time.Second
@@ -39,7 +39,8 @@ const (
 // errSuperseded stops the steps of a layout that is no longer wanted.
 var errSuperseded = errors.New("another layout is wanted now")
 
-// A reconciler brings one GPU closer to the DesiredLayout, starting from its present division.
+// A reconciler brings one GPU closer to the DesiredLayout, starting from its present
+// division.
 type reconciler struct {
 	*Controller
 	GPU        // state to report
@@ -77,7 +78,7 @@ func (r *reconciler) reconcile(ctx context.Context) result {
 	}
 	now, err := r.read(ctx, record)
 	if err != nil {
-		hold := r.gpu.hold // a GPU that has the layout stays in service
+		hold := r.gpu.hold // a GPU with the layout stays in service
 		if r.Phase == PhaseUnknown {
 			hold = resource.GPUHold{Reason: "the division of its GPU cannot be read"}
 		}
@@ -99,8 +100,8 @@ func (r *reconciler) reconcile(ctx context.Context) result {
 	return r.change(ctx, c, record, end, reason)
 }
 
-// read returns the division of the GPU. An instance counts as in use if a process computes on it,
-// or if this program did not create it and must not destroy it.
+// read returns the division of the GPU. An instance counts as in use if a process computes
+// on it, or if another program created the instance and this program must not destroy it.
 func (r *reconciler) read(ctx context.Context, record journalRecord) (layout.GPU, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -125,10 +126,10 @@ func (r *reconciler) read(ctx context.Context, record journalRecord) (layout.GPU
 // instance of the process, the process may use any.
 func mayRunOn(p inventory.Process, gi int) bool { return !p.GI.Known || p.GI.Value == gi }
 
-// plan returns the change to make now, or why a started change cannot be undone, and the phase and
-// reason to report after the change. It undoes what was started for an earlier layout and is not
-// part of the present one. Without a layout, it recreates the instances of this program that a
-// restart of the node removed.
+// plan returns the change to make now, or why a started change cannot be undone, and the
+// phase and reason to report after the change. The change undoes the steps of an earlier
+// layout, unless they are part of the present layout. Without a layout, it recreates the
+// instances of this program removed by a restart of the node.
 func (r *reconciler) plan(now layout.GPU, record journalRecord) (c layout.GPUChange, end Phase, reason string) {
 	end, r.notBuiltIn = PhaseKept, nil
 	nothing := layout.Restore(now, now.Mode, now.Instances)
@@ -164,12 +165,12 @@ func (r *reconciler) plan(now layout.GPU, record journalRecord) (c layout.GPUCha
 	return nothing, end, reason
 }
 
-// finish releases the GPU, which has its final division.
+// finish releases a GPU with its final division.
 func (r *reconciler) finish(ctx context.Context, now layout.GPU, end Phase, reason string) result {
 	shown, missing := r.awaitSnapshot(ctx, now)
 	if !shown {
-		return r.requeue(PhaseWaiting, "the last scan of the node does not show the present division of the GPU", slowPoll,
-			r.currentHold())
+		return r.requeue(PhaseWaiting, "the last scan of the node does not show the present division of the GPU",
+			slowPoll, r.currentHold())
 	}
 	if err := r.journal.endChange(ctx, now); err != nil {
 		r.log.Error(err, "Cannot record in the journal that a GPU has its MIG layout", "gpu", r.UUID)
@@ -182,9 +183,9 @@ func (r *reconciler) finish(ctx context.Context, now layout.GPU, end Phase, reas
 	return res
 }
 
-// awaitSnapshot waits until the Snapshot shows the present division of the GPU, and reports whether
-// it does. The wait for MIG devices is short, because missing devices are not advertised. In this
-// case missing names them and says why they are missing.
+// awaitSnapshot waits until the Snapshot shows the present division of the GPU, and reports
+// success. The wait for MIG devices is short, because missing devices are not advertised.
+// Then missing names the missing devices and the reason.
 func (r *reconciler) awaitSnapshot(ctx context.Context, now layout.GPU) (shown bool, missing string) {
 	timer := time.NewTimer(fastPollFor)
 	defer timer.Stop()
@@ -211,7 +212,8 @@ func hiddenInstances(found inventory.GPU, now layout.GPU) []string {
 	var ids []string
 	for _, i := range now.Instances {
 		shown := func(c inventory.ComputeInstance) bool {
-			return slices.ContainsFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == i.ID && d.CI == c.ID })
+			return slices.ContainsFunc(found.MIGDevices,
+				func(d inventory.MIGDevice) bool { return d.GI == i.ID && d.CI == c.ID })
 		}
 		if slices.ContainsFunc(i.Computes, func(c inventory.ComputeInstance) bool { return !shown(c) }) {
 			ids = append(ids, strconv.Itoa(i.ID))
@@ -262,7 +264,8 @@ func (r *reconciler) change(ctx context.Context, c layout.GPUChange, record jour
 	switch {
 	case err != nil:
 		return r.stepFailed(ctx, err, hold)
-	case end == PhaseFailed: // the change was an undo: of another layout, or of this one before it proved impossible
+	// The change undid an earlier layout, or the present layout after it proved impossible.
+	case end == PhaseFailed:
 		failures := r.gpu.failures
 		res := r.finish(ctx, now, end, reason)
 		r.gpu.failures = failures
@@ -341,8 +344,8 @@ func (r *reconciler) stepFailed(ctx context.Context, err error, hold resource.GP
 	return r.fail(ctx, err, hold)
 }
 
-// journalFailed reports that the journal cannot be written, so no step may run. A GPU without a
-// started change stays advertised as it is.
+// journalFailed reports that the journal cannot be written, so no step may run. A GPU
+// without a started change stays advertised.
 func (r *reconciler) journalFailed(err error, record journalRecord, hold resource.GPUHold) result {
 	if record.Change == nil {
 		hold = resource.GPUHold{}
@@ -352,13 +355,13 @@ func (r *reconciler) journalFailed(err error, record journalRecord, hold resourc
 	return res
 }
 
-// foreignInstance returns an error text for the first instance that the change must not destroy,
-// because this program did not create it.
+// foreignInstance returns an error text for the first instance of another program in the
+// change. Such instances must not be destroyed.
 func (r *reconciler) foreignInstance(c layout.GPUChange, record journalRecord) string {
 	for _, s := range c.Steps {
 		if s.Action == inventory.MIGDestroyInstance && !r.desired.Replace && !record.created(s.Part.GPUInstance) {
-			return fmt.Sprintf("GPU instance %d (%s at slice %d) prevents the layout, and this program did not create it; "+
-				"set mig.replace to have it destroyed",
+			return fmt.Sprintf("GPU instance %d (%s at slice %d) prevents the layout, and this program did not "+
+				"create it; set mig.replace to have it destroyed",
 				s.Part.ID, s.Part.Profile, s.Part.Start)
 		}
 	}
@@ -376,7 +379,8 @@ func (r *reconciler) currentHold() resource.GPUHold {
 	return r.gpu.hold
 }
 
-// holdFor returns the hold for a change: on all devices except those of instances that stay.
+// holdFor returns the hold for a change: on all devices except the devices of unchanged
+// instances.
 func holdFor(c layout.GPUChange) resource.GPUHold {
 	h := resource.GPUHold{Reason: repartitioned}
 	for _, p := range c.After.Instances {

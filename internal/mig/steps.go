@@ -38,8 +38,8 @@ func (r *reconciler) apply(ctx context.Context, c layout.GPUChange, forDesired b
 	return now, nil
 }
 
-// ApplySteps executes the steps of a change on the GPU with this UUID until one fails. It calls
-// goOn before each step, and stops if goOn returns an error.
+// ApplySteps executes the steps of a change on a GPU until a step fails. It calls goOn
+// before each step, and stops if goOn returns an error.
 func ApplySteps(ctx context.Context, d Driver, uuid string, c layout.GPUChange, goOn func() error) error {
 	created := map[int]int{} // IDs of GPU instances by their first slice
 	for _, p := range c.After.Instances {

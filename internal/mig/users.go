@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// evictInterval is the time between two evictions of a pod that does not end; evictTimeout limits
-	// one request.
+	// evictInterval is the time between two evictions of a pod that does not end;
+	// evictTimeout limits one request.
 	evictInterval = 10 * time.Second
 	evictTimeout  = 10 * time.Second
 )
@@ -38,7 +38,8 @@ func (r *reconciler) markPodInstances(ctx context.Context, now *layout.GPU) {
 	}
 }
 
-// awaitUsers reports whether the change must wait for users of the devices that it removes.
+// awaitUsers reports whether the change must wait for users of the devices removed by the
+// change.
 func (r *reconciler) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource.GPUHold) (result, bool) {
 	err := r.findHolders(ctx, c)
 	if len(r.Holders) == 0 && err == nil {
@@ -101,7 +102,8 @@ func (r *reconciler) findHolders(ctx context.Context, c layout.GPUChange) error 
 	devices := []string{r.UUID}
 	for _, p := range c.Before.Instances {
 		for _, compute := range p.Computes {
-			at := slices.IndexFunc(found.MIGDevices, func(d inventory.MIGDevice) bool { return d.GI == p.ID && d.CI == compute.ID })
+			at := slices.IndexFunc(found.MIGDevices,
+				func(d inventory.MIGDevice) bool { return d.GI == p.ID && d.CI == compute.ID })
 			switch {
 			case !ended[p.ID]:
 			case at < 0:
@@ -132,8 +134,8 @@ func (r *reconciler) findHolders(ctx context.Context, c layout.GPUChange) error 
 	return err
 }
 
-// An eviction is the last request to evict a pod: its time, and why the API server refused it; nil
-// if it did not.
+// An eviction is the last request to evict a pod: its time, and the reason of a refusal by
+// the API server.
 type eviction struct {
 	at      time.Time
 	refused error
@@ -159,7 +161,8 @@ func (r *reconciler) evict(ctx context.Context) error {
 			cancel()
 			r.gpu.evictions[h.Pod] = last
 			if last.refused == nil {
-				r.log.Info("Evicted a pod so that its GPU can be repartitioned", "gpu", r.UUID, "namespace", h.Pod.Namespace, "pod",
+				r.log.Info("Evicted a pod so that its GPU can be repartitioned",
+					"gpu", r.UUID, "namespace", h.Pod.Namespace, "pod",
 					h.Pod.Name)
 			}
 		}

@@ -20,12 +20,13 @@ type Order struct {
 	Layout string `json:"layout"`
 	// GPUs are the indexes or UUIDs of the GPUs to divide; empty for all.
 	GPUs []string `json:"gpus,omitempty"`
-	// Key and Label are the layouts that the configuration file and the label named at that time.
+	// Key and Label are the layouts of the configuration file and of the label at the time
+	// of the order.
 	Key   string `json:"key"`
 	Label string `json:"label"`
 }
 
-// sources has the layouts that can be chosen.
+// sources has the possible layouts.
 type sources struct {
 	// key and label are the layouts of the configuration file and the label; empty for none.
 	key, label string
@@ -33,9 +34,9 @@ type sources struct {
 	order *Order
 }
 
-// choose returns the chosen layout, its GPUs and its origin; no layout if no source names one. The
-// most recent request wins: an order is valid until the configuration file or the label changes.
-// The label has priority over the configuration file, which serves many nodes.
+// choose returns the layout, its GPUs and its origin; no layout if no source names one. The
+// most recent request wins: an order is valid until the configuration file or the label
+// changes. The label has priority over the configuration file, which serves many nodes.
 func choose(s sources) (layout string, gpus []string, from Origin) {
 	switch c := s.order; {
 	case c != nil && c.Key == s.key && c.Label == s.label:

@@ -23,11 +23,11 @@ import (
 const (
 	// rereadEvery is how often the file of layouts is read again.
 	rereadEvery = 10 * time.Second
-	// labelTimeout is how long a node with an unknown label waits for it, before the configuration
+	// labelTimeout is how long a node waits for an unknown label before the configuration
 	// file counts.
 	labelTimeout = 5 * time.Second
-	// diskTimeout limits one operation in the state directory, so that a hanging disk keeps no GPU
-	// from pods.
+	// diskTimeout limits one operation in the state directory: a hanging disk must not keep
+	// GPUs from pods.
 	diskTimeout = 5 * time.Second
 	// MaxLayouts is the size limit of the file of layouts, in bytes.
 	MaxLayouts = 1 << 20
@@ -38,9 +38,9 @@ var ErrOff = errors.New("MIG layouts are disabled on this node: set mig.enabled 
 	"or start the daemon with --mig-enabled; docs/mig.md lists the rights that it needs")
 
 // errDefault is the error for a label that NVIDIA's GPU operator may have set by default.
-var errDefault = errors.New("the label nvidia.com/mig.config=all-disabled may be the default of NVIDIA's GPU operator, " +
-	"and would remove the MIG devices of this node; to confirm it, set the label to another layout and back, " +
-	"or mig.layout to all-disabled, or run mig apply")
+var errDefault = errors.New("the label nvidia.com/mig.config=all-disabled may be the default of NVIDIA's GPU " +
+	"operator, and would remove the MIG devices of this node; to confirm it, set the label to another layout and " +
+	"back, or mig.layout to all-disabled, or run mig apply")
 
 // A Choice is the layout in force. The zero Choice is that of a node without a layout.
 type Choice struct {
@@ -79,8 +79,8 @@ type Chooser struct {
 	file         *layout.File
 }
 
-// The file in the state directory. It saves what the configuration file does not have, so that the
-// next process chooses the same layout.
+// The file in the state directory. It saves the choices that are not in the configuration
+// file, so that the next process chooses the same layout.
 const (
 	stateFileName = "mig-wish.json"
 	stateVersion  = 1
@@ -91,17 +91,17 @@ type savedState struct {
 	Version int `json:"version"`
 	// Label is the last known value of the label; nil if never known.
 	Label *string `json:"label,omitempty"`
-	// MaybeDefault says that the label appeared with the value all-disabled. NVIDIA's GPU operator
-	// sets this value on nodes without the label.
+	// MaybeDefault says that the label appeared with the value all-disabled. NVIDIA's GPU
+	// operator sets all-disabled on nodes without the label.
 	MaybeDefault bool `json:"default,omitempty"`
 	// Order is the last run of mig apply; nil if it is no longer valid.
 	Order *Order `json:"command,omitempty"`
 }
 
-// New returns a Chooser that has made its first choice from the configuration and the saved state.
-// Without a state directory no state is saved. mayWrite returns why this process must not write
-// there; nil if it may. isDivided reports whether GPUs of the node are in MIG mode, and whether
-// this is known.
+// New returns a Chooser with a first choice, made from the configuration and the saved
+// state. Without a state directory no state is saved. mayWrite returns an error if this
+// process must not write to the state directory. isDivided reports whether GPUs of the node
+// are in MIG mode, and whether their mode is known.
 func New(
 	ctx context.Context, configs *feed.Feed[config.Config], stateDir string, mayWrite func() error,
 	isDivided func() (divided, known bool),
@@ -141,8 +141,8 @@ func (l *Chooser) Run(ctx context.Context) error {
 	}
 }
 
-// Reload reads the state that an earlier process saved after this process started, and updates the
-// choice. Call it when this process starts to change layouts.
+// Reload reads the state saved by an earlier process after the start of this process, and
+// updates the choice. Call Reload when this process starts to change layouts.
 func (l *Chooser) Reload(ctx context.Context) {
 	l.mu.Lock()
 	l.restore(ctx)
@@ -300,7 +300,7 @@ func (l *Chooser) layouts(path string) (*layout.File, error) {
 	return l.file, nil
 }
 
-// restore reads the state that an earlier process saved. A label and an order received by this
+// restore reads the state saved by an earlier process. A label and an order received by this
 // process take precedence.
 func (l *Chooser) restore(ctx context.Context) {
 	if l.stateDir == "" {
