@@ -112,9 +112,11 @@ func TestCommandsAtASilentDaemon(t *testing.T) {
 	h := newHost(t)
 	h.freeze()
 	var commands sync.WaitGroup
-	for _, args := range []string{
-		"status", "status --holders -o json", "alive", "ready", "ready --wait 5s", "quiesce", "resume", "health clear --gpu 0", "mig status",
-		"mig apply --layout all-disabled", "record start", "record stop", "simulate list", "simulate xid --gpu 0 --xid 31", "reset --gpu 0",
+	for args, changes := range map[string]bool{
+		"status": false, "status --holders -o json": false, "alive": false, "ready": false, "ready --wait 5s": false,
+		"mig status": false, "simulate list": false, "quiesce": true, "resume": true, "health clear --gpu 0": true,
+		"mig apply --layout all-disabled": true, "record start": true, "record stop": true,
+		"simulate xid --gpu 0 --xid 31": true, "reset --gpu 0": true,
 	} {
 		commands.Go(func() {
 			began := time.Now()
@@ -122,6 +124,9 @@ func TestCommandsAtASilentDaemon(t *testing.T) {
 			if took := time.Since(began); !strings.Contains(string(out), "Error: the daemon does not answer at") ||
 				took < 30*time.Second {
 				t.Errorf("%s, after %v: want after 30 s that the daemon does not answer:\n%s", args, took, out)
+			}
+			if strings.Contains(string(out), "will not start the requested change later") != changes {
+				t.Errorf("%s: want a word about the change: %v\n%s", args, changes, out)
 			}
 		})
 	}

@@ -51,7 +51,7 @@ func newMIGApplyCommand() *cobra.Command {
 		}
 		var ordered daemon.OrderedMIG
 		if err := control.Call(cmd.Context(), *socket, daemon.CallMIGApply, a, &ordered); err != nil {
-			return err
+			return notStarted(err)
 		}
 		if p := ordered.Plan; p != nil {
 			if err := o.print(cmd.OutOrStdout(), p, func(w io.Writer) { printMIGPlan(w, *p) }); err != nil {

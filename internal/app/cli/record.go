@@ -37,7 +37,7 @@ func newRecordCommand() *cobra.Command {
 		var begun daemon.RecordAnswer
 		if err := control.Call(cmd.Context(), *socket, daemon.CallRecordStart, daemon.RecordArguments{Redact: *redact},
 			&begun); err != nil {
-			return err
+			return notStarted(err)
 		}
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), terminal.Line(begun.Dir))
 		return err

@@ -56,7 +56,7 @@ func newResetCommand() *cobra.Command {
 		case errors.Is(err, control.ErrEnded):
 			return fmt.Errorf("%w; status of the next daemon shows what became of the reset", err)
 		}
-		return err
+		return notStarted(err)
 	}
 	if err := cmd.MarkFlagRequired("gpu"); err != nil {
 		panic(err) // the flag is declared above

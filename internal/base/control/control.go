@@ -51,8 +51,8 @@ var (
 	ErrNoDaemon = errors.New("no daemon answers")
 	// ErrSilent is wrapped by the error of a Call or Follow without an answer in time.
 	ErrSilent = errors.New("the daemon does not answer")
-	// ErrEnded is wrapped by the error of a Follow whose connection ended, and of a Call that could
-	// not be sent.
+	// ErrEnded is wrapped by the error of a Call or Follow whose connection ended or that could not be
+	// sent.
 	ErrEnded = errors.New("the daemon has ended the connection")
 )
 
@@ -77,6 +77,9 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 	defer conn.close()
 	var a response
 	if err := json.NewDecoder(io.LimitReader(conn, maxAnswer)).Decode(&a); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) { // the process was killed
+			err = ErrEnded
+		}
 		return conn.explain(ctx, fmt.Errorf("read the daemon's answer to %s: %w", call, err))
 	}
 	return a.decode(call, result)
@@ -171,8 +174,7 @@ func (c *caller) connect(ctx context.Context, over time.Time) error {
 
 // silent returns the error of a call without an answer in time.
 func (c *caller) silent() error {
-	return fmt.Errorf("%w at %s within %v, and will not start the requested change; read its log, or restart its pod",
-		ErrSilent, c.socket, c.patience)
+	return fmt.Errorf("%w at %s within %v; read its log, or restart its pod", ErrSilent, c.socket, c.patience)
 }
 
 // explain returns the error of a call: the first answer did not arrive in time, or err.

@@ -244,8 +244,8 @@ func TestRemovedSocketIsRestored(t *testing.T) {
 	default:
 	}
 	stop()
-	if err := <-waiting; err == nil || !strings.Contains(err.Error(), "canceled") {
-		t.Errorf("a call from before ended with %v, want what its handler said", err)
+	if err := <-waiting; err == nil || !strings.Contains(err.Error(), "is stopping") {
+		t.Errorf("a call from before ended with %v, want that the daemon is stopping", err)
 	}
 }
 
@@ -334,6 +334,28 @@ func TestSilentConnectionAtShutdown(t *testing.T) {
 		defer silent.Close()
 		stop()
 	})
+}
+
+// TestCallsAtShutdown: a call that the end of the daemon cuts off says so, and what to do.
+func TestCallsAtShutdown(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	waits, stop := start(t, socket)
+	half := dialed(t, socket)
+	if _, err := half.Write([]byte(`{"call": "echo"`)); err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error, 1)
+	go func() { result <- control.Call(t.Context(), socket, "wait", nil, nil) }()
+	<-waits
+	stop()
+	const want = "the daemon is stopping and did not complete the call; run the command again"
+	if err := <-result; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("a call that has begun: %v", err)
+	}
+	if text, err := io.ReadAll(half); err != nil || !strings.Contains(string(text), want) {
+		t.Errorf("half a request is answered %q, %v", text, err)
+	}
 }
 
 // TestPathsWithSigns: a path is no URL and no format.

@@ -240,6 +240,8 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 	switch {
 	case errors.Is(err, io.EOF): // the client only checked whether the daemon runs
 		return
+	case err != nil && ctx.Err() != nil:
+		a.Error = errStopping.Error()
 	case err != nil:
 		a.Error = fmt.Sprintf("read the request (limits: %d bytes, %s, %d connections at a time): %v",
 			maxRequest, requestTimeout, maxCalls, err)
@@ -257,7 +259,11 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		if err == nil {
 			a.Result, err = json.Marshal(result)
 		}
-		if err != nil {
+		switch {
+		case err == nil:
+		case ctx.Err() != nil && errors.Is(err, context.Canceled):
+			a.Error = errStopping.Error()
+		default:
 			a.Error = err.Error()
 		}
 		log.Info("Control call", "call", r.Call, "arguments", string(r.Arguments), "error", a.Error)
