@@ -22,6 +22,7 @@ import (
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet/plugins"
 )
@@ -37,6 +38,7 @@ type claimable struct {
 	file      string        // the configuration
 	driver    string        // its name; empty for draDriver
 	callLimit time.Duration // of kubelet's calls for a claim; 0 for a long one
+	library   *cuda.Library // that proves CUDA; nil for none
 
 	mu        sync.Mutex
 	users     map[string]map[string]string // of GPUs, by UUID: the pods that have them now, and by which way

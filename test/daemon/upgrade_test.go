@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
@@ -23,10 +24,11 @@ type stateRow struct {
 	open  func(t *testing.T) *claimable // a node without a daemon
 	leave func(c *claimable)            // has a daemon write its files
 	want  func(c *claimable)            // of a daemon that begins with them
+	// offline says that the API server is away when a daemon begins with the files.
+	offline bool
 }
 
-// No row has node-config.json, cluster.json and proofs.json: without them the API server is asked,
-// and CUDA is proven again.
+// No row is about cluster.json: without it the API server is asked for the number of nodes.
 var stateRows = []stateRow{
 	{
 		name: "faults", file: "faults.json", open: openWhole,
@@ -96,6 +98,21 @@ var stateRows = []stateRow{
 		},
 	},
 	{
+		name: "configuration", file: "node-config.json", open: openChosen, offline: true,
+		leave: func(c *claimable) { c.shows(16, 16) },
+		want:  func(c *claimable) { c.shows(16, 16) }, // the default has 8
+	},
+	{
+		name: "proofs", file: "proofs.json", open: openProving,
+		leave: func(c *claimable) { c.shows(8, 8) },
+		want: func(c *claimable) {
+			c.shows(8, 8)
+			if calls := c.library.Calls(c.t); len(calls) > 0 {
+				c.t.Errorf("CUDA was proven again by %d calls", len(calls))
+			}
+		},
+	},
+	{
 		name: "claims", file: "dra-published.json",
 		open: func(t *testing.T) *claimable { t.Helper(); return openClaimable(t, "dra") },
 		leave: func(c *claimable) {
@@ -109,6 +126,22 @@ var stateRows = []stateRow{
 			})
 		},
 	},
+}
+
+// openChosen has the configuration chosen by a label of the node.
+func openChosen(t *testing.T) *claimable {
+	t.Helper()
+	s, api := chosen(t, "shared")
+	return &claimable{stage: s, api: api}
+}
+
+// openProving has CUDA proven on each GPU before it is offered.
+func openProving(t *testing.T) *claimable {
+	t.Helper()
+	root := t.TempDir()
+	library := cuda.Install(t, root)
+	s := open(t, node.Setup{Args: []string{"--driver-root-ctr-path", root, "--validate"}})
+	return &claimable{stage: s, library: library}
 }
 
 func openWhole(t *testing.T) *claimable {
@@ -174,6 +207,9 @@ func (r stateRow) read(t *testing.T, folder string) {
 	}
 	c := r.open(t)
 	copyFiles(t, folder, c.Path("state"))
+	if r.offline {
+		c.api.Stop()
+	}
 	c.start()
 	r.want(c)
 	if err := filepath.WalkDir(c.Path("state"), func(path string, _ fs.DirEntry, err error) error {
