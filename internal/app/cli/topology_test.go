@@ -59,14 +59,14 @@ func TestSimulatedNodeOfTheDaemon(t *testing.T) {
 	}
 	const notice = "The daemon runs on the simulated node dgx-1, shown here as it is without faults; " +
 		"see status for its present state.\n"
-	for arguments, want := range map[string]string{
-		"topology": notice, "plan": notice, "topology --simulate dgx-1": "", "plan --simulate dgx-1": "",
+	for arguments, want := range map[string]bool{
+		"topology": true, "plan": true, "topology --simulate dgx-1": false, "plan --simulate dgx-1": false,
 	} {
 		cmd := program(t, append(strings.Fields(arguments), "--control-socket", h.socket)...)
 		var complaints strings.Builder
 		cmd.Stderr = &complaints
-		if _, err := cmd.Output(); err != nil || complaints.String() != want {
-			t.Errorf("%s: %v, standard error has %q, want %q", arguments, err, complaints.String(), want)
+		if _, err := cmd.Output(); err != nil || strings.Contains(complaints.String(), notice) != want {
+			t.Errorf("%s: %v, standard error has %q, want the notice: %v", arguments, err, complaints.String(), want)
 		}
 	}
 	if got, err := topo(t, "--simulate", "t4", "--control-socket", h.socket); err != nil || strings.Contains(got, "GPU7") {
