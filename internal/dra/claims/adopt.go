@@ -18,18 +18,19 @@ import (
 )
 
 const (
-	// maxCheckpoint is the largest checkpoint of NVIDIA's driver to read, in bytes. A claim takes a
-	// few thousand bytes.
+	// maxCheckpoint is the largest checkpoint of NVIDIA's driver to read, in bytes. A
+	// claim takes a few thousand bytes.
 	maxCheckpoint = 16 << 20
-	// adoptedFile holds the checksum of the last adopted checkpoint: claims that were unprepared since
-	// then must not come back.
+	// adoptedFile holds the checksum of the last adopted checkpoint: claims that were
+	// unprepared since then must not come back.
 	adoptedFile = "nvidia.adopted"
 	// prepareCompleted is the state of a claim that NVIDIA's driver has prepared.
 	prepareCompleted = "PrepareCompleted"
 )
 
-// A checkpoint is the part of the checkpoint of NVIDIA's driver that this package reads. Its
-// checksums cannot be verified, because they depend on how each driver version writes the fields.
+// A checkpoint is the part of the checkpoint of NVIDIA's driver used by this package. The
+// checksums cannot be verified, because they depend on how each driver version writes the
+// fields.
 type checkpoint struct {
 	V2 *struct {
 		NodeBootID     string                   `json:"nodeBootID"`
@@ -92,8 +93,8 @@ func parseCheckpoint(text []byte) (c checkpoint, err error) {
 	return c, err
 }
 
-// record returns the record of a claim that NVIDIA's driver has prepared. The error says why the
-// claim cannot be adopted.
+// record returns the record of a claim that NVIDIA's driver has prepared. The error says
+// why the claim cannot be adopted.
 func (p preparedClaim) record(uid string) (record, error) {
 	type identity struct {
 		gpu string
@@ -140,10 +141,10 @@ func (p preparedClaim) record(uid string) (record, error) {
 	return r, nil
 }
 
-// adopt takes over the claims that NVIDIA's driver has prepared since the node started. Their
-// containers keep running, and the kubelet unprepares the claims here. It reports whether adoption
-// is complete. While NVIDIA's driver runs, or this daemon offers no GPU to claims, the claims stay
-// with NVIDIA's driver.
+// adopt takes over the claims prepared by NVIDIA's driver since the node started. Their
+// containers keep running, and the kubelet unprepares the claims here. adopt reports
+// whether adoption is complete. While NVIDIA's driver runs, or this daemon offers no GPU
+// to claims, the claims stay with NVIDIA's driver.
 func (c *Claims) adopt(ctx context.Context) bool {
 	switch {
 	// the kubelet calls the driver that prepared a claim
@@ -179,7 +180,8 @@ func (c *Claims) adopt(ctx context.Context) bool {
 			err = c.adoptClaim(ctx, r)
 		}
 		if err != nil {
-			log.Info("Cannot adopt a claim of NVIDIA's driver", "claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid,
+			log.Info("Cannot adopt a claim of NVIDIA's driver",
+				"claim", klog.KRef(claim.Namespace, claim.Name), "uid", uid,
 				"reason", err.Error())
 		}
 	}
@@ -195,9 +197,9 @@ func (c *Claims) isAdopted(checkpoint []byte) bool {
 	return string(before) == checksum(checkpoint)
 }
 
-// nvidiaSocket returns the socket of a running driver of NVIDIA; empty if none answers. It tries
-// dra.sock in the folder of the checkpoint, dra-<UID of the pod>.sock as used during a rolling
-// update, and the sockets that register the driver with the kubelet.
+// nvidiaSocket returns the socket of a running driver of NVIDIA; empty if none answers. It
+// tries dra.sock in the folder of the checkpoint, dra-<UID of the pod>.sock as used during
+// a rolling update, and the sockets for registration with the kubelet.
 func (c *Claims) nvidiaSocket(ctx context.Context) string {
 	folder := filepath.Dir(c.options.Checkpoint)
 	registry := filepath.Join(folder, "..", "..", "plugins_registry")

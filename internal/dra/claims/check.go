@@ -60,7 +60,8 @@ func causeOf(err error) Cause {
 
 var uidForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 
-// validUID reports whether a UID can be part of a file name, as every UID of the API server can.
+// validUID reports whether a UID can be part of a file name, as every UID of the API
+// server can.
 func validUID(uid string) bool { return len(uid) <= 128 && uidForm.MatchString(uid) }
 
 // A node is the state of this node's devices.
@@ -75,8 +76,8 @@ type node struct {
 	releaseProblem map[string]string // why devices of unprepared claims are not released yet, by UID
 }
 
-// plan returns the record for a claim by the current state of the node, and the devices that pods
-// hold as resources. former is the claim's earlier record, if any.
+// plan returns the record for a claim by the current state of the node, and the devices
+// that pods hold as resources. former is the claim's earlier record, if any.
 func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node, record, []kubelet.HeldDevice, error) {
 	n := node{
 		pool: c.options.Pools.Value(), snapshot: c.options.Snapshots.Value(), slices: c.options.SetTimeSlice != nil,
@@ -244,8 +245,8 @@ func checkHealth(name string, health inventory.Health, published dra.Device, res
 	return nil
 }
 
-// needsMIGChange reports whether the claim gets the device only after a MIG change of its GPU.
-// Until then the container edits are unknown.
+// needsMIGChange reports whether the claim gets the device only after a MIG change of its
+// GPU. Until then the container edits are unknown.
 func (n node) needsMIGChange(d recordDevice) bool {
 	g, _ := n.snapshot.GPU(d.GPU)
 	return d.uuid() == "" || d.DisableMIG && g.MIG == inventory.MIGEnabled
@@ -257,14 +258,14 @@ func tolerates(by dra.Toleration, t dra.Taint) bool {
 		(by.Operator == "Exists" || (by.Operator == "Equal" || by.Operator == "") && by.Value == t.Value)
 }
 
-// A claimConfig applies to its requests; to all requests if it names none.
+// A claimConfig applies to its requests, or to all requests if it names none.
 type claimConfig struct {
 	dra.OpaqueConfig
 	dra.DeviceConfig
 }
 
-// parseConfigs parses the whole configuration of a claim, so that errors in overridden parts are
-// found.
+// parseConfigs parses the whole configuration of a claim, so that errors in overridden
+// parts are found.
 func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	all := make([]claimConfig, len(of))
 	for i, o := range of {
@@ -285,8 +286,8 @@ func parseConfigs(of []dra.OpaqueConfig) ([]claimConfig, error) {
 	return all, nil
 }
 
-// settings applies the last matching configuration to a device and returns it. The error says why
-// the device cannot be used as configured.
+// settings applies the last matching configuration to a device and returns it. The error
+// says why the device cannot be used as configured.
 func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, error) {
 	kind := dra.GPUConfig
 	if d.MIG != nil {
@@ -317,7 +318,7 @@ func (n node) settings(configs []claimConfig, d *recordDevice) (*claimConfig, er
 	return nil, nil
 }
 
-// checkAvailable returns which claim or pod holds a device that the claim needs.
+// checkAvailable returns the claim or pod that holds a device needed by the claim.
 func (n node) checkAvailable(wanted record, records map[string]record, boot string, held []kubelet.HeldDevice) error {
 	for _, d := range wanted.Devices {
 		if d.AdminAccess {
@@ -369,8 +370,8 @@ func overlap(a, b recordDevice) bool {
 	return !a.isShare() || !b.isShare()
 }
 
-// checkShares returns why a claim cannot have its share of a device beside the shares of other
-// claims: too little is free, or the other claims use the device differently.
+// checkShares returns why a claim cannot have its share of a device beside the shares of
+// other claims: too little is free, or the other claims use the device differently.
 func (n node) checkShares(d recordDevice, wanted record, records map[string]record, boot string) error {
 	if !d.isShare() {
 		return nil
@@ -387,8 +388,8 @@ func (n node) checkShares(d recordDevice, wanted record, records map[string]reco
 			}
 			if !compatible(d, other) {
 				return fail(CauseInUse, "the device %s (%s) is shared by the claim %s with other settings: %s "+
-					"instead of %s; shares of one GPU need the same "+
-					"time slice, and MPS for all or none", d.Device, d.uuid(), r, other.usage(), d.usage())
+					"instead of %s; shares of one GPU need the same time slice, and MPS for all or none",
+					d.Device, d.uuid(), r, other.usage(), d.usage())
 			}
 			memory, count, by = memory+other.Share, count+other.count(), append(by, r.String())
 		}
@@ -424,8 +425,8 @@ func (d recordDevice) count() int64 {
 	return dra.Result{ShareID: d.ShareID, ConsumedCapacity: d.ConsumedCapacity}.Count()
 }
 
-// compatible reports whether two shares of a GPU can be used at the same time: a GPU has one time
-// slice, and MPS clients use the GPU exclusively.
+// compatible reports whether two shares of a GPU can be used at the same time: a GPU has
+// one time slice, and MPS clients use the GPU exclusively.
 func compatible(a, b recordDevice) bool {
 	return a.Interval == b.Interval && (a.MPS == nil) == (b.MPS == nil) && a.SharedBy == b.SharedBy
 }

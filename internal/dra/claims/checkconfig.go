@@ -12,17 +12,19 @@ import (
 type RequestedDevices struct {
 	// Name is the name of the request, or "<request>/<subrequest>".
 	Name string
-	// Kind is the kind of configuration for the devices, dra.GPUConfig or dra.MIGConfig; empty if
-	// unknown.
+	// Kind is the kind of configuration for the devices, dra.GPUConfig or dra.MIGConfig;
+	// empty if unknown.
 	Kind string
 	// Count is the number of requested devices.
 	Count int
-	// Admin says that the request has adminAccess, and Part that the devices may be shares of GPUs.
+	// Admin says that the request has adminAccess, and Part that the devices may be shares
+	// of GPUs.
 	Admin, Part bool
 }
 
-// CheckConfig returns why Prepare would refuse the configuration of a claim with these requests on
-// any node; nil if Prepare would accept it. Settings that depend on UUIDs are not checked.
+// CheckConfig returns why Prepare would refuse the configuration of a claim with these
+// requests on any node, and nil otherwise. It does not check settings that depend on
+// UUIDs.
 func CheckConfig(requests []RequestedDevices, of []dra.OpaqueConfig) error {
 	configs, err := parseConfigs(of)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package claims prepares the devices of ResourceClaims for containers. It decides whether a claim
-// may have its devices now, keeps one record per claim on disk, and writes the CDI spec for the
-// container runtime.
+// Package claims prepares the devices of ResourceClaims for containers. It decides whether
+// a claim may have its devices now, keeps one record per claim on disk, and writes the CDI
+// spec for the container runtime.
 //
-// The package uses neither gRPC nor the API server: the caller passes Prepare a function that reads
-// the claim. Among the processes of this program on a node, the leader owns the claims: in memory,
-// and on disk for the next leader. See record.go for the rules.
+// The package uses neither gRPC nor the API server: the caller passes Prepare a function
+// that reads the claim. Among the processes of this program on a node, the leader owns the
+// claims: in memory, and on disk for the next leader. See record.go for the rules.
 package claims
 
 import (
@@ -35,55 +35,58 @@ type Options struct {
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
 	Configs   *feed.Feed[config.Config]
-	// HeldDevices returns the devices that pods hold by the device plugin; nil without a kubelet.
+	// HeldDevices returns the devices that pods hold by the device plugin; nil without a
+	// kubelet.
 	HeldDevices func(context.Context) ([]kubelet.HeldDevice, error)
-	// Owners say who offers each GPU. If all GPUs are in slices, a claim is prepared even if
-	// HeldDevices fails. Nil if the owners are unknown.
+	// Owners say who offers each GPU. If all GPUs are in slices, a claim is prepared even
+	// if HeldDevices fails. Nil if the owners are unknown.
 	Owners *feed.Feed[dra.Owners]
-	// PodClaims returns the claims of the pods on the node, by "NAMESPACE/NAME"; nil if they cannot be
-	// known.
+	// PodClaims returns the claims of the pods on the node, by "NAMESPACE/NAME"; nil if
+	// they cannot be known.
 	PodClaims func(context.Context) (map[string]bool, error)
-	// LookUp returns a claim from the API server, and whether a claim of that name exists. Nil without
-	// access to the API server: then no claim counts as leaked.
+	// LookUp returns a claim from the API server, and whether a claim of that name exists.
+	// Nil without access to the API server: then no claim counts as leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// KubeletClaims returns the UIDs of the claims that are prepared according to the kubelet's
-	// checkpoint, in a process that does not serve the DRA driver. The error says why they are
-	// unknown. Nil in a process that serves the driver.
+	// KubeletClaims returns the UIDs of the prepared claims according to the kubelet's
+	// checkpoint, in a process that does not serve the DRA driver. The error says why the
+	// claims are unknown. Nil in a process that serves the driver.
 	KubeletClaims func(context.Context) (map[string]bool, error)
-	// Inspect runs the checks that precede a container start with devices of the device plugin, and
-	// returns why the devices must not be used now. The error wraps inventory.ErrInUse if the reason
-	// is temporary. Only UUID and Sharing of the devices are set. Nil means no checks.
+	// Inspect runs the checks that precede a container start with devices of the device
+	// plugin, and returns why the devices must not be used now. The error wraps
+	// inventory.ErrInUse if the reason is temporary. Only UUID and Sharing of the devices
+	// are set. Nil means no checks.
 	Inspect func(context.Context, []resource.Device) error
-	// PodRuns reports whether a pod, by UID, still has a process; false if unknown. Nil if it is never
-	// known.
+	// PodRuns reports whether a pod, by UID, still has a process; false if unknown. Nil if
+	// it is never known.
 	PodRuns func(uid string) bool
-	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil if time slices
-	// are not supported.
+	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil if
+	// time slices are not supported.
 	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
 	// MPS runs control daemons; nil if MPS is not supported.
 	MPS ControlDaemons
-	// Divisions receive how GPUs in MIG mode are divided for claims; nil until the first survey of
-	// Divide. The feed is nil without readers.
+	// Divisions receive how GPUs in MIG mode are divided for claims; nil until the first
+	// survey of Divide. The feed is nil without readers.
 	Divisions *feed.Feed[dra.Divisions]
 	// Driver creates MIG devices for claims; nil if none are created.
 	Driver Divider
 	// StateDir holds the records. CDIDir is the folder in which runtimes search for specs.
 	StateDir, CDIDir string
-	// Checkpoint is the file in which NVIDIA's driver keeps its prepared claims; empty if they are
-	// never taken over.
+	// Checkpoint is the file of NVIDIA's driver with its prepared claims; empty if the
+	// claims are never taken over.
 	Checkpoint string
 	// BootID is the node's boot ID; empty if unknown.
 	BootID string
-	// Patience is how long a call waits for a temporary obstacle, such as a device in use or missing
-	// information; 0 for no wait. The kubelet retries after 60 to 90 s.
+	// Patience is how long a call waits for a temporary obstacle, such as a device in use
+	// or missing information; 0 for no wait. The kubelet retries after 60 to 90 s.
 	Patience time.Duration
-	// Lead returns why this process is not the leader, and so must not write; nil if it leads. Without
-	// the function the process always leads.
+	// Lead returns why this process is not the leader, and so must not write; nil if it
+	// leads. Without the function the process always leads.
 	Lead func() error
-	// Alone returns why hardware must not be changed now: an earlier leader may still change it.
-	// Without the function changes are always allowed.
+	// Alone returns why hardware must not be changed now: an earlier leader may still
+	// change it. Without the function changes are always allowed.
 	Alone func() error
-	// Root is the file system with the driver's files; nil for the file system of this process.
+	// Root is the file system with the driver's files; nil for the file system of this
+	// process.
 	Root fs.FS
 	// Metrics may be nil.
 	Metrics Metrics
@@ -91,13 +94,13 @@ type Options struct {
 
 // Metrics counts calls of the kubelet. Its methods return at once.
 type Metrics interface {
-	// Prepared counts a call that prepared a claim or failed, with its duration. The Cause is empty on
-	// success.
+	// Prepared counts a call that prepared a claim or failed, with its duration. The Cause
+	// is empty on success.
 	Prepared(took time.Duration, cause string)
 	// Unprepared does the same for calls that unprepare a claim.
 	Unprepared(took time.Duration, cause string)
-	// PreparedWithoutKubelet counts a claim that was prepared although the kubelet did not say which
-	// pods hold GPUs as resources. No GPU is offered as a resource then.
+	// PreparedWithoutKubelet counts a claim prepared although the kubelet did not say
+	// which pods hold GPUs as resources. No GPU is offered as a resource then.
 	PreparedWithoutKubelet()
 }
 
@@ -107,8 +110,8 @@ func (noMetrics) Prepared(time.Duration, string)   {}
 func (noMetrics) Unprepared(time.Duration, string) {}
 func (noMetrics) PreparedWithoutKubelet()          {}
 
-// Claims prepares and unprepares claims. New builds it. Run is called for each period in which this
-// process leads. Its methods may be called concurrently.
+// Claims prepares and unprepares claims. Create it with New, and call Run for each period
+// in which this process leads. All methods may be called concurrently.
 type Claims struct {
 	options Options
 	store   store
@@ -126,33 +129,34 @@ type Claims struct {
 
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by UID of the claim; replaced, not changed
-	// specWritten has the prepared claims, by UID, and whether their records are complete and their
-	// specs up to date.
+	// specWritten has the prepared claims, by UID, and whether their records are complete
+	// and their specs up to date.
 	specWritten        map[string]bool
 	recentlyUnprepared map[string]unprepareMark // claims that were unprepared a short time ago, by UID
 	unprepareCount     int                      // number of unprepare calls
 	releaseProblem     map[string]string        // why devices of an unprepared claim are not released yet, by UID
 	noUVM              time.Time                // when nvidia-uvm was found missing; zero while it exists
-	// mpsProblem says why an MPS control daemon does not serve clients, by daemon ID. servedCount
-	// counts the successful starts.
+	// mpsProblem says why an MPS control daemon does not serve clients, by daemon ID.
+	// servedCount counts the successful starts.
 	mpsProblem  map[string]string
 	servedCount int
 }
 
-// containerEdits are what a container gets with each device, as of the Snapshot of a generation.
+// containerEdits are what a container gets with each device, as of the Snapshot of a
+// generation.
 type containerEdits struct {
 	cdi.DeviceEdits
 	generation uint64
 }
 
-// knownSince reports whether the edits for a device, by UUID, are known from the Snapshot of a
-// generation or a later one.
+// knownSince reports whether the edits for a device, by UUID, are known from the Snapshot
+// of a generation or a later Snapshot.
 func (g *containerEdits) knownSince(generation uint64, uuid string) bool {
 	return g != nil && g.generation >= generation && g.Has(uuid)
 }
 
-// An unprepareMark says that a claim was unprepared. A call that began to prepare the claim before
-// that must fail. A mark outlives every call.
+// An unprepareMark says that a claim was unprepared. A call that began to prepare the
+// claim earlier must fail. A mark outlives every call.
 type unprepareMark struct {
 	number int // among all unprepare calls
 	last   time.Time
@@ -179,7 +183,8 @@ func New(o Options) *Claims {
 	leads := always
 	if o.Lead != nil {
 		leads = func() error {
-			if err := o.Lead(); err != nil { // also if this process was paused, and does not know it yet
+			// Also checked because this process may have been paused without knowing.
+			if err := o.Lead(); err != nil {
 				return causedError{CauseLate, fmt.Errorf("%w: %w", dra.ErrEnded, err)}
 			}
 			return nil
@@ -243,21 +248,23 @@ func (c *Claims) all() map[string]record {
 	return c.records
 }
 
-// unprepareNumber returns the number of the last call that unprepared a claim in the last minutes;
-// 0 if there is none.
+// unprepareNumber returns the number of the last call that unprepared a claim in the last
+// minutes; 0 if there is none.
 func (c *Claims) unprepareNumber(uid string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.recentlyUnprepared[uid].number
 }
 
-// unpreparedSince reports whether a claim was unprepared after unprepareNumber returned before.
+// unpreparedSince reports whether a claim was unprepared after unprepareNumber returned
+// before.
 func (c *Claims) unpreparedSince(uid string, before int) bool {
 	number := c.unprepareNumber(uid)
 	return number != 0 && number != before
 }
 
-// noteUnprepared marks a claim as unprepared now. A repeated call wakes nobody, itself included.
+// noteUnprepared marks a claim as unprepared now. A repeated call wakes nobody, itself
+// included.
 func (c *Claims) noteUnprepared(uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -283,13 +290,14 @@ type Holder struct {
 	UID, Namespace, Name string
 	// Device is the UUID of the GPU or MIG device.
 	Device string
-	// Admin says that the claim has adminAccess: other claims can have the device at the same time.
+	// Admin says that the claim has adminAccess: other claims can have the device at the
+	// same time.
 	Admin bool
 }
 
-// InUse returns the feed of the recorded claims, by UUID of the GPU; nil until Run has read the
-// records. Claims from before a restart of the node are included, because their pods come back. The
-// value at the end of Run is kept.
+// InUse returns the feed of the recorded claims, by UUID of the GPU; nil until Run has
+// read the records. Claims from before a restart of the node are included, because their
+// pods come back. The value at the end of Run is kept.
 func (c *Claims) InUse() *feed.Feed[map[string][]Holder] { return c.inUse }
 
 // A ClaimStatus is a recorded claim, for users and programs.
@@ -301,15 +309,16 @@ type ClaimStatus struct {
 	Driver string `json:"driver,omitempty"`
 	// Since is when the claim was first prepared.
 	Since time.Time `json:"since"`
-	// Restarted says that the node has restarted since. The claim will be prepared again before its
-	// next pod starts.
+	// Restarted says that the node has restarted since. The claim will be prepared again
+	// before its next pod starts.
 	Restarted bool `json:"restarted,omitempty"`
 	// Making says that MIG devices are being created for the claim.
 	Making bool `json:"-"`
-	// Released is why MIG devices or control daemons of an unprepared claim still exist; empty for any
-	// other claim.
+	// Released is why MIG devices or control daemons of an unprepared claim still exist;
+	// empty for any other claim.
 	Released string `json:"released,omitempty"`
-	// Destroyed says that these devices are gone, but the MIG mode of their GPUs is still on.
+	// Destroyed says that the devices are gone, but the MIG mode of their GPUs is still
+	// on.
 	Destroyed bool           `json:"destroyed,omitempty"`
 	Devices   []DeviceStatus `json:"devices"`
 }
@@ -319,8 +328,9 @@ type DeviceStatus struct {
 	Request string `json:"request"`
 	Name    string `json:"name"`
 	ShareID string `json:"shareID,omitempty"`
-	// Share is the claim's part of the device memory, in bytes; 0 for all of it. Limited says that MPS
-	// enforces the share for every process of the claim; otherwise only the scheduler accounts for it.
+	// Share is the claim's part of the device memory, in bytes; 0 for the whole memory.
+	// Limited says that MPS enforces the share for every process of the claim; otherwise
+	// only the scheduler accounts for the share.
 	Share   int64 `json:"share,omitempty"`
 	Limited bool  `json:"limited,omitempty"`
 	// GPU is the UUID of the GPU, and MIG the UUID of the MIG device, if any.
@@ -331,15 +341,16 @@ type DeviceStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Problems returns the feed of why containers of a claim cannot use a device, by device name.
+// Problems returns the feed of why containers of a claim cannot use a device, by device
+// name.
 func (c *Claims) Problems() *feed.Feed[map[string]string] { return c.problems }
 
 // Status returns the feed of all recorded claims, sorted by namespace and name.
 func (c *Claims) Status() *feed.Feed[[]ClaimStatus] { return c.status }
 
-// States returns the prepared claims, and a channel that is closed when they change. Claims from
-// before a restart of the node, claims whose MIG devices are being created, and unprepared claims
-// are omitted.
+// States returns the prepared claims, and a channel that is closed when they change.
+// Claims from before a restart of the node, claims whose MIG devices are being created,
+// and unprepared claims are omitted.
 func (c *Claims) States() (all []dra.ClaimState, changed <-chan struct{}) {
 	prepared, changed := c.status.Latest()
 	for _, s := range prepared {

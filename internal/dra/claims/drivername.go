@@ -14,9 +14,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Drivers returns the driver names under which claims of this program are prepared, with the names
-// of the claims. It reads the records in a state directory, and the copies in CDI specs of every
-// driver name that has specs, and of wanted. It writes nothing.
+// Drivers returns the driver names of prepared claims of this program, with the names of
+// the claims. It reads the records in a state directory, and the copies in CDI specs of
+// wanted and of every driver name with specs. It writes nothing.
 func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
 	specs, err := cdi.ClaimFiles(cdiDir)
 	if err != nil {
@@ -44,7 +44,8 @@ func Drivers(stateDir, cdiDir, wanted string) (map[string][]string, error) {
 	return found, nil
 }
 
-// checkDriverName returns an error if there are records, but none belongs to this driver name.
+// checkDriverName returns an error if there are records, but none belongs to this driver
+// name.
 func checkDriverName(records map[string]record, driver string) error {
 	var other string
 	var claims []string
@@ -61,10 +62,11 @@ func checkDriverName(records map[string]record, driver string) error {
 	return fmt.Errorf("%w: claims are prepared under %s: %s", dra.ErrOtherName, other, inventory.Few(claims))
 }
 
-// CompetingDriver returns why NVIDIA's driver may give GPUs of this node to claims, as a sentence
-// with the remedy; empty if it does not. If this driver has NVIDIA's name, the kubelet knows only
-// one of the two at a time, and NVIDIA's claims are adopted. Under another name both drivers can be
-// registered: then this driver prepares no claims.
+// CompetingDriver returns why NVIDIA's driver may give GPUs of this node to claims, as a
+// sentence with the remedy; empty if NVIDIA's driver gives none. Under NVIDIA's name, only
+// one of the two drivers is known to the kubelet at a time, and NVIDIA's claims are
+// adopted. Under another name both drivers can be registered: then this driver prepares no
+// claims.
 func (c *Claims) CompetingDriver(ctx context.Context) string {
 	if c.options.DriverName == dra.Driver || c.options.Checkpoint == "" {
 		return ""

@@ -8,8 +8,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Identify sets the ID of devices that containers hold by a claim to the UUID of the GPU or MIG
-// device. Devices of other drivers, of unprepared claims, and devices with adminAccess are omitted.
+// Identify sets the ID of devices that containers hold by a claim to the UUID of the GPU
+// or MIG device. Devices of other drivers, of unprepared claims, and devices with
+// adminAccess are omitted.
 func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
 	uuids := map[kubelet.ClaimResource]string{}
 	for _, c := range prepared {
@@ -33,8 +34,8 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	return all
 }
 
-// Of returns the names and UIDs of the claims that have one of the GPUs or MIG devices, by UUID, or
-// a part of one.
+// Of returns the names and UIDs of the claims with at least a part of the GPUs or MIG
+// devices, given by UUID.
 func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {
 	for _, c := range prepared {
 		if c.Released == "" && slices.ContainsFunc(c.Devices, func(d DeviceStatus) bool {

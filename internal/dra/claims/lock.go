@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// locks are the locks of claims and GPUs, so that calls for different claims run concurrently.
-// Waiting callers get a lock in the order of their calls.
+// locks are the locks of claims and GPUs, so that calls for different claims run
+// concurrently. Waiting callers get a lock in the order of their calls.
 type locks struct {
 	mu   sync.Mutex               // guards the following field
 	tail map[string]chan struct{} // the newest caller of each lock, by name; closed on release
@@ -29,8 +29,8 @@ type heldLocks struct {
 // begin returns heldLocks without locks.
 func (l *locks) begin() *heldLocks { return &heldLocks{locks: l} }
 
-// beginBriefly is begin for the loop: it waits only lockPatience for each lock, because calls may
-// wait for the driver. The loop retries.
+// beginBriefly is begin for the loop: it waits only lockPatience for each lock, because
+// calls may wait for the driver. The loop retries.
 func (l *locks) beginBriefly() *heldLocks { return &heldLocks{locks: l, patience: lockPatience} }
 
 // end releases all locks.
@@ -50,11 +50,12 @@ func (l *locks) release(name string, until chan struct{}) {
 	close(until)
 }
 
-// claim takes the lock of a claim. It is taken before the locks of GPUs.
+// gpus takes the locks of GPUs, except locks that are already held. Take all GPU locks of
+// a call at once: their order prevents deadlocks.
 func (h *heldLocks) claim(ctx context.Context, uid string) error { return h.take(ctx, "claim "+uid) }
 
-// gpus takes the locks of GPUs, except locks that are already held. All GPU locks of a call must be
-// taken at once: their order prevents deadlocks.
+// gpus takes the locks of GPUs, except locks that are already held. All GPU locks of a
+// call must be taken at once: their order prevents deadlocks.
 func (h *heldLocks) gpus(ctx context.Context, uuids []string) error {
 	for _, uuid := range slices.Sorted(slices.Values(uuids)) {
 		if err := h.take(ctx, "gpu "+uuid); err != nil {
@@ -83,7 +84,7 @@ func (h *heldLocks) take(ctx context.Context, name string) error {
 		select {
 		case <-before:
 		case <-ctx.Done():
-			go func() { // later callers wait for this channel
+			go func() { // later callers wait for the channel
 				<-before
 				h.locks.release(name, until)
 			}()

@@ -11,9 +11,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// Containers of a claim get a file per request that lists their devices, if the configuration
-// enabled it when the claim was first prepared. The content follows from the record. The file is
-// written before the spec that names it, and removed after the spec.
+// Containers of a claim get a file per request with the list of its devices, if the
+// configuration enabled metadata at the first preparation of the claim. The content
+// follows from the record. The file is written before the spec names the file, and removed
+// after the spec.
 
 // A recordMetadata says that containers of the claim get metadata files.
 type recordMetadata struct {
@@ -36,8 +37,8 @@ func (n node) describe(r *record, claim dra.Claim) {
 	}
 }
 
-// metadata returns the contents of a claim's metadata files, by request; none for a claim without
-// metadata files.
+// metadata returns the contents of a claim's metadata files, by request; none for a claim
+// without metadata files.
 func (r record) metadata() (map[string][]byte, error) {
 	if r.Metadata == nil {
 		return nil, nil
@@ -74,8 +75,8 @@ func (r record) metadata() (map[string][]byte, error) {
 	return contents, nil
 }
 
-// writeMetadata writes the outdated metadata files of a claim, and adds their paths to the devices
-// of its spec.
+// writeMetadata writes the outdated metadata files of a claim, and adds their paths to the
+// devices of the claim's spec.
 func (c *Claims) writeMetadata(r record, devices map[string]cdi.ClaimedDevice) error {
 	contents, err := r.metadata()
 	if err != nil {

@@ -16,26 +16,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The GPUs of a claim that uses MPS share one control daemon. Each MIG device has its own, because
-// CUDA uses one MIG device at a time. A daemon is started after the record of its claim is written,
-// and has stopped before the record is removed. If the disk of the daemons hangs, the records
-// therefore tell where a daemon may be, and a daemon without a record can be stopped. The daemon of
-// a MIG device that is created for the claim starts after the device exists, and has stopped before
-// the device is destroyed.
+// The GPUs of a claim with MPS share one control daemon. Each MIG device has its own
+// daemon, because CUDA uses one MIG device at a time. A daemon is started after the record
+// of its claim is written, and has stopped before the record is removed. If the disk of
+// the daemons hangs, the records therefore tell where a daemon may be, and a daemon
+// without a record can be stopped. The daemon of a MIG device created for the claim starts
+// after the device exists, and has stopped before the device is destroyed.
 //
-// All claims with MPS shares of a GPU use one daemon, because an MPS server uses a GPU exclusively.
-// Limits are then set for each client by environment variables. Starting, stopping or checking the
-// need for such a daemon requires the lock of the GPU.
+// All claims with MPS shares of a GPU use one daemon, because an MPS server uses a GPU
+// exclusively. Environment variables then set the limits for each client. Starting,
+// stopping or checking the need for such a daemon requires the lock of the GPU.
 
 // ControlDaemons runs MPS control daemons for claims, by daemon ID.
 type ControlDaemons interface {
-	// Start starts a daemon and waits until the daemon serves clients. It returns at once if it
-	// already does.
+	// Start starts a daemon and waits until the daemon serves clients. It returns at once
+	// for a daemon that already serves clients.
 	Start(ctx context.Context, id string, wanted mps.ClaimDaemon) error
 	// Stop tells a daemon to stop; End also waits until the daemon has stopped.
 	Stop(id string) error
 	End(ctx context.Context, id string) error
-	// Problems returns why daemons do not serve clients, for those of the IDs that do not.
+	// Problems returns why daemons do not serve clients. Daemons without a problem are
+	// omitted.
 	Problems(ids ...string) map[string]string
 	// All returns the device UUIDs of all daemons that may exist.
 	All() (map[string][]string, error)
@@ -50,13 +51,13 @@ type recordMPS struct {
 	Percentage int    `json:"activeThreadPercentage,omitempty"`
 	Memory     int64  `json:"memoryLimit,omitempty"`
 	MultiUser  bool   `json:"multiUser,omitempty"`
-	// Shared says that all shares of the GPU use the daemon, and that the limits apply to the clients
-	// of this claim.
+	// Shared says that all shares of the GPU use the daemon, and that the limits apply to
+	// the clients of this claim.
 	Shared bool `json:"shared,omitempty"`
 }
 
-// sharedDaemonPrefix begins the ID of the daemon for all shares of a GPU; the UUID of the GPU
-// follows. Claim UIDs never contain a dot.
+// sharedDaemonPrefix begins the ID of the daemon for all shares of a GPU; the UUID of the
+// GPU follows. Claim UIDs never contain a dot.
 const sharedDaemonPrefix = "gpu."
 
 // env returns the limits of a client of a shared daemon. Such a daemon has one GPU.
@@ -73,7 +74,8 @@ func (m recordMPS) env() (all []string) {
 	return all
 }
 
-// shareByMPS assigns control daemons to the devices of a claim whose configuration selects MPS.
+// shareByMPS assigns control daemons to the devices of a claim whose configuration selects
+// MPS.
 func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error {
 	first := -1 // the first whole GPU or share of a GPU
 	members := map[*claimConfig][]int{}
@@ -101,9 +103,9 @@ func shareByMPS(uid string, devices []recordDevice, chosen []*claimConfig) error
 		of := devices[first]
 		if of.isShare() || d.isShare() {
 			if d.MPS.ID != of.MPS.ID {
-				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in "+
-					"one claim: the requests %s "+
-					"and %s have %s and %s, and a process can be a client of one MPS control daemon",
+				return fail(CauseConfig, "sharing.strategy: MPS is not supported for shares of several GPUs in one "+
+					"claim: the requests %s and %s have %s and %s, and a process can be a client of one MPS control "+
+					"daemon",
 					of.Request, d.Request, of.Device, d.Device)
 			}
 			continue
@@ -159,8 +161,8 @@ func (r record) daemons() map[string]mps.ClaimDaemon {
 	return all
 }
 
-// startMPS starts the control daemons of a claim, and stops daemons of earlier claims on its
-// devices.
+// startMPS starts the control daemons of a claim, and stops daemons of earlier claims on
+// its devices.
 func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error {
 	m, wanted := c.options.MPS, r.daemons()
 	if m == nil {
@@ -207,7 +209,8 @@ func (c *Claims) startMPS(ctx context.Context, locks *heldLocks, r record) error
 	return nil
 }
 
-// daemonsInRecords returns the device UUIDs of all control daemons in the records, by daemon ID.
+// daemonsInRecords returns the device UUIDs of all control daemons in the records, by
+// daemon ID.
 func daemonsInRecords(records map[string]record) map[string][]string {
 	all := map[string][]string{}
 	for _, r := range records {
@@ -230,8 +233,8 @@ func (c *Claims) noteServing(id string) {
 	c.publishLocked()
 }
 
-// checkDaemons publishes the problems of the control daemons that claims need. It holds no lock
-// while it waits for the disk.
+// checkDaemons publishes the problems of the control daemons of claims. It holds no lock
+// while waiting for the disk.
 func (c *Claims) checkDaemons() {
 	for c.options.MPS != nil {
 		c.mu.Lock()
@@ -264,7 +267,8 @@ func (c *Claims) checkDaemons() {
 const noMPS = "sharing.strategy: MPS needs mps-control-daemon on the node, and its directory (--mps-root); use " +
 	string(dra.TimeSlicing)
 
-// neededDaemons returns all control daemons in the records, by ID, and whether a claim needs them.
+// neededDaemons returns all control daemons in the records, by ID, and whether a claim
+// needs them.
 func neededDaemons(records map[string]record, boot string) map[string]bool {
 	needed := map[string]bool{}
 	for _, r := range records {
@@ -275,7 +279,7 @@ func neededDaemons(records map[string]record, boot string) map[string]bool {
 	return needed
 }
 
-// endMPS waits until the control daemons that only this claim needed have stopped. The record is
+// endMPS waits until the control daemons of this claim alone have stopped. The record is
 // released already. The caller has the lock of the claim.
 func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	if !c.hasDaemons(r) {
@@ -302,8 +306,8 @@ func (c *Claims) endMPS(ctx context.Context, locks *heldLocks, r record) error {
 	return nil
 }
 
-// hasDaemons reports whether a claim may have control daemons. A restart of the node stops all
-// daemons.
+// hasDaemons reports whether a claim may have control daemons. A restart of the node stops
+// all daemons.
 func (c *Claims) hasDaemons(r record) bool {
 	return c.options.MPS != nil && len(r.daemons()) > 0 && !r.beforeRestart(c.options.BootID)
 }
@@ -349,8 +353,8 @@ func (c *Claims) sweepDaemon(ctx context.Context, id string) error {
 	return c.options.MPS.Stop(id)
 }
 
-// mpsProblemLocked returns the last known problem of the device's control daemon; empty without a
-// problem or daemon.
+// mpsProblemLocked returns the last known problem of the device's control daemon; empty
+// without a problem or daemon.
 func (c *Claims) mpsProblemLocked(r record, d recordDevice) string {
 	if d.MPS == nil || r.beforeRestart(c.options.BootID) || r.Released || d.uuid() == "" {
 		return ""

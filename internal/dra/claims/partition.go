@@ -18,21 +18,23 @@ import (
 
 // MIG devices can be created for claims. The rules:
 //
-//   - Before a MIG device is created, the record says where. Without the UUID the record is
-//     incomplete. MIG devices are created and destroyed only under the locks of the claim and the
-//     GPU, and an incomplete record is written only while its places are free.
-//   - A GPU instance belongs to the claim if the call that created the instance succeeded and the
-//     record has the instance's ID: from before the instance has a compute instance until after the
-//     compute instance is gone. Earlier versions of the record have only the UUID.
-//   - Any other instance at the place of an incomplete record, without a compute instance, is
-//     unfinished: its call was killed or did not return. Nobody can use it, and it is destroyed
-//     before a new instance is created there. With a compute instance, it belongs to another
-//     program.
-//   - Instances of other programs are never destroyed. A GPU with such an instance gets no MIG
-//     devices for claims.
-//   - Before a MIG device is destroyed, its record is marked as released. The record stays until
-//     the MIG device is gone. While the device is in use, Unprepare fails and the kubelet retries.
-//     While the driver does not work, Unprepare succeeds.
+//   - Before a MIG device is created, the record says where. Without the UUID the record
+//     is incomplete. MIG devices are created and destroyed only under the locks of the
+//     claim and the GPU, and an incomplete record is written only while its places are
+//     free.
+//   - A GPU instance belongs to the claim if the call that created the instance succeeded
+//     and the record has the instance's ID: from before the instance has a compute
+//     instance until after the compute instance is gone. Earlier versions of the record
+//     have only the UUID.
+//   - Any other instance at the place of an incomplete record, without a compute instance,
+//     is unfinished: its call was killed or did not return. Such an instance cannot be in
+//     use, and is destroyed before a new instance is created at the place. With a compute
+//     instance, the instance belongs to another program.
+//   - Instances of other programs are never destroyed. A GPU with such an instance gets no
+//     MIG devices for claims.
+//   - Before a MIG device is destroyed, its record is marked as released. The record stays
+//     until the MIG device is gone. While the device is in use, Unprepare fails and the
+//     kubelet retries. While the driver does not work, Unprepare succeeds.
 
 // A Divider creates and destroys MIG devices. All methods return by the end of ctx.
 type Divider interface {
@@ -63,15 +65,15 @@ func (m recordMIG) isAt(i inventory.GPUInstance) bool {
 // hasInstance reports whether the record names the claim's GPU instance.
 func (m recordMIG) hasInstance() bool { return m.Created || m.UUID != "" }
 
-// isInstance reports whether a GPU instance was created for the claim, and has no foreign compute
-// instance.
+// isInstance reports whether a GPU instance was created for the claim, and has no foreign
+// compute instance.
 func (m recordMIG) isInstance(i inventory.GPUInstance) bool {
 	return m.hasInstance() && m.GI == i.ID && m.isAt(i) && (len(i.Computes) == 0 ||
 		len(i.Computes) == 1 && i.Computes[0].Slices == m.Slices)
 }
 
-// isUnfinished reports whether a GPU instance comes from a call that was killed or did not return.
-// It has no compute instance, so nobody uses it.
+// isUnfinished reports whether a GPU instance comes from a killed or hanging call. Without
+// a compute instance it is not in use.
 func (m recordMIG) isUnfinished(i inventory.GPUInstance) bool {
 	return !m.hasInstance() && m.isAt(i) && len(i.Computes) == 0
 }
@@ -79,7 +81,8 @@ func (m recordMIG) isUnfinished(i inventory.GPUInstance) bool {
 // isOwn reports whether a GPU instance must be destroyed with the claim.
 func (m recordMIG) isOwn(i inventory.GPUInstance) bool { return m.isInstance(i) || m.isUnfinished(i) }
 
-// checkFree returns an error that names the GPU instance at the place of a device to create.
+// checkFree returns an error that names the GPU instance at the place of a device to
+// create.
 func (d recordDevice) checkFree(instances []inventory.GPUInstance) error {
 	for _, i := range instances {
 		if m := d.MIG; !m.isInstance(i) && i.Start < m.Start+m.Size && m.Start < i.Start+i.Size {
@@ -96,8 +99,8 @@ func (d recordDevice) blockedBy(i inventory.GPUInstance) error {
 		i.ID, i.Profile, i.Start, d.GPU, d.Device)
 }
 
-// dynamicDevices returns the indices of the devices that are created for the claim, by UUID of the
-// GPU.
+// dynamicDevices returns the indices of the devices that are created for the claim, by
+// UUID of the GPU.
 func (r record) dynamicDevices() map[string][]int {
 	all := map[string][]int{}
 	for i, d := range r.Devices {
@@ -143,7 +146,8 @@ func (n node) partition(d recordDevice, published dra.Device, result dra.Result)
 	return d, checkHealth(name, health, published, result)
 }
 
-// layoutOf returns the MIG layout of a GPU on which MIG devices can be created and destroyed.
+// layoutOf returns the MIG layout of a GPU on which MIG devices can be created and
+// destroyed.
 func (c *Claims) layoutOf(ctx context.Context, uuid string) (layout.GPU, error) {
 	g := layout.GPU{UUID: uuid}
 	if c.options.Driver == nil {
@@ -162,8 +166,8 @@ func (c *Claims) layoutOf(ctx context.Context, uuid string) (layout.GPU, error) 
 	return g, nil
 }
 
-// checkSpace returns why the devices of a claim cannot be created, or the record with the MIG
-// changes that are needed. The caller has the locks of the GPUs.
+// checkSpace returns why the devices of a claim cannot be created, or the record with the
+// MIG changes that are needed. The caller has the locks of the GPUs.
 func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -187,9 +191,9 @@ func (c *Claims) checkSpace(ctx context.Context, r record) (record, error) {
 	return c.checkDisableMIG(ctx, r)
 }
 
-// createDevices creates the missing devices of a record, and returns the complete record. It keeps
-// the devices of an earlier call, and destroys unfinished instances. The caller has the lock of the
-// claim.
+// createDevices creates the missing devices of a record, and returns the complete record.
+// It keeps the devices of an earlier call, and destroys unfinished instances. The caller
+// has the lock of the claim.
 func (c *Claims) createDevices(ctx context.Context, locks *heldLocks, r record, earlier bool) (record, error) {
 	if err := locks.gpus(ctx, r.gpus()); err != nil {
 		return r, causedError{CauseLate, err}
@@ -233,8 +237,8 @@ func (c *Claims) createDevices(ctx context.Context, locks *heldLocks, r record, 
 	return made, nil
 }
 
-// rollBack undoes the steps before a failed step, and returns why the claim is not prepared. The
-// caller has the locks of the claim and its GPUs.
+// rollBack undoes the steps before a failed step, and returns why the claim is not
+// prepared. The caller has the locks of the claim and its GPUs.
 func (c *Claims) rollBack(ctx context.Context, r record, err error) error {
 	late := ctx.Err() != nil || errors.Is(err, inventory.ErrNoAnswer) || errors.Is(err, context.DeadlineExceeded)
 	if err = (causedError{refusal(err), err}); late {
@@ -250,8 +254,8 @@ func (c *Claims) rollBack(ctx context.Context, r record, err error) error {
 	return err
 }
 
-// awaitDevices waits until a Snapshot shows the claim's new devices, and returns the record with
-// their UUIDs.
+// awaitDevices waits until a Snapshot shows the claim's new devices, and returns the
+// record with their UUIDs.
 func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -277,7 +281,8 @@ func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 				continue
 			}
 			at := slices.IndexFunc(g.MIGDevices, func(m inventory.MIGDevice) bool {
-				return m.GI == d.MIG.GI && m.Placement == d.MIG.placement() && m.Attributes.CISlices == m.Attributes.GISlices
+				return m.GI == d.MIG.GI && m.Placement == d.MIG.placement() &&
+					m.Attributes.CISlices == m.Attributes.GISlices
 			})
 			if at < 0 {
 				missing = d.Device
@@ -303,8 +308,8 @@ func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 	}
 }
 
-// destroy destroys the GPU instances for which the function is true with one of the claim's MIG
-// devices. The caller has the locks of the claim and its GPUs.
+// destroy destroys the GPU instances selected by which, a function of a MIG device of the
+// claim and an instance. The caller has the locks of the claim and its GPUs.
 func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, inventory.GPUInstance) bool) error {
 	if r.beforeRestart(c.options.BootID) {
 		return nil // the restart of the node destroyed them
@@ -322,8 +327,8 @@ func (c *Claims) destroy(ctx context.Context, r record, which func(recordMIG, in
 	return nil
 }
 
-// A recordingDriver applies steps for a claim and updates its record: a GPU instance is added after
-// its creation, and removed before its destruction.
+// A recordingDriver applies steps for a claim and updates the claim's record: a GPU
+// instance is added after its creation, and removed before its destruction.
 type recordingDriver struct {
 	mig.Driver
 	claims *Claims
@@ -361,8 +366,8 @@ func (n recordingDriver) record(gpu string, which func(*recordMIG) bool, made bo
 	return err
 }
 
-// change divides a GPU for a claim, so that the GPU has the instances that wanted returns. The
-// steps are those of a layout change. A GPU without MIG mode has no instances.
+// change divides a GPU for a claim into the instances returned by wanted, in the steps of
+// a layout change. A GPU without MIG mode has no instances.
 func (c *Claims) change(ctx context.Context, r *record, uuid string,
 	wanted func(layout.GPU) ([]inventory.GPUInstance, error)) error {
 	if err := c.mayChange(); err != nil {
@@ -388,9 +393,9 @@ func (c *Claims) change(ctx context.Context, r *record, uuid string,
 	return c.applySteps(ctx, recordingDriver{c.options.Driver, c, r}, change)
 }
 
-// release stops the control daemons of an unprepared claim and destroys its MIG devices. It reports
-// whether the record can be removed; otherwise the record stays as released. The caller has the
-// lock of the claim.
+// release stops the control daemons of an unprepared claim and destroys its MIG devices.
+// It reports whether the record can be removed; otherwise the record stays as released.
+// The caller has the lock of the claim.
 func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done bool, err error) {
 	if made := len(r.dynamicDevices()) > 0; made {
 		if err := locks.gpus(ctx, r.gpus()); err != nil {
@@ -436,9 +441,9 @@ func (c *Claims) release(ctx context.Context, locks *heldLocks, r record) (done 
 	return false, nil
 }
 
-// reclaim removes the remains of an unprepared claim that is to be prepared again. If only the MIG
-// mode of a GPU remains, its record gets another UID, so that the claim waits for it no longer than
-// other claims do. The caller has the lock of the claim.
+// reclaim removes the remains of an unprepared claim before the claim is prepared again.
+// If only the MIG mode of a GPU remains, its record gets another UID, so that the claim
+// waits no longer than other claims. The caller has the lock of the claim.
 func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error {
 	const undone = "the claim's earlier devices are not released yet: "
 	gone, err := c.remove(ctx, locks, r)
@@ -468,7 +473,8 @@ func (c *Claims) reclaim(ctx context.Context, locks *heldLocks, r record) error 
 	return nil
 }
 
-// releasePending is the release problem of a claim before the first attempt to release its devices.
+// releasePending is the release problem of a claim before the first attempt to release its
+// devices.
 const releasePending = "the release is in progress"
 
 // setReleaseProblem publishes why devices of an unprepared claim are not released yet.
@@ -487,7 +493,8 @@ func (c *Claims) retryReleases(ctx context.Context) {
 			continue
 		}
 		tries.Go(func() {
-			if err := c.unprepare(ctx, uid, r.Namespace, r.Name, func(now record) bool { return now.Released }); err != nil {
+			if err := c.unprepare(ctx, uid, r.Namespace, r.Name,
+				func(now record) bool { return now.Released }); err != nil {
 				klog.FromContext(ctx).V(2).Info("Cannot release the devices of an unprepared claim",
 					"uid", uid, "reason",
 					err.Error())

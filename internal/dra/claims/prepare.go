@@ -21,11 +21,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Prepare prepares the claim with the given UID: it saves a record, creates MIG devices, starts MPS
-// and writes the CDI spec. It returns the names of the CDI devices, which the kubelet passes to the
-// container runtime. read reads the claim from the API server. The error
-// is a sentence for an Event of the pod. For a prepared claim the answer is always the same, even
-// if the devices have changed, because the claim's containers use them.
+// Prepare prepares the claim with the given UID: it saves a record, creates MIG devices,
+// starts MPS and writes the CDI spec. It returns the names of the CDI devices for the
+// kubelet, which passes the names to the container runtime. read reads the claim from the
+// API server. The error is a sentence for an Event of the pod. For a prepared claim the
+// answer is always the same, even if the devices have changed, because the claim's
+// containers use the devices.
 func (c *Claims) Prepare(
 	ctx context.Context, uid string, read func(context.Context) (dra.Claim, error),
 ) (prepared []dra.Prepared, err error) {
@@ -55,8 +56,8 @@ func (c *Claims) Prepare(
 	return prepared, err
 }
 
-// prepare is one attempt of Prepare. unprepares is the result of unprepareNumber at the start of
-// the call.
+// prepare is one attempt of Prepare. unprepares is the result of unprepareNumber at the
+// start of the call.
 func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) ([]dra.Prepared, error) {
 	if r, specWritten := c.recordWithSpec(claim.UID); specWritten && r.isFor(claim) && !r.addsPods(claim) {
 		return c.answerFor(r), nil
@@ -117,8 +118,9 @@ func (c *Claims) prepare(ctx context.Context, claim dra.Claim, unprepares int) (
 	return c.answerFor(r), nil
 }
 
-// isAbsent reports whether a scan has shown that a device of a claim is gone: its GPU was removed,
-// or the MIG device was destroyed. Its device nodes may now belong to another claim.
+// isAbsent reports whether a scan has shown that a device of a claim is gone: its GPU was
+// removed, or the MIG device was destroyed. The device nodes may now belong to another
+// claim.
 func (c *Claims) isAbsent(d recordDevice) bool {
 	s, edits := c.options.Snapshots.Value(), c.edits.Load()
 	if edits == nil || edits.generation != s.Generation || s.Stale != "" || len(s.LeftOut) > 0 || d.uuid() == "" ||
@@ -130,12 +132,12 @@ func (c *Claims) isAbsent(d recordDevice) bool {
 		!slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return m.UUID == d.uuid() })
 }
 
-// retryInterval is the interval of retries while a call waits for changes without notification,
-// such as pods and processes on a MIG device.
+// retryInterval is the interval of retries while a call waits for changes without
+// notification, such as pods and processes on a MIG device.
 const retryInterval = time.Second
 
-// retry repeats try while the error is temporary and the call may wait. Between attempts no lock is
-// held.
+// retry repeats try while the error is temporary and the call may wait. Between attempts
+// no lock is held.
 func (c *Claims) retry(ctx context.Context, try func() error) error {
 	_, ended := c.open.Latest()
 	late := time.NewTimer(c.options.Patience)
@@ -186,7 +188,7 @@ func (r record) isFor(claim dra.Claim) bool {
 	})
 }
 
-// addsPods reports whether a claim has pods that are missing in its record.
+// addsPods reports whether pods of a claim are missing in the claim's record.
 func (r record) addsPods(claim dra.Claim) bool {
 	return slices.ContainsFunc(claim.Pods, func(uid string) bool { return !slices.Contains(r.Pods, uid) })
 }
@@ -208,8 +210,9 @@ func resultNames(results []dra.Result) string {
 	return strings.Join(all, ", ")
 }
 
-// recordWithSpec returns the record of a claim, and whether a repeated Prepare has nothing to do.
-// It needs no disk and no lock, so that it does not wait for a call that waits for the disk.
+// recordWithSpec returns the record of a claim, and whether a repeated Prepare has nothing
+// to do. It needs no disk and no lock, and so does not wait for calls that wait for the
+// disk.
 func (c *Claims) recordWithSpec(uid string) (r record, specWritten bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,9 +226,9 @@ func (c *Claims) notePrepared(uid string) {
 	c.specWritten[uid] = false
 }
 
-// setSpecWritten notes whether the files of a claim are up to date. It has no effect on a claim
-// that was not fully prepared. It never confirms a claim with a time slice or control daemons of
-// its own, because Prepare checks their state on every call.
+// setSpecWritten notes whether the files of a claim are up to date. It has no effect on a
+// claim that was not fully prepared, and never confirms a claim with its own time slice or
+// control daemons, because Prepare checks their state on every call.
 func (c *Claims) setSpecWritten(r record, written bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -234,8 +237,8 @@ func (c *Claims) setSpecWritten(r record, written bool) {
 	}
 }
 
-// record decides whether a claim may have its devices, and writes the record. The caller has the
-// lock of the claim.
+// record decides whether a claim may have its devices, and writes the record. The caller
+// has the lock of the claim.
 func (c *Claims) record(
 	ctx context.Context, locks *heldLocks, claim dra.Claim, former record, unprepares int,
 ) (record, error) {
@@ -278,13 +281,14 @@ func (c *Claims) record(
 	return r, nil
 }
 
-// heldPatience limits how long the kubelet may take to say which pods hold GPUs as resources when
-// no GPU is offered as a resource.
+// heldPatience limits how long the kubelet may take to say which pods hold GPUs as
+// resources when no GPU is offered as a resource.
 const heldPatience = 2 * time.Second
 
-// held returns the devices that pods hold by the device plugin. A GPU enters a slice only when no
-// pod holds the GPU as a resource, and is offered as a resource only after it left the slice, even
-// across restarts. If all GPUs are in slices, the kubelet's answer is therefore optional.
+// held returns the devices held by pods through the device plugin. A GPU enters a slice
+// only when no pod holds the GPU as a resource, and is offered as a resource only after it
+// left the slice, even across restarts. If all GPUs are in slices, the kubelet's answer is
+// therefore optional.
 func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
 	if c.options.HeldDevices == nil {
 		return nil, nil
@@ -308,9 +312,10 @@ func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.Held
 // inspectTimeout limits the checks of the devices of a claim.
 const inspectTimeout = 5 * time.Second
 
-// inspect runs the checks before a start on the devices of a claim that is prepared for the first
-// time: later the claim's own containers may run. Unhealthy devices whose taint the claim
-// tolerates, and devices with adminAccess, are not checked. The caller has the locks of the GPUs.
+// inspect runs the checks before a start on the devices of a claim that is prepared for
+// the first time: later the claim's own containers may run. Unhealthy devices whose taint
+// the claim tolerates, and devices with adminAccess, are not checked. The caller has the
+// locks of the GPUs.
 func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) error {
 	if c.options.Inspect == nil {
 		return nil
@@ -346,9 +351,9 @@ func (c *Claims) inspect(ctx context.Context, s inventory.Snapshot, r record) er
 	return nil
 }
 
-// writeSpec writes the CDI spec of a claim if it is outdated. Devices that no longer exist are
-// omitted, so that the runtime refuses to restart containers with them. If the right content is
-// unknown, an existing spec is kept. The caller has the lock of the claim.
+// writeSpec writes the CDI spec of a claim if it is outdated. Missing devices are omitted,
+// so that the runtime refuses to restart containers with missing devices. If the right
+// content is unknown, an existing spec is kept. The caller has the lock of the claim.
 func (c *Claims) writeSpec(r record) error {
 	specs := c.store.specsOf(r)
 	path := specs.File(r.UID)
@@ -407,8 +412,8 @@ func (c *Claims) writeSpec(r record) error {
 // maxSpec is the largest claim spec to compare, in bytes; a larger spec is replaced.
 const maxSpec = 1 << 20
 
-// Unprepare releases a claim. It needs neither the driver nor the API server. An unknown claim is
-// no error.
+// Unprepare releases a claim. It needs neither the driver nor the API server. An unknown
+// claim is no error.
 func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (err error) {
 	began := time.Now()
 	defer func() { c.options.Metrics.Unprepared(time.Since(began), string(causeOf(err))) }()
@@ -423,9 +428,9 @@ func (c *Claims) Unprepare(ctx context.Context, uid, namespace, name string) (er
 	return c.retry(ctx, func() error { return c.unprepare(ctx, uid, namespace, name, nil) })
 }
 
-// ended returns an error that names a pod of the claim which still has a process. The kubelet
-// unprepares the claims of force-deleted pods once a minute, even if containers still run, and
-// retries after the containers have ended.
+// ended returns an error with the name of a pod of the claim that still has a process. The
+// kubelet unprepares the claims of force-deleted pods once a minute, even if containers
+// still run, and retries after the containers have ended.
 func (c *Claims) ended(r record) error {
 	if c.options.PodRuns == nil || r.beforeRestart(c.options.BootID) {
 		return nil
@@ -438,9 +443,9 @@ func (c *Claims) ended(r record) error {
 	return nil
 }
 
-// unprepare is Unprepare for a call and for Run. Run passes unchanged, which reports whether the
-// record is still the record that Run examined: the claim may have been prepared again for the next
-// pod. A call passes nil.
+// unprepare is Unprepare for a call and for Run. Run passes unchanged, a check that the
+// record is still the record examined by Run: the claim may have been prepared again for
+// the next pod. A call passes nil.
 func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, unchanged func(record) bool) error {
 	locks := c.locks.begin()
 	if unchanged != nil {
@@ -471,8 +476,8 @@ func (c *Claims) unprepare(ctx context.Context, uid, namespace, name string, unc
 	return nil
 }
 
-// remove releases the devices of a claim and removes its files. It reports whether the record is
-// gone. The caller has the lock of the claim.
+// remove releases the devices of a claim and removes its files. It reports whether the
+// record is gone. The caller has the lock of the claim.
 func (c *Claims) remove(ctx context.Context, locks *heldLocks, r record) (gone bool, err error) {
 	c.setSpecWritten(r, false)
 	if gone, err = c.release(ctx, locks, r); err != nil {

@@ -26,25 +26,25 @@ import (
 
 // The rules of records:
 //
-//   - Only the leader owns the records of a node. It reads them when it becomes the leader. From
-//     then on memory is authoritative: a record is written to disk before it takes effect, and is
-//     rewritten if the file differs.
-//   - A record exists before the first trace of a claim elsewhere and until the last trace is gone,
-//     so that a killed process leaves nothing that cannot be finished or undone. A CDI spec without
-//     a record therefore means that the record was lost, with the state directory or because it was
-//     unreadable. The spec contains a copy of the record.
-//   - A record is written under the lock of the claim and the locks of its GPUs, and removed under
-//     the lock of the claim.
-//   - An unreadable record is set aside, and the other records are used. A record that this process
-//     did not write is accepted: an earlier leader was stopped during the write. An extra claim can
-//     be unprepared; a GPU must not be given twice.
-//   - Fields that a newer version of this program wrote are preserved.
+//   - Only the leader owns the records of a node. A new leader reads the records. From
+//     then on memory is authoritative: a record is written to disk before it takes effect,
+//     and is rewritten if the file differs.
+//   - A record exists before the first trace of a claim elsewhere and until the last trace
+//     is gone, so that the work of a killed process can always be finished or undone. A
+//     CDI spec without a record therefore means that the record was lost, with the state
+//     directory or because it was unreadable. The spec contains a copy of the record.
+//   - A record is written under the lock of the claim and the locks of its GPUs, and
+//     removed under the lock of the claim.
+//   - An unreadable record is set aside, and the other records are used. A record of
+//     another process is accepted: an earlier leader was stopped during the write. An
+//     extra claim can be unprepared; a GPU must not be given twice.
+//   - Fields written by a newer version of this program are preserved.
 
 const (
 	recordVersion = 1
 	recordSuffix  = ".json"
-	// maxRecord is the largest record to read, in bytes. A claim has at most 32 devices of a thousand
-	// bytes each.
+	// maxRecord is the largest record to read, in bytes. A claim has at most 32 devices of
+	// a thousand bytes each.
 	maxRecord = 1 << 20
 )
 
@@ -59,16 +59,16 @@ type record struct {
 	Name      string `json:"name"`
 	// Prepared is when the record was first written.
 	Prepared time.Time `json:"prepared"`
-	// Pods are the UIDs of the pods that used the claim when it was prepared. Pods that use the claim
-	// later may be missing: the kubelet does not announce them.
+	// Pods are the UIDs of the pods of the claim at its preparation. Later pods may be
+	// missing: the kubelet does not announce them.
 	Pods []string `json:"pods,omitempty"`
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`
-	// Released says that the claim was unprepared, but its MIG devices are not destroyed yet or its
-	// MPS control daemons have not stopped yet.
+	// Released says that the claim was unprepared, but its MIG devices are not destroyed
+	// yet or its MPS control daemons have not stopped yet.
 	Released bool `json:"released,omitempty"`
-	// Destroyed says that the devices and daemons of a released claim are gone, but the MIG mode of
-	// the GPUs is not off yet.
+	// Destroyed says that the devices and daemons of a released claim are gone, but the
+	// MIG mode of the GPUs is not off yet.
 	Destroyed bool `json:"destroyed,omitempty"`
 	// Metadata says that containers get metadata files; nil if not.
 	Metadata *recordMetadata `json:"metadata,omitempty"`
@@ -77,18 +77,19 @@ type record struct {
 	unknown statefile.Unknown
 }
 
-// A recordDevice is an allocation result, and the device at the time when the claim was prepared.
+// A recordDevice is an allocation result, and the device at the time when the claim was
+// prepared.
 type recordDevice struct {
 	Request          string            `json:"request"`
 	Pool             string            `json:"pool"`
 	Device           string            `json:"device"`
 	ShareID          string            `json:"shareID,omitempty"`
 	ConsumedCapacity map[string]string `json:"consumedCapacity,omitempty"`
-	// Share is the claim's part of the device memory, in bytes; 0 for all of it. Other claims can have
-	// the remaining memory.
+	// Share is the claim's part of the device memory, in bytes; 0 for all of it. Other
+	// claims can have the remaining memory.
 	Share int64 `json:"share,omitempty"`
-	// SharedBy says that other claims can have the device, by count or without a limit; empty if only
-	// the memory is shared.
+	// SharedBy says that other claims can have the device, by count or without a limit;
+	// empty if only the memory is shared.
 	SharedBy    dra.ShareBy  `json:"sharedBy,omitempty"`
 	AdminAccess bool         `json:"adminAccess,omitempty"`
 	Tolerations []toleration `json:"tolerations,omitempty"`
@@ -97,44 +98,46 @@ type recordDevice struct {
 	BDF string `json:"bdf,omitempty"`
 	// MIG is the MIG device, if any.
 	MIG *recordMIG `json:"mig,omitempty"`
-	// Settings describe how the claim uses the device. Equal settings have equal descriptions.
+	// Settings describe how the claim uses the device. Equal settings have equal
+	// descriptions.
 	Settings string `json:"settings,omitempty"`
 	// Interval is the time slice of the claim: 1 (short) to 3 (long); 0 for the default.
 	Interval int `json:"timeSlice,omitempty"`
 	// MPS is the control daemon of the device, if the claim uses MPS.
 	MPS *recordMPS `json:"mps,omitempty"`
-	// Attributes are the published attributes of the device, for metadata files; nil without metadata
-	// files.
+	// Attributes are the published attributes of the device, for metadata files; nil
+	// without metadata files.
 	Attributes map[string]dra.Attribute `json:"attributes,omitempty"`
 	// DisableMIG says that the MIG mode of a whole GPU is not off yet, as the claim needs.
 	DisableMIG bool `json:"undivide,omitempty"`
 	// IMEX says that the claim requests IMEX channel 0.
 	IMEX bool `json:"imexChannel,omitempty"`
 
-	// equal is the claim's part of the device by count of shares: memory in bytes and threads in
-	// percent; 0 if shares are not counted.
+	// equal is the claim's part of the device by count of shares: memory in bytes and
+	// threads in percent; 0 if shares are not counted.
 	equal   struct{ memory, threads int64 }
 	unknown statefile.Unknown
 }
 
 type recordMIG struct {
-	// UUID is empty until the MIG device is created. Until then CI is unused, and GI is valid only if
-	// Created.
+	// UUID is empty until the MIG device is created. Until then CI is unused, and GI is
+	// valid only if Created.
 	UUID    string `json:"uuid"`
 	Profile string `json:"profile,omitempty"`
 	GI      int    `json:"gi"`
 	CI      int    `json:"ci"`
 	Start   int    `json:"start"`
 	Size    int    `json:"size"`
-	// Dynamic says that the MIG device is created for the claim and destroyed with the claim.
-	// ProfileID is then the driver's number of the profile, and Slices the number of compute slices.
+	// Dynamic says that the MIG device is created for the claim and destroyed with the
+	// claim. ProfileID is then the driver's number of the profile, and Slices the number
+	// of compute slices.
 	Dynamic bool `json:"dynamic,omitempty"`
-	// Created says that the call that created GPU instance GI for the claim has succeeded.
+	// Created says that the call to create GPU instance GI for the claim has succeeded.
 	Created   bool `json:"made,omitempty"`
 	ProfileID int  `json:"profileID,omitempty"`
 	Slices    int  `json:"slices,omitempty"`
-	// Switched says that the MIG mode of the GPU is enabled for the claim, and disabled when no claim
-	// needs it.
+	// Switched says that the MIG mode of the GPU is enabled for the claim, and disabled
+	// when no claim needs MIG mode.
 	Switched bool `json:"switched,omitempty"`
 }
 
@@ -154,7 +157,8 @@ func tolerations(of []dra.Toleration) []toleration {
 	return all
 }
 
-// uuid returns the UUID of the GPU or MIG device; empty for a MIG device that does not exist yet.
+// uuid returns the UUID of the GPU or MIG device; empty for a MIG device that does not
+// exist yet.
 func (d recordDevice) uuid() string {
 	if d.MIG != nil {
 		return d.MIG.UUID
@@ -162,15 +166,15 @@ func (d recordDevice) uuid() string {
 	return d.GPU
 }
 
-// needsRelease reports whether the claim has a MIG device or control daemon of its own here, which
-// must go before another claim can have the device.
+// needsRelease reports whether the claim has its own MIG device or control daemon here.
+// Another claim can have the device only after their end.
 func (d recordDevice) needsRelease() bool { return d.MPS != nil || d.MIG != nil && d.MIG.Dynamic }
 
 // isShare reports whether other claims can have the device at the same time.
 func (d recordDevice) isShare() bool { return d.Share > 0 || d.SharedBy != "" }
 
-// cdiName returns the name of a device in the CDI spec of the claim. The share ID tells several
-// shares of one device apart. Adopted claims keep the names of NVIDIA's driver.
+// cdiName returns the name of a device in the CDI spec of the claim. The share ID tells
+// several shares of one device apart. Adopted claims keep the names of NVIDIA's driver.
 func (r record) cdiName(d recordDevice) string {
 	if d.ShareID == "" || r.Adopted {
 		return d.Device
@@ -178,8 +182,8 @@ func (r record) cdiName(d recordDevice) string {
 	return d.Device + "-" + d.ShareID
 }
 
-// request returns the name of the request without the chosen alternative: the kubelet compares only
-// the request.
+// request returns the name of the request without the chosen alternative: the kubelet
+// compares only the request.
 func (d recordDevice) request() string {
 	name, _, _ := strings.Cut(d.Request, "/")
 	return name
@@ -199,12 +203,12 @@ func recordDriver(name string) string {
 	return name
 }
 
-// beforeRestart reports whether the node has restarted since the claim was prepared. Then no
-// container of the claim runs.
+// beforeRestart reports whether the node has restarted since the claim was prepared. Then
+// no container of the claim runs.
 func (r record) beforeRestart(boot string) bool { return r.Boot != "" && boot != "" && r.Boot != boot }
 
-// gpus returns the UUIDs of the claim's GPUs, each once. GPUs with adminAccess are omitted, because
-// such a claim needs no lock.
+// gpus returns the UUIDs of the claim's GPUs, each once. GPUs with adminAccess are
+// omitted, because such a claim needs no lock.
 func (r record) gpus() []string {
 	var all []string
 	for _, d := range r.Devices {
@@ -256,12 +260,13 @@ type store struct {
 	specs cdi.ClaimSpecs
 	step  func()       // called before and after each change of a file; tests kill the process there
 	lead  func() error // why this process must not write; nil if it may
-	// written has the fs.FileInfo of the last file that was written or verified, by UID of the claim.
+	// written has the fs.FileInfo of the last file that was written or verified, by UID of
+	// the claim.
 	written *sync.Map
 }
 
-// A recordFile is the JSON form of a record file. The checksum covers the bytes of the record in
-// the file.
+// A recordFile is the JSON form of a record file. The checksum covers the bytes of the
+// record in the file.
 type recordFile struct {
 	Checksum string          `json:"checksum"`
 	Record   json.RawMessage `json:"record"`
@@ -335,8 +340,8 @@ func (s store) readCopy(uid string) (r record, found bool) {
 	return r, err == nil
 }
 
-// readOrCopied returns a record, or the copy from the claim's CDI spec if the record was lost;
-// copied tells which. An unreadable record is set aside.
+// readOrCopied returns a record, or the copy from the claim's CDI spec if the record was
+// lost; copied tells which. An unreadable record is set aside.
 func (s store) readOrCopied(ctx context.Context, uid string) (r record, found, copied bool) {
 	r, found, err := s.read(uid)
 	if err != nil {
@@ -376,7 +381,7 @@ func (s store) uids() ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// all returns the readable records, by UID, including lost records that have a copy. It changes
+// all returns the readable records, by UID, including lost records with a copy. It changes
 // nothing.
 func (s store) all() (map[string]record, error) {
 	uids, err := s.uids()
@@ -433,7 +438,8 @@ func (s store) write(r record) error {
 	s.step()
 	defer s.step()
 	path := s.path(r.UID, recordSuffix)
-	if err := statefile.Write(path, append(text, '\n'), 0o600, func(string) error { s.step(); return nil }); err != nil {
+	written := func(string) error { s.step(); return nil }
+	if err := statefile.Write(path, append(text, '\n'), 0o600, written); err != nil {
 		return err
 	}
 	if info, err := os.Lstat(path); err == nil {

@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// Reserve keeps claims from a GPU until release is called, for a CUDA check on the GPU or on one of
-// its MIG devices. Both arguments are UUIDs. Meanwhile no claim is prepared on the GPU. The error
-// says which claim has the device, or why the answer is unknown by the end of ctx. Claims with
-// adminAccess do not count.
+// Reserve keeps claims from a GPU until release is called, for a CUDA check on the GPU or
+// on one of its MIG devices. Both arguments are UUIDs. Meanwhile no claim is prepared on
+// the GPU. The error says which claim has the device, or why the answer is unknown by the
+// end of ctx. Claims with adminAccess do not count.
 func (c *Claims) Reserve(ctx context.Context, gpu, device string) (release func(), err error) {
 	done, err := c.begin(ctx)
 	if err != nil {

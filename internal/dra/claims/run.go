@@ -37,9 +37,9 @@ func (c *Claims) mayChange() error {
 // refreshInterval is how often records and specs are compared with the files.
 const refreshInterval = 10 * time.Second
 
-// Run keeps records and CDI specs up to date until ctx ends, and lets calls of the kubelet proceed.
-// At the end it waits for the calls in progress and returns nil. The error wraps dra.ErrOtherName
-// if all claims were prepared under another driver name.
+// Run keeps records and CDI specs up to date until ctx ends, and lets calls of the kubelet
+// proceed. At the end it waits for the calls in progress and returns nil. The error wraps
+// dra.ErrOtherName if all claims were prepared under another driver name.
 func (c *Claims) Run(ctx context.Context) error {
 	timer := time.NewTimer(refreshInterval)
 	defer timer.Stop()
@@ -97,8 +97,9 @@ func (c *Claims) Run(ctx context.Context) error {
 	}
 }
 
-// follow keeps the container edits up to date until ctx ends, and calls looked after each update.
-// It takes no lock of a claim or a GPU, because a call with such a lock may wait for follow.
+// follow keeps the container edits up to date until ctx ends, and calls looked after each
+// update. It takes no lock of a claim or a GPU, because a call with such a lock may wait
+// for follow.
 func (c *Claims) follow(ctx context.Context, looked func()) {
 	writer := cdi.NewWriter(c.options.CDIDir, c.options.Root)
 	timer := time.NewTimer(refreshInterval)
@@ -143,7 +144,8 @@ func (c *Claims) noteUVM(snapshot inventory.Snapshot) {
 	}
 }
 
-// uvmAwaited reports whether nvidia-uvm is missing, but not yet for as long as claims wait for it.
+// uvmAwaited reports whether nvidia-uvm is missing, but not yet for as long as claims wait
+// for it.
 func (c *Claims) uvmAwaited(snapshot inventory.Snapshot) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,8 +167,8 @@ func textOf(err error) string {
 	return err.Error()
 }
 
-// load reads the records. An unreadable record is set aside, and a lost record is restored from the
-// claim's spec.
+// load reads the records. An unreadable record is set aside, and a lost record is restored
+// from the claim's spec.
 func (c *Claims) load(ctx context.Context) error {
 	uids, err := c.store.uids()
 	if err != nil {
@@ -202,8 +204,8 @@ func (c *Claims) load(ctx context.Context) error {
 	return nil
 }
 
-// refresh publishes the records, rewrites outdated files of records and specs, and accepts records
-// of other writers.
+// refresh publishes the records, rewrites outdated files of records and specs, and accepts
+// records of other writers.
 func (c *Claims) refresh(ctx context.Context) {
 	c.publish()
 	uids, err := c.store.uids()
@@ -223,7 +225,8 @@ func (c *Claims) refresh(ctx context.Context) {
 	}
 }
 
-// refreshClaim does this for one claim, which may have been unprepared since it was listed.
+// refreshClaim refreshes one claim. The claim may have been unprepared since the list was
+// made.
 func (c *Claims) refreshClaim(ctx context.Context, uid string) error {
 	locks := c.locks.beginBriefly() // a call that holds the lock for longer writes the files itself
 	defer locks.end()
@@ -298,8 +301,9 @@ func (c *Claims) publishLocked() {
 			s.Released, s.Destroyed = cmp.Or(c.releaseProblem[r.UID], releasePending), r.Destroyed
 		}
 		for _, d := range r.Devices {
-			inUse[d.GPU] = append(inUse[d.GPU], Holder{UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(),
-				Admin: d.AdminAccess})
+			inUse[d.GPU] = append(inUse[d.GPU], Holder{
+				UID: r.UID, Namespace: r.Namespace, Name: r.Name, Device: d.uuid(), Admin: d.AdminAccess,
+			})
 			shown := DeviceStatus{
 				Request: d.Request, Name: d.Device, ShareID: d.ShareID, Share: d.Share, Limited: d.Share > 0 &&
 					d.MPS != nil, GPU: d.GPU,
@@ -334,16 +338,18 @@ func (c *Claims) publishLocked() {
 	}
 }
 
-// leakPatience is how long a claim must be absent from both the API server and all pods before it
-// counts as leaked. The kubelet itself unprepares the claims that it knows, within two minutes.
+// leakPatience is how long a claim must be absent from both the API server and all pods
+// before it counts as leaked. The kubelet itself unprepares the claims in its checkpoint,
+// within two minutes.
 const leakPatience = 10 * time.Minute
 
-// leakQueryTimeout limits all queries to the kubelet and the API server about leaks, because other
-// work waits meanwhile.
+// leakQueryTimeout limits all queries to the kubelet and the API server about leaks,
+// because other work waits meanwhile.
 const leakQueryTimeout = 30 * time.Second
 
-// forgottenPatience is how long the kubelet's checkpoint must lack a claim, in two checks in a row,
-// in a process that does not serve the driver. No claim can be prepared meanwhile.
+// forgottenPatience is how long the kubelet's checkpoint must lack a claim, in two checks
+// in a row, in a process that does not serve the driver. No claim can be prepared
+// meanwhile.
 const forgottenPatience = refreshInterval / 2
 
 // leaks are the records whose claim nobody knows, and since when.
@@ -369,8 +375,8 @@ func (l *leaks) keepOnly(records map[string]record) {
 	maps.DeleteFunc(l.since, func(uid string, _ time.Time) bool { _, still := records[uid]; return !still })
 }
 
-// findLeaks unprepares claims that the kubelet has forgotten: no pod of the node has the claim, and
-// the API server does not have it or allocated other devices to it since.
+// findLeaks unprepares claims forgotten by the kubelet: no pod of the node has the claim,
+// and the API server has no such claim or has allocated other devices since.
 func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	now := time.Now()
 	c.mu.Lock()
@@ -410,9 +416,9 @@ func (c *Claims) findLeaks(ctx context.Context, l *leaks) {
 	l.keepOnly(records)
 }
 
-// findForgotten unprepares claims that are in neither the kubelet's checkpoint nor a pod, in a
-// process that does not serve the driver. The checkpoint has the claim of every running pod.
-// PodResources is queried in addition; its failure is ignored.
+// findForgotten unprepares claims that are in neither the kubelet's checkpoint nor a pod,
+// in a process that does not serve the driver. The checkpoint has the claim of every
+// running pod. A failure of the additional query to PodResources is ignored.
 func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string]record, kept map[string]bool) {
 	claimed := map[string]bool{}
 	if c.options.PodClaims != nil {
@@ -426,7 +432,8 @@ func (c *Claims) findForgotten(ctx context.Context, l *leaks, records map[string
 	l.keepOnly(records)
 }
 
-// unprepareLeak unprepares a claim unless it was prepared again since its record was read.
+// unprepareLeak unprepares a claim, unless the claim was prepared again after the read of
+// its record.
 func (c *Claims) unprepareLeak(ctx context.Context, r record, reason string) {
 	err := c.unprepare(ctx, r.UID, r.Namespace, r.Name, func(current record) bool {
 		return current.Prepared.Equal(r.Prepared) && slices.Equal(current.Pods, r.Pods)

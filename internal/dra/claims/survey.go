@@ -54,8 +54,9 @@ func (c *Claims) Divide(ctx context.Context) error {
 	}
 }
 
-// survey queries the GPUs whose layout has changed since the last query, and reports whether a
-// query failed. The queries run concurrently, so that slow GPUs do not delay each other.
+// survey queries the GPUs whose layout has changed since the last query, and reports
+// whether a query failed. The queries run concurrently, so that slow GPUs do not delay
+// each other.
 func (c *Claims) survey(ctx context.Context, s inventory.Snapshot, configured config.Config,
 	surveys map[string]survey) (again bool) {
 	divisions, due := dra.Divisions{}, map[string]survey{}
@@ -122,7 +123,8 @@ func (c *Claims) queryAll(ctx context.Context, due map[string]survey) map[string
 	return found
 }
 
-// query returns how a GPU is divided. No MIG device is created or destroyed for a claim meanwhile.
+// query returns how a GPU is divided. No MIG device is created or destroyed for a claim
+// meanwhile.
 func (c *Claims) query(ctx context.Context, uuid string) (dra.Divided, error) {
 	ctx, cancel := context.WithTimeout(ctx, divideTimeout)
 	defer cancel()
@@ -162,9 +164,10 @@ func (c *Claims) division(ctx context.Context, uuid string, own []recordMIG) (dr
 // dynamicMIGOff is why no MIG devices are created for claims.
 const dynamicMIGOff = "dra.dynamicMIG is off"
 
-// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes no lock:
-// a MIG device that a daemon creates or destroys meanwhile may count as another program's. It needs
-// only the Driver, the Configs and the folders, and works without Run.
+// Divisions returns how the GPUs in MIG mode are divided now. It writes nothing and takes
+// no lock: a MIG device that a daemon creates or destroys meanwhile may count as another
+// program's. Divisions needs only the Driver, the Configs and the folders, and works
+// without Run.
 func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divisions, error) {
 	records := map[string]record{}
 	if c.options.StateDir != "" {
@@ -190,8 +193,8 @@ func (c *Claims) Divisions(ctx context.Context, s inventory.Snapshot) (dra.Divis
 	return divisions, nil
 }
 
-// dynamicMIG returns the MIG devices of a GPU that exist or are planned for claims, sorted by
-// place.
+// dynamicMIG returns the MIG devices of a GPU that exist or are planned for claims, sorted
+// by place.
 func (c *Claims) dynamicMIG(uuid string, records map[string]record) (all []recordMIG) {
 	for _, r := range records {
 		for _, at := range r.dynamicDevices()[uuid] {

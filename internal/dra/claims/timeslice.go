@@ -13,15 +13,16 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// The time slices of GPUs outlive claims and processes. Before a time slice is set, a mark file is
-// written. The mark is removed after the default is set again. So a claim that needs the default
-// detects a time slice of an earlier claim, and a mark without a claim tells the daemon to reset
-// the GPU. The mark contains the boot ID, because a restart of the node resets all GPUs.
+// The time slices of GPUs outlive claims and processes. Before a time slice is set, a mark
+// file is written. The mark is removed after the default is set again. So a claim that
+// needs the default detects a time slice of an earlier claim, and a mark without a claim
+// tells the daemon to reset the GPU. The mark contains the boot ID, because a restart of
+// the node resets all GPUs.
 
 const sliceSuffix = ".timeslice"
 
-// setSlices sets the time slices of a claim on its GPUs, even if they were set before: the process
-// that set them may have been killed.
+// setSlices sets the time slices of a claim on its GPUs, even if they were set before: the
+// process that set them may have been killed.
 func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) error {
 	needed := func(d recordDevice) bool {
 		_, err := os.Lstat(c.store.path(d.GPU, sliceSuffix))
@@ -44,7 +45,8 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 				break
 			}
 			c.store.step()
-			if err = statefile.Write(c.store.path(d.GPU, sliceSuffix), []byte(c.options.BootID), 0o600, nil); err == nil {
+			path := c.store.path(d.GPU, sliceSuffix)
+			if err = statefile.Write(path, []byte(c.options.BootID), 0o600, nil); err == nil {
 				c.store.step()
 				err = c.options.SetTimeSlice(ctx, d.GPU, d.Interval)
 			}
@@ -56,8 +58,8 @@ func (c *Claims) setSlices(ctx context.Context, locks *heldLocks, r record) erro
 	return nil
 }
 
-// resetSlice sets a GPU back to the default time slice if its time slice differs. The caller has
-// the lock of the GPU.
+// resetSlice sets a GPU back to the default time slice if its time slice differs. The
+// caller has the lock of the GPU.
 func (c *Claims) resetSlice(ctx context.Context, gpu string) error {
 	path := c.store.path(gpu, sliceSuffix)
 	boot, err := statefile.Read(path, maxRecord)
@@ -87,7 +89,8 @@ func (c *Claims) slicedGPUs() (gpus []string) {
 	return gpus
 }
 
-// resetSlices resets the GPUs whose time slice no claim needs. Run retries a GPU that fails.
+// resetSlices resets the GPUs whose time slice no claim needs. Run retries a GPU that
+// fails.
 func (c *Claims) resetSlices(ctx context.Context, gpus []string) {
 	for _, gpu := range gpus {
 		if err := c.resetUnneeded(ctx, gpu); err != nil && ctx.Err() == nil {

@@ -62,7 +62,8 @@ func (s *service) unprepare(ctx context.Context, c *drav1.Claim) ([]*drav1.Devic
 	return s.callLeader(ctx, func(ctx context.Context) ([]*drav1.Device, error) {
 		return nil, s.o.Claims.Unprepare(ctx, c.GetUid(), c.GetNamespace(), c.GetName())
 	}, func(ctx context.Context, other drav1.DRAPluginClient) ([]*drav1.Device, error) {
-		answers, err := other.NodeUnprepareResources(ctx, &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{c}})
+		answers, err := other.NodeUnprepareResources(ctx,
+			&drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{c}})
 		return devicesOf(&drav1.NodePrepareResourceResponse{Error: answers.GetClaims()[c.GetUid()].GetError()}, err)
 	})
 }

@@ -1,12 +1,12 @@
-// Package draplugin serves the DRA driver to the kubelet: a socket in the kubelet's plugin folder,
-// through which the kubelet registers the driver, has claims prepared and unprepared, and follows
-// the health of devices.
+// Package draplugin serves the DRA driver to the kubelet: a socket in the kubelet's plugin
+// folder. Through the socket the kubelet registers the driver, has claims prepared and
+// unprepared, and follows the health of devices.
 //
-// The package keeps no state between calls, so that two processes may serve one kubelet during a
-// rolling update: its Claims keep the prepared claims. The API server is needed only to prepare a
-// claim.
+// The package keeps no state between calls, so that two processes may serve one kubelet
+// during a rolling update: its Claims keep the prepared claims. The API server is needed
+// only to prepare a claim.
 //
-// Package cluster uses it; the program gpu-device-plugin does not link it.
+// Package cluster uses the package; the program gpu-device-plugin does not link it.
 package draplugin
 
 import (
@@ -44,9 +44,9 @@ const (
 	finishTimeout = 45 * time.Second
 	// nextTimeout is the same limit before the next life: the kubelet calls no driver meanwhile.
 	nextTimeout = 5 * time.Second
-	// staleAfter is how long the socket of another process must have refused connections before it is
-	// removed. A stopping process refuses connections while it answers its last calls. Without the
-	// socket the kubelet would forget the driver and miss the answers.
+	// staleAfter is how long the socket of another process must have refused connections
+	// before its removal. A stopping process refuses connections while it answers its last
+	// calls. Without the socket the kubelet would forget the driver and miss the answers.
 	staleAfter = finishTimeout + 15*time.Second
 	// connectTimeout limits the time before the first call of a connection.
 	connectTimeout = 5 * time.Second
@@ -65,9 +65,9 @@ var (
 // Claims decides about claims and records them. Its methods may be called concurrently, also for
 // the same claim.
 type Claims interface {
-	// Prepare makes the devices of a claim ready for containers. It reads the claim with read. For a
-	// prepared claim it returns the same result again. The error is a sentence for the Event of the
-	// pod.
+	// Prepare makes the devices of a claim ready for containers. It reads the claim with
+	// read. For a prepared claim it returns the same result again. The error is a sentence
+	// for the Event of the pod.
 	Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error)
 	// Unprepare undoes Prepare. An unprepared claim is no error.
 	Unprepare(ctx context.Context, uid, namespace, name string) error
@@ -95,8 +95,8 @@ type Options struct {
 	// devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Leads says whether this process leads on the node. Otherwise it does not register, and forwards
-	// calls to the leader. Nil means that there is no other process.
+	// Leads says whether this process leads on the node. Otherwise it does not register, and
+	// forwards calls to the leader. Nil means that there is no other process.
 	Leads *feed.Feed[bool]
 	// Problems are the reasons why containers cannot use a healthy device, by device name. Without the
 	// feed there are none.
@@ -193,8 +193,8 @@ func (s *Plugin) change(change func(*Status)) {
 	}
 }
 
-// live offers the driver to the kubelet with a new socket as soon as no other driver of its name
-// exists. It returns why that ended; nil if ctx ended.
+// live offers the driver to the kubelet with a new socket as soon as no other driver of the
+// same name exists. It returns why the offer ended; nil if ctx ended.
 func (s *Plugin) live(parent context.Context) error {
 	log := klog.FromContext(parent)
 	f := &folder{path: s.o.RegistryDir, driver: s.o.Driver, token: s.token,
@@ -205,9 +205,9 @@ func (s *Plugin) live(parent context.Context) error {
 	name := kubelet.SocketName(socketKind, s.token, s.lives.Add(1))
 	path := filepath.Join(f.path, name)
 	if len(path) > statefile.MaxSocketPath {
-		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and Unix "+
-			"allows %d; "+
-			"choose a folder whose path is %d bytes shorter", f.path, len(path), statefile.MaxSocketPath,
+		return fmt.Errorf("use folder %q for the driver's socket: the path of the socket would have %d bytes and "+
+			"Unix allows %d; choose a folder whose path is %d bytes shorter",
+			f.path, len(path), statefile.MaxSocketPath,
 			len(path)-statefile.MaxSocketPath)
 	}
 	socket, err := statefile.Listen(parent, path)
@@ -246,8 +246,8 @@ func (s *Plugin) live(parent context.Context) error {
 	return context.Cause(ctx)
 }
 
-// awaitTurn waits until this process leads and no other program has a driver of the same name. It
-// reports false if ctx ended first.
+// awaitTurn waits until this process leads and no other program has a driver of the same
+// name. It reports false if ctx ended first.
 func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	for {
 		leads := true
@@ -401,7 +401,8 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		switch {
 		case others.foreign != "":
 			return errForeign
-		case leads && !led && others.serves && now.ok(): // it may be paused, and the kubelet would wait for it
+		// The leader may be paused, and then the kubelet would wait for it.
+		case leads && !led && others.serves && now.ok():
 			return errLeadsAgain
 		}
 		led = leads && (led || !others.serves)

@@ -39,8 +39,8 @@ func registers(socket, driver string) bool {
 	return is && (strings.HasPrefix(rest, "-") || strings.HasPrefix(rest, ".sock"))
 }
 
-// look returns the other drivers with sockets in the folder. It removes sockets of dead processes
-// of this program, and no others.
+// look returns the other drivers with sockets in the folder. It removes sockets of dead
+// processes of this program, and no others.
 func (f *folder) look(ctx context.Context) (found others) {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {

@@ -21,9 +21,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
-// The kubelet calls the driver that registered last. After this process has lost the lead, and
-// before the new leader registers, that is this process. It forwards the calls to the new leader,
-// because the kubelet would retry a failed call only after a minute or more.
+// The kubelet calls the driver that registered last: this process, even after the loss of
+// the lead, until the new leader registers. This process forwards the calls to the new
+// leader, because the kubelet would retry a failed call only after a minute or more.
 
 // forwardPause is the time between two attempts.
 const forwardPause = 50 * time.Millisecond
@@ -31,22 +31,23 @@ const forwardPause = 50 * time.Millisecond
 // answersTimeout is how long a process may take to accept a call. The next attempt tries again.
 const answersTimeout = time.Second
 
-// forwarded marks a call from another process of this program, which must not be forwarded again.
+// forwarded marks a call from another process of this program. Such a call is not forwarded
+// again.
 const forwarded = "gpu-device-plugin-forwarded"
 
 // errNotLead is the error of a call that no process can answer now.
 var errNotLead = errors.New("the process of this program that leads on the node now does not answer calls for " +
 	"claims yet")
 
-// isNotLead reports whether an error is errNotLead, of this or another process, which passes only
-// the text.
+// isNotLead reports whether an error is errNotLead, of this or another process. Another
+// process passes only the text.
 func isNotLead(err error) bool { return err != nil && err.Error() == errNotLead.Error() }
 
 // leads reports whether this process leads.
 func (s *Plugin) leads() bool { return s.o.Leads == nil || s.o.Leads.Value() }
 
-// callLeader calls do if this process leads, and forwards the call otherwise. An error of do is
-// ignored if this process has lost or is handing over the lead.
+// callLeader calls do if this process leads, and forwards the call otherwise. An error of do
+// is ignored if this process has lost or is handing over the lead.
 func (s *service) callLeader(
 	ctx context.Context, do func(context.Context) ([]*drav1.Device, error),
 	elsewhere func(context.Context, drav1.DRAPluginClient) ([]*drav1.Device, error),
@@ -73,8 +74,8 @@ func (s *service) callLeader(
 	}
 }
 
-// whileLeading cancels do when this process loses the lead. The work that the hand-over waits for
-// has ended by then.
+// whileLeading cancels do when this process loses the lead. By then do has finished all work
+// that the hand-over waits for.
 func (s *service) whileLeading(
 	ctx context.Context, do func(context.Context) ([]*drav1.Device, error),
 ) ([]*drav1.Device, error) {

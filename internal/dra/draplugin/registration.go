@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// register registers the services of a life. The kubelet uses the first version of each that it
-// supports.
+// register registers the services of a life. The kubelet uses the first supported version of
+// each.
 func (l *life) register(server *grpc.Server) {
 	registerapi.RegisterRegistrationServer(server, &registrar{life: l})
 	node, health := &service{Plugin: l.Plugin, log: l.log}, &health{Plugin: l.Plugin, closing: l.closing}
@@ -32,7 +32,7 @@ type registrar struct {
 	life *life
 }
 
-// GetInfo returns the driver's name, and that this socket serves all calls.
+// GetInfo returns the driver's name, and says that this socket serves all calls.
 func (r *registrar) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	if c, ok := kubelet.PeerConn(ctx).(*conn); ok {
 		r.life.set(func(state *registration) {
@@ -65,9 +65,10 @@ func (r *registrar) NotifyRegistrationStatus(
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// A listener tracks the accepted connections. The kubelet opens one connection for the registration
-// only, and one for everything else, which it opens at once and keeps: the end of the latter shows
-// that the kubelet stopped. Kubelets before 1.34 open the latter with the first call.
+// A listener tracks the accepted connections. The kubelet opens one connection for the
+// registration only, and a lasting connection for everything else. The end of the lasting
+// connection shows that the kubelet stopped. Kubelets before 1.34 open the lasting
+// connection with the first call.
 type listener struct {
 	*net.UnixListener
 	life *life
@@ -81,9 +82,9 @@ func (l listener) Accept() (net.Conn, error) {
 	return &conn{Conn: accepted, life: l.life}, nil
 }
 
-// A conn is an accepted connection. It counts after the first data from the other end, which the
-// kubelet sends at once. Other processes of this program only connect, to test whether this process
-// runs.
+// A conn is an accepted connection. It counts after the first data from the other end; the
+// kubelet sends data at once. Other processes of this program only connect, to test whether
+// this process runs.
 type conn struct {
 	net.Conn
 	life    *life

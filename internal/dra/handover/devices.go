@@ -32,13 +32,14 @@ const (
 	maxFile       = 1 << 20
 )
 
-// retryInterval is the interval of retries while the numbers cannot be written or the published
-// GPUs cannot be read.
+// retryInterval is the interval of retries while the numbers cannot be written or the
+// published GPUs cannot be read.
 const retryInterval = 10 * time.Second
 
 // DevicesOptions configure Devices.
 type DevicesOptions struct {
-	// StateDir is the state directory; empty to keep numbers only as long as the process runs.
+	// StateDir is the state directory; empty to keep numbers only as long as the process
+	// runs.
 	StateDir string
 	// Driver is the name of the driver; empty for dra.Driver.
 	Driver string
@@ -48,21 +49,21 @@ type DevicesOptions struct {
 	Configs   *feed.Feed[config.Config]
 	// Owners say who offers each GPU; nil while unknown. The Arbiter publishes them.
 	Owners *feed.Feed[dra.Owners]
-	// Divisions are how GPUs in MIG mode are divided for claims; nil while unknown. Without the feed
-	// no GPU is divided.
+	// Divisions are how GPUs in MIG mode are divided for claims; nil while unknown.
+	// Without the feed no GPU is divided.
 	Divisions *feed.Feed[dra.Divisions]
 	// Driverless is the function of the same name in the Arbiter's Options.
 	Driverless func() bool
-	// Lead returns an error if this process is not the leader, and so must not write. Without the
-	// function this process always leads.
+	// Lead returns an error if this process is not the leader, and so must not write.
+	// Without the function this process always leads.
 	Lead func() error
 	// Clock is the clock for all waits; nil means the real clock.
 	Clock clock.Clock
 }
 
-// Devices are the devices of the node for slices. On disk they keep the numbers in device names,
-// and which GPUs may be in slices. Package cluster publishes the slices. Create Devices with
-// NewDevices. Run is called for each period in which this process leads.
+// Devices are the devices of the node for slices. They keep on disk the numbers in device
+// names, and the GPUs that may be in slices. Package cluster publishes the slices. Create
+// Devices with NewDevices, and call Run for each period in which this process leads.
 type Devices struct {
 	o           DevicesOptions
 	pools       *feed.Feed[dra.Pool]
@@ -72,8 +73,8 @@ type Devices struct {
 	steady      inventory.Snapshot // without changes that MIG mode causes on GPUs whose mode claims switch
 
 	disk *statefile.Disk // for all work on the files
-	// onDisk says that the file named GPUs when it was last read or written. Only work on the files
-	// uses it.
+	// onDisk says that the file named GPUs at its last read or write. Only work on the
+	// files uses onDisk.
 	onDisk           bool
 	publishedUnknown atomic.Bool // it is unknown which GPUs are published
 
@@ -81,27 +82,29 @@ type Devices struct {
 	hungSince time.Time   // when the disk last did not respond; zero after a response
 	term      int         // counts the periods in which this process leads
 	numbers   dra.Numbers // as on disk
-	// leftSlice are GPUs that left their slices, but are not back at the device plugin; leftOnDisk is
-	// the same set on disk.
+	// leftSlice are GPUs that left their slices, but are not back at the device plugin;
+	// leftOnDisk is the same set on disk.
 	leftSlice, leftOnDisk map[string]bool
-	// retracted are GPUs whose slices the kubelet has removed, while the file still names them;
-	// retractions is published for each new one.
+	// retracted are GPUs whose slices the kubelet has removed, while the file still names
+	// them; retractions is published for each new one.
 	retracted   map[string]bool
 	retractions *feed.Feed[struct{}]
 }
 
 // A Publication is the state of the pool at the API server.
 type Publication struct {
-	// Slices and Devices count the slices and devices. Generation is the generation of the pool.
+	// Slices and Devices count the slices and devices. Generation is the generation of the
+	// pool.
 	Slices, Devices int
 	Generation      int64
-	// API is the version of resource.k8s.io at the API server. NoTaints says that the API server drops
-	// device taints, NoCounters that it drops counters, without which GPUs are not divided for claims,
-	// and NoShares that it does not support devices for several claims.
+	// API is the version of resource.k8s.io at the API server. NoTaints says that the API
+	// server drops device taints. NoCounters says that it drops counters: then GPUs are
+	// not divided for claims. NoShares says that it does not support devices for several
+	// claims.
 	API                            string
 	NoTaints, NoCounters, NoShares bool
-	// Problem is why the slices at the API server are not up to date, a sentence without a full stop;
-	// empty if they are.
+	// Problem is why the slices at the API server are not up to date, a sentence without a
+	// full stop; empty if they are.
 	Problem string
 }
 
@@ -119,33 +122,34 @@ func NewDevices(o DevicesOptions) *Devices {
 	}
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
 	return &Devices{
-		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)), publication: feed.New(Publication{}),
-		disk: statefile.NewDisk(), numbers: dra.Numbers{}, leftSlice: map[string]bool{}, retracted: map[string]bool{},
-		retractions: feed.New(struct{}{}),
+		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)),
+		publication: feed.New(Publication{}), disk: statefile.NewDisk(), numbers: dra.Numbers{},
+		leftSlice: map[string]bool{}, retracted: map[string]bool{}, retractions: feed.New(struct{}{}),
 	}
 }
 
-// Driverless reports whether no claim can be prepared on this node, because this process does not
-// offer the driver to the kubelet. Then the kubelet removes the slices of the node.
+// Driverless reports whether no claim can be prepared on this node, because this process
+// does not offer the driver to the kubelet. Then the kubelet removes the slices of the
+// node.
 func (d *Devices) Driverless() bool { return d.o.Driverless() }
 
 // Driver returns the name of the driver.
 func (d *Devices) Driver() string { return d.o.Driver }
 
-// Pools returns the feed of the pool to publish. A pool without a name is unknown yet. A pool
-// without slices must not exist at the API server.
+// Pools returns the feed of the pool to publish. A pool without a name is unknown yet. A
+// pool without slices must not exist at the API server.
 func (d *Devices) Pools() *feed.Feed[dra.Pool] { return d.pools }
 
-// Published returns the feed of the GPUs that may be in slices at the API server, by UUID; nil if
-// unknown: then every GPU may be in a slice.
+// Published returns the feed of the GPUs that may be in slices at the API server, by UUID;
+// nil if unknown: then every GPU may be in a slice.
 func (d *Devices) Published() *feed.Feed[map[string]bool] { return d.published }
 
-// Publication returns the feed of the pool's state at the API server, set by the publisher of
-// slices.
+// Publication returns the feed of the pool's state at the API server, set by the publisher
+// of slices.
 func (d *Devices) Publication() *feed.Feed[Publication] { return d.publication }
 
-// GPU returns the UUID of the GPU to which a device belongs, by device name, even if the device is
-// not in the pool now.
+// GPU returns the UUID of the GPU to which a device belongs, by device name, even if the
+// device is not in the pool now.
 func (d *Devices) GPU(device string) (uuid string, known bool) {
 	text, _, _ := strings.Cut(strings.TrimPrefix(device, "gpu-"), "-")
 	number, err := strconv.Atoi(text)
@@ -176,8 +180,8 @@ func (d *Devices) setNumbers(numbers dra.Numbers) {
 // diskTimeout limits each wait for the disk.
 const diskTimeout = 2 * time.Second
 
-// onFiles runs work on the files, one work at a time. After the disk has not responded, calls fail
-// at once for a while, so that tasks without the disk continue.
+// onFiles runs work on the files, one work at a time. After the disk has not responded,
+// calls fail at once for a while, so that tasks without the disk continue.
 func (d *Devices) onFiles(ctx context.Context, work func() error) error {
 	d.mu.Lock()
 	wait := d.hungSince.IsZero() || d.o.Clock.Since(d.hungSince) >= retryInterval
@@ -198,9 +202,9 @@ func (d *Devices) onFiles(ctx context.Context, work func() error) error {
 	return err
 }
 
-// Run reads the files of an earlier process and follows the GPUs until ctx ends. Then it resets its
-// state and returns nil. The error wraps dra.ErrOtherName if an earlier leader publishes devices
-// under another driver name.
+// Run reads the files of an earlier process and follows the GPUs until ctx ends. Then it
+// resets its state and returns nil. The error wraps dra.ErrOtherName if an earlier leader
+// publishes devices under another driver name.
 func (d *Devices) Run(ctx context.Context) error {
 	known := false
 	term := d.reset() // forget the state of an earlier term
@@ -245,8 +249,8 @@ func (d *Devices) Run(ctx context.Context) error {
 	}
 }
 
-// writeChanges writes which GPUs have left their slices. A driverless process whose file is lost
-// assumes that all GPUs may be in slices.
+// writeChanges writes which GPUs have left their slices. A driverless process without its
+// file assumes that all GPUs may be in slices.
 func (d *Devices) writeChanges(ctx context.Context, s inventory.Snapshot) error {
 	if d.o.Driverless() {
 		all := d.withoutRetracted()
@@ -266,8 +270,8 @@ func (d *Devices) writeChanges(ctx context.Context, s inventory.Snapshot) error 
 	return nil
 }
 
-// pool returns the devices to publish. It reports false if GPUs are missing because their numbers
-// could not be written.
+// pool returns the devices to publish. It reports false if GPUs are missing because their
+// numbers could not be written.
 func (d *Devices) pool(
 	ctx context.Context, s inventory.Snapshot, owners dra.Owners, divisions dra.Divisions, c config.DRA,
 ) (dra.Pool, bool) {
@@ -279,8 +283,8 @@ func (d *Devices) pool(
 		inSlice = inSlice || owners[g.UUID].InSlice()
 		leaves = leaves || owners[g.UUID] == dra.LeavesPlugin
 	}
-	// The first slice contains the first GPU: an empty slice would be an additional write for each
-	// starting node.
+	// The first slice contains the first GPU: an empty slice would be an additional write
+	// for each starting node.
 	if !inSlice && (leaves || c.Mode == config.DRAOff) {
 		return dra.Pool{Name: d.o.Node, Driver: d.o.Driver}, true
 	}
@@ -308,8 +312,8 @@ func (d *Devices) pool(
 	return pool, err == nil
 }
 
-// reset makes the published state unknown, because another process may lead now. It returns the
-// number of the next term.
+// reset makes the published state unknown, because another process may lead now. It
+// returns the number of the next term.
 func (d *Devices) reset() (term int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -333,8 +337,8 @@ func (d *Devices) inTerm(term int, update func()) {
 	}
 }
 
-// assignNumbers gives a number to each GPU without one. The numbers are written to disk before they
-// are used, so that a published name stays with its GPU.
+// assignNumbers gives a number to each GPU without a number. The numbers are on disk
+// before their first use, so that a published name stays with its GPU.
 func (d *Devices) assignNumbers(ctx context.Context, gpus []inventory.GPU) error {
 	now := d.Numbers()
 	next := now.With(gpus)
@@ -343,7 +347,8 @@ func (d *Devices) assignNumbers(ctx context.Context, gpus []inventory.GPU) error
 	}
 	if d.o.StateDir != "" {
 		err := d.onFiles(ctx, func() error {
-			return statefile.WriteStateIf(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next}, d.o.Lead)
+			return statefile.WriteStateIf(filepath.Join(d.o.StateDir, numbersFile), numbersState{fileVersion, next},
+				d.o.Lead)
 		})
 		if err != nil {
 			return fmt.Errorf("write the numbers of GPUs: %w", err)
@@ -375,8 +380,8 @@ func (d *Devices) readNumbers() error {
 	return nil
 }
 
-// KnownNumbers returns the GPU numbers in a state directory; none if there is no file. It writes
-// nothing.
+// KnownNumbers returns the GPU numbers in a state directory; none if there is no file. It
+// writes nothing.
 func KnownNumbers(stateDir string) (dra.Numbers, error) {
 	text, err := statefile.Read(filepath.Join(stateDir, numbersFile), maxFile)
 	if statefile.IsAbsent(err) {

@@ -1,6 +1,7 @@
-// Package handover moves GPUs between the device plugin and the DRA driver. The Arbiter decides the
-// owner of each GPU and gathers the evidence; package dra has the rules. Devices has the devices
-// for ResourceSlices, and knows which of them may be at the API server.
+// Package handover moves GPUs between the device plugin and the DRA driver. The Arbiter
+// decides the owner of each GPU and gathers the evidence; package dra has the rules.
+// Devices has the devices for ResourceSlices, and knows which devices may be at the API
+// server.
 //
 // Package daemon creates both; other packages read their feeds.
 package handover
@@ -28,60 +29,60 @@ import (
 )
 
 const (
-	// queryInterval is how often the kubelet is asked whether pods hold GPUs that leave the device
-	// plugin.
+	// queryInterval is how often the kubelet is asked whether pods hold GPUs that leave
+	// the device plugin.
 	queryInterval = time.Second
-	// listFirst and listMost are the shortest and the longest interval between two lists of the
-	// cluster's claims.
+	// listFirst and listMost are the shortest and the longest interval between two lists
+	// of the cluster's claims.
 	listFirst, listMost = 2 * time.Second, 15 * time.Second
-	// claimGrace is how long a GPU must be in no record, first with a taint in its slice and then in
-	// no slice, if claims are not listed. The kubelet limits a call of the driver to 45 s.
+	// claimGrace is how long a GPU must be in no record, first with a taint in its slice
+	// and then in no slice, if claims are not listed. The kubelet limits a call of the
+	// driver to 45 s.
 	claimGrace = time.Minute
-	// driverGrace is how long the kubelet must be without a DRA driver before its account of claims is
-	// accepted. Device accounts without a holder must last as long.
+	// driverGrace is how long the kubelet must be without a DRA driver before its account
+	// of claims is accepted. Device accounts without a holder must last as long.
 	driverGrace = 10 * time.Second
 )
 
-// The messages about GPUs that return from slices in a process that does not serve the driver. The
-// second message follows a reason.
+// The messages about GPUs that return from slices in a process that does not serve the
+// driver. The second message follows a reason.
 const (
-	driverGraceWait = "it was given by claims before; the device plugin gets it when the kubelet has had no driver for " +
-		"claims for 10s and names no " +
-		"claim that has it"
+	driverGraceWait = "it was given by claims before; the device plugin gets it when the kubelet has had no driver " +
+		"for claims for 10s and names no claim that has it"
 	// ReleaseRemedy is the remedy for a GPU that does not return by itself.
 	ReleaseRemedy = "to release it, run the driver until no claim has it: helm upgrade gpu-device-plugin … " +
-		"--reset-then-reuse-values " +
-		"--set dra.enabled=true --set dra.mode=plugin"
+		"--reset-then-reuse-values --set dra.enabled=true --set dra.mode=plugin"
 )
 
-// ErrNotListed is the error if the cluster's claims are not listed: permission is missing, or the
-// list would be too large.
+// ErrNotListed is the error if the cluster's claims are not listed: permission is missing,
+// or the list would be too large.
 var ErrNotListed = errors.New("the ResourceClaims of the cluster are not listed")
 
 // Options configure an Arbiter.
 type Options struct {
-	// Devices have the feed of owners that the Arbiter publishes to, the GPUs that may be in slices at
-	// the API server, and the configurations and Snapshots.
+	// Devices have the feed of owners for the Arbiter's decisions, the GPUs that may be in
+	// slices at the API server, and the configurations and Snapshots.
 	Devices *Devices
 	// Holders is nil without a kubelet: then no pod holds a device.
 	Holders kubelet.Holders
 	// Offered are the owners on which the current lists of the device plugin are based.
 	Offered *feed.Feed[dra.Owners]
-	// OtherProcess reports whether another process of this program also serves the kubelet, and
-	// returns a channel that is closed when the answer may have changed. Nil means that there is none.
-	// Meanwhile no GPU moves from the device plugin to a slice, because the other process may list the
-	// GPU.
+	// OtherProcess reports whether another process of this program also serves the
+	// kubelet, and returns a channel closed when the answer may have changed. Nil means
+	// that there is no other process. Meanwhile no GPU moves from the device plugin to a
+	// slice, because the other process may list the GPU.
 	OtherProcess func() (bool, <-chan struct{})
 	// Records are the prepared claims, by UUID of the GPU; nil while unknown.
 	Records *feed.Feed[map[string][]claims.Holder]
-	// List returns the names, "NAMESPACE/NAME", of the cluster's claims with devices of the given
-	// GPUs, by UUID of the GPU. The error says why they are unknown. With ErrNotListed the result may
-	// be incomplete. Calls do not overlap. Without the function the process has Driverless.
+	// List returns the names, "NAMESPACE/NAME", of the cluster's claims with devices of
+	// the given GPUs, by UUID of the GPU. The error says why they are unknown. With
+	// ErrNotListed the result may be incomplete. Calls do not overlap. Without the
+	// function the process has Driverless.
 	List func(ctx context.Context, gpus []string) (map[string][]string, error)
-	// Driverless reports whether no claim can be prepared on this node, because this process does not
-	// offer the driver to the kubelet: it lacks a client of the API server or the kubelet's plugin
-	// folder. Nil means false. A driverless process uses the kubelet's account of claims, not the API
-	// server's.
+	// Driverless reports whether no claim can be prepared on this node, because this
+	// process does not offer the driver to the kubelet: it lacks a client of the API
+	// server or the kubelet's plugin folder. Nil means false. A driverless process uses
+	// the kubelet's account of claims, not the API server's.
 	Driverless func() bool
 	// Prepared is like List, by the kubelet's account. It is nil without Driverless.
 	Prepared func(ctx context.Context, gpus []string) (map[string][]string, error)
@@ -96,18 +97,18 @@ type ownedGPU struct {
 	since              time.Time // start of the epoch
 	wait               string
 	claimedUnpublished bool // in no slice, but the API server has a claim with the GPU
-	// isAnswered says that the evidence was queried, so that the reason of a delay is known.
+	// isAnswered says that the evidence was queried: the reason of a delay is known.
 	isAnswered bool
 }
 
-// An Arbiter decides the owner of each GPU. Create it with New; Run is its one life.
+// An Arbiter decides the owner of each GPU. Create it with New, and call Run once.
 type Arbiter struct {
 	options Options
 	waits   *feed.Feed[map[string]string]
 	pulse   supervise.Pulse
 	gpus    map[string]*ownedGPU // by UUID; used by Run only
-	// driverlessSince is since when no claim can be prepared and no other process of this program
-	// runs; zero otherwise. Used by Run only.
+	// driverlessSince is since when no claim can be prepared and no other process of this
+	// program runs; zero otherwise. Used by Run only.
 	driverlessSince time.Time
 	returning       atomic.Bool         // GPUs return from slices within seconds
 	loggedWaits     map[string][]string // the waiting GPUs by reason, as last logged; used by Run only
@@ -120,12 +121,12 @@ func New(o Options) *Arbiter {
 		gpus: map[string]*ownedGPU{}}
 }
 
-// Waits returns the feed of the reasons why GPUs wait for their new owner, by UUID: sentences
-// without a full stop.
+// Waits returns the feed of the reasons why GPUs wait for their new owner, by UUID:
+// sentences without a full stop.
 func (a *Arbiter) Waits() *feed.Feed[map[string]string] { return a.waits }
 
-// Returning reports whether GPUs are about to return from slices by the kubelet's account: the
-// outcome is known within a minute of the start.
+// Returning reports whether GPUs are about to return from slices by the kubelet's account:
+// the outcome is known within a minute of the start.
 func (a *Arbiter) Returning() bool { return a.returning.Load() }
 
 // Alive returns an error if Run completes no round before ctx ends.
@@ -140,8 +141,8 @@ type evidence struct {
 	claims bool // about claims, not about the device plugin
 }
 
-// Run decides until ctx ends, and then returns nil. It starts without decisions and relies on
-// evidence alone, because another process may have decided before.
+// Run decides until ctx ends, and then returns nil. It starts without decisions and relies
+// on evidence alone, because another process may have decided before.
 func (a *Arbiter) Run(ctx context.Context) error {
 	clear(a.gpus)
 	a.driverlessSince = time.Time{}
@@ -159,7 +160,8 @@ func (a *Arbiter) Run(ctx context.Context) error {
 		a.noteDriver(hasOther, grace)
 		if hasOther {
 			for uuid := range a.leavingPlugin(offered) {
-				a.gpus[uuid].wait = "another process of this program also serves the kubelet, as during a rolling update"
+				a.gpus[uuid].wait = "another process of this program also serves the kubelet, as during a rolling " +
+					"update"
 			}
 		}
 		switch {
@@ -202,8 +204,8 @@ func (a *Arbiter) Run(ctx context.Context) error {
 	}
 }
 
-// noteDriver notes since when no claim can be prepared on the node. The timer fires when the
-// kubelet's account becomes valid.
+// noteDriver notes since when no claim can be prepared on the node. The timer fires when
+// the kubelet's account becomes valid.
 func (a *Arbiter) noteDriver(hasOther bool, grace clock.Timer) {
 	switch driverless := a.options.Driverless != nil && a.options.Driverless() && !hasOther; {
 	case !driverless:
@@ -224,7 +226,8 @@ func (a *Arbiter) inGrace() bool {
 	return !a.driverlessSince.IsZero() && a.options.Clock.Since(a.driverlessSince) < driverGrace
 }
 
-// otherProcess returns the result of Options.OtherProcess; false and nil without the function.
+// otherProcess returns the result of Options.OtherProcess; false and nil without the
+// function.
 func (a *Arbiter) otherProcess() (bool, <-chan struct{}) {
 	if a.options.OtherProcess == nil {
 		return false, nil
@@ -260,11 +263,12 @@ func (a *Arbiter) decide(
 		}
 		holder := slices.IndexFunc(records[found.UUID], func(h claims.Holder) bool { return !h.Admin })
 		before := g.OwnerFacts
-		g.Wanted, g.Published, g.Claimed = c.GivenByDRA(found), published[found.UUID], holder >= 0 || g.claimedUnpublished
+		g.Wanted, g.Published = c.GivenByDRA(found), published[found.UUID]
+		g.Claimed = holder >= 0 || g.claimedUnpublished
 		if before.Published != g.Published || before.Claimed != g.Claimed {
 			a.resetEvidence(g)
 		}
-		for { // all steps that the evidence allows
+		for { // all steps allowed by the evidence
 			next := dra.Decide(g.OwnerFacts)
 			if next == g.Before {
 				break
@@ -311,8 +315,8 @@ func (a *Arbiter) decide(
 	}
 }
 
-// remedy returns the remedy for a GPU of a claim, in a process that cannot release the claim; empty
-// in any other process.
+// remedy returns the remedy for a GPU of a claim, in a process that cannot release the
+// claim; empty in any other process.
 func (a *Arbiter) remedy() string {
 	if a.driverlessSince.IsZero() {
 		return ""
@@ -320,7 +324,8 @@ func (a *Arbiter) remedy() string {
 	return "; " + ReleaseRemedy
 }
 
-// logWaits logs why GPUs do not return from slices, one line per reason, when the reasons change.
+// logWaits logs why GPUs do not return from slices, one line per reason, when the reasons
+// change.
 func (a *Arbiter) logWaits(ctx context.Context, waits map[string]string) {
 	gpus := map[string][]string{}
 	for _, uuid := range slices.Sorted(maps.Keys(waits)) {
@@ -336,8 +341,8 @@ func (a *Arbiter) logWaits(ctx context.Context, waits map[string]string) {
 	a.loggedWaits = gpus
 }
 
-// newGPU returns the state of a GPU without decisions of this process. An earlier process may have
-// stopped while the GPU had no owner.
+// newGPU returns the state of a GPU without decisions of this process. An earlier process
+// may have stopped while the GPU had no owner.
 func (a *Arbiter) newGPU(found inventory.GPU, c config.Config) *ownedGPU {
 	g := &ownedGPU{}
 	if a.options.Devices.hasLeft(found.UUID) && !c.GivenByDRA(found) {
@@ -383,8 +388,8 @@ func (a *Arbiter) resetEvidence(g *ownedGPU) {
 	g.Free, g.Unclaimed, g.wait, g.claimedUnpublished, g.isAnswered = false, false, "", false, false
 }
 
-// leavingPlugin returns the GPUs that leave the device plugin and are no longer in its lists, with
-// their epochs.
+// leavingPlugin returns the GPUs that leave the device plugin and are no longer in its
+// lists, with their epochs.
 func (a *Arbiter) leavingPlugin(offered dra.Owners) map[string]uint64 {
 	epochs := map[string]uint64{}
 	for uuid, g := range a.gpus {
@@ -436,8 +441,8 @@ func (a *Arbiter) unclaimed(published map[string]bool) map[string]uint64 {
 	return epochs
 }
 
-// listClaims returns the query for the claims that have GPUs: to the kubelet in a driverless
-// process, otherwise to the API server.
+// listClaims returns the query for the claims that have GPUs: to the kubelet in a
+// driverless process, otherwise to the API server.
 func (a *Arbiter) listClaims() func(context.Context, map[string]uint64) evidence {
 	list := a.options.List
 	if !a.driverlessSince.IsZero() {

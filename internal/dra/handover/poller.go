@@ -27,8 +27,8 @@ func newPoller(c clock.WithTicker, first, most time.Duration) *poller {
 	return &poller{first: first, most: most, pause: first, ready: true, timer: timer, answers: make(chan evidence, 1)}
 }
 
-// start starts a query about GPUs, if there are any, no query is running, and the next query is due
-// or about other GPUs.
+// start starts a query about GPUs, if there are any, no query is running, and the next
+// query is due or about other GPUs.
 func (q *poller) start(ctx context.Context, epochs map[string]uint64,
 	ask func(context.Context, map[string]uint64) evidence) {
 	if q.busy || len(epochs) == 0 || !q.ready && maps.Equal(epochs, q.last) {
@@ -41,8 +41,8 @@ func (q *poller) start(ctx context.Context, epochs map[string]uint64,
 	q.running.Go(func() { q.answers <- ask(ctx, epochs) })
 }
 
-// end handles the end of a query and returns its result. The same query is repeated after a growing
-// pause.
+// end handles the end of a query and returns its result. The same query is repeated after
+// a growing pause.
 func (q *poller) end(a evidence) evidence {
 	q.busy = false
 	q.timer.Reset(q.pause)

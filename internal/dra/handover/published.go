@@ -17,16 +17,16 @@ import (
 type publishedState struct {
 	Version int      `json:"version"`
 	GPUs    []string `json:"gpus"`
-	// Left are GPUs that left their slices, but are not back at the device plugin: a claim may still
-	// have them.
+	// Left are GPUs that left their slices, but are not back at the device plugin: a claim
+	// may still have them.
 	Left []string `json:"left,omitempty"`
 	// Driver is the name of the driver that publishes them; empty for dra.Driver.
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices, for one term. If the file was damaged, or
-// removed while it named GPUs, they are unknown until SetPublished is called. It is work on the
-// files.
+// readPublished reads which GPUs may be in slices, for one term. If the file was damaged,
+// or removed while it named GPUs, the published GPUs are unknown until SetPublished is
+// called. readPublished is work on the files.
 func (d *Devices) readPublished(term int) error {
 	if d.published.Value() != nil {
 		return nil // already known
@@ -72,8 +72,8 @@ func setOf(uuids []string) map[string]bool {
 	return set
 }
 
-// hasLeft reports whether a GPU has left its slice, but is not back at the device plugin, even if
-// an earlier process saw that.
+// hasLeft reports whether a GPU has left its slice, but is not back at the device plugin,
+// even if an earlier process saw the GPU leave.
 func (d *Devices) hasLeft(uuid string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -87,7 +87,8 @@ func (d *Devices) noteReturned(uuid string) {
 	delete(d.leftSlice, uuid)
 }
 
-// retract notes that the kubelet has removed the slices of a GPU. Run writes the change at once.
+// retract notes that the kubelet has removed the slices of a GPU. Run writes the change at
+// once.
 func (d *Devices) retract(uuid string) {
 	d.mu.Lock()
 	known := d.retracted[uuid]
@@ -98,8 +99,8 @@ func (d *Devices) retract(uuid string) {
 	}
 }
 
-// withoutRetracted returns the GPUs that may be in slices without the retracted GPUs; nil if no GPU
-// is retracted.
+// withoutRetracted returns the GPUs that may be in slices without the retracted GPUs; nil
+// if no GPU is retracted.
 func (d *Devices) withoutRetracted() map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -111,8 +112,8 @@ func (d *Devices) withoutRetracted() map[string]bool {
 	return remaining
 }
 
-// writeLeftSlice writes which GPUs have left their slices, if the file is outdated. It is work on
-// the files.
+// writeLeftSlice writes which GPUs have left their slices, if the file is outdated. It is
+// work on the files.
 func (d *Devices) writeLeftSlice() error {
 	if gpus := d.published.Value(); gpus != nil && d.isOutdated() {
 		return d.write(gpus)
@@ -127,11 +128,12 @@ func (d *Devices) isOutdated() bool {
 	return !maps.Equal(d.leftSlice, d.leftOnDisk)
 }
 
-// Lost reports whether it is unknown which GPUs are in slices, so that the API server must be
-// asked. Published gets a new value when this changes.
+// Lost reports whether the GPUs in slices are unknown, so that the API server must be
+// asked. Published gets a new value after each change of Lost.
 func (d *Devices) Lost() bool { return d.publishedUnknown.Load() }
 
-// setUnknown marks the published GPUs as unknown, with the reason. The caller has the lock.
+// setUnknown marks the published GPUs as unknown, with the reason. The caller has the
+// lock.
 func (d *Devices) setUnknown(why string) {
 	if d.publication.Value().Problem == "" {
 		d.publication.Publish(Publication{Problem: why})
@@ -150,10 +152,10 @@ func (d *Devices) setKnown(gpus map[string]bool) {
 	d.published.Publish(gpus)
 }
 
-// SetPublished records which GPUs may be in slices from now on, by UUID. Call it before slices are
-// written, and after slices are certainly gone. If it returns nil, the record is on disk. It
-// returns an error when ctx ends or the disk does not respond for seconds; the record may then be
-// written later.
+// SetPublished records which GPUs may be in slices from now on, by UUID. Call it before
+// slices are written, and after slices are certainly gone. If it returns nil, the record
+// is on disk. It returns an error when ctx ends or the disk does not respond for seconds;
+// the record may then be written later.
 func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error {
 	d.mu.Lock()
 	was, term := d.published.Value(), d.term
@@ -171,7 +173,8 @@ func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error 
 	})
 }
 
-// write writes which GPUs may be in slices, and which GPUs have left them. It is work on the files.
+// write writes which GPUs may be in slices, and which GPUs have left. It is work on the
+// files.
 func (d *Devices) write(gpus map[string]bool) error {
 	d.mu.Lock()
 	maps.Copy(d.leftSlice, d.published.Value())
