@@ -33,6 +33,7 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
+	keeper *keeper     // set by Choose
 	claims claimReader // for the driver
 	// Used by ClaimsOf, which runs once at a time: the result of the last list of claims, and the time
 	// before which there are too many claims to list.
@@ -62,6 +63,7 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 		Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String(), Dial: c.options.Dial,
 	})
 	c.claims.client = c.client
+	c.keeper = &keeper{client: c.client, spread: &c.spread}
 	if early.NodeConfig.Dir == "" {
 		return nil
 	}
@@ -193,8 +195,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("report",
-			d, c.report),
+		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("Node", d, c.writeNode),
 		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.removeStartupTaint),
 		c.underLead("quiesce by the Node", d, c.followRelease))
 }

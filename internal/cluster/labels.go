@@ -214,21 +214,6 @@ func (l *nodeLabeler) pending() map[string]string {
 	return differs
 }
 
-// A latestNode is the newest known Node, from the watch or from the response to a write, and the
-// time of its last update.
-type latestNode struct {
-	node      kubeapi.Node
-	updatedAt time.Time
-}
-
-// update stores a Node unless a newer one was stored within ownWriteTTL. An older Node after this
-// time means that the cluster was restored from a backup.
-func (s *latestNode) update(node kubeapi.Node, now time.Time) {
-	if !s.node.After(node) || now.Sub(s.updatedAt) >= ownWriteTTL {
-		s.node, s.updatedAt = node, now
-	}
-}
-
 // accept stores the response to a write of the Node, and returns the error of the write. If another
 // program had changed the Node first, accept reads the Node for the next attempt.
 func (s *latestNode) accept(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
@@ -257,9 +242,6 @@ func (l *nodeLabeler) ownLabels(wanted map[string]string) map[string]string {
 	}
 	return own
 }
-
-// maxStaleWrites limits the attempts to write if another program changes the Node first.
-const maxStaleWrites = 3
 
 // refresh reads the latest Node.
 func (l *nodeLabeler) refresh(ctx context.Context) error {

@@ -18,11 +18,10 @@ import (
 // The node labels by which DaemonSets of driver clients select nodes, with the values of NVIDIA's
 // operator and mig-manager. The value of a label records the pause.
 const (
-	deployLabels    = "nvidia.com/gpu.deploy."
-	deployedValue   = "true"
-	pausedValue     = "paused-for-mig-change"
-	pauseTimeout    = 10 * time.Second // limits the requests of one pause
-	shutdownTimeout = time.Second      // limits the requests at the end of the process
+	deployLabels  = "nvidia.com/gpu.deploy."
+	deployedValue = "true"
+	pausedValue   = "paused-for-mig-change"
+	pauseTimeout  = 10 * time.Second // limits the requests of one pause
 )
 
 // providers are the DaemonSets that are never paused: they provide what clients need, or change

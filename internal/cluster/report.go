@@ -2,14 +2,12 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
@@ -28,13 +26,9 @@ const (
 	statusDelay = 250 * time.Millisecond
 	// statusTimeout limits the time to read the daemon's status.
 	statusTimeout = 2 * time.Second
-	// staleDelay is the delay of the next write after another program changed the Node first.
-	staleDelay = 100 * time.Millisecond
 	// absenceGrace delays reports by a new leader that finds no GPU: the previous leader may restart
 	// and know more.
 	absenceGrace = time.Minute
-	// ownWriteTTL is how long the response to a write takes precedence over the watch.
-	ownWriteTTL = 10 * time.Minute
 )
 
 // The condition of a Node for the health of its GPUs.
@@ -46,34 +40,35 @@ const (
 // gpuLabels are the labels of a Node with GPUs; their value is true.
 var gpuLabels = []string{"nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"}
 
-// A reporter reports the state of the node's GPUs by Events, a condition and a taint. It lasts for
-// one term of leadership.
+// A reporter reads the daemon's status for the parts of the Node, and reports it by Events. It lasts
+// for one term of leadership.
 type reporter struct {
 	daemon daemon.View
 	api    *kubeapi.Client
 	nodes  *feed.Feed[kubeapi.Node]
-	spread *spread
-	// fraction is a random number in [0, 1) of this process.
-	fraction float64
 
 	statuses       *feed.Feed[status.Status] // the last status that could be read
 	statusWithNode *feed.Feed[bool]          // whether a status was read while the Node was known
 	queue          queue
 }
 
-// report reports until ctx ends.
-func (c *Cluster) report(ctx context.Context, d daemon.View) {
-	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithName("report"))
+// writeNode writes the Node and the Events about its GPUs until ctx ends.
+func (c *Cluster) writeNode(ctx context.Context, d daemon.View) {
 	r := &reporter{
-		daemon: d, api: c.client, nodes: c.client.Nodes(), spread: &c.spread, fraction: rand.Float64(),
-		statuses: feed.New(status.Status{}), statusWithNode: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
+		daemon: d, api: c.client, nodes: c.client.Nodes(), statuses: feed.New(status.Status{}),
+		statusWithNode: feed.New(false), queue: queue{changed: feed.New(struct{}{})},
 	}
+	reporting := klog.NewContext(ctx, klog.FromContext(ctx).WithName("report"))
 	var loops sync.WaitGroup
 	defer loops.Wait()
-	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents, r.keepCondition,
-		r.keepTaint} {
-		loops.Go(func() { loop(ctx) })
+	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents} {
+		loops.Go(func() { loop(reporting) })
 	}
+	c.keeper.run(ctx,
+		newPart("taint", &taintPart{configs: d.Configs, statuses: r.statuses}),
+		newPart("condition", &conditionPart{configs: d.Configs, statuses: r.statuses,
+			pace: nodeevents.Pace{Fraction: rand.Float64(), Heartbeat: conditionRepeat}}),
+	)
 }
 
 // tellsOfGPUs reports whether Events, the condition or the taint are enabled.
@@ -179,96 +174,95 @@ func (r *reporter) findEvents(ctx context.Context) {
 	}
 }
 
-// keepCondition maintains the condition of the Node.
-func (r *reporter) keepCondition(ctx context.Context) {
-	var written kubeapi.Node // response to the last write
-	var at time.Time
-	pace := nodeevents.Pace{}
-	waker := r.newWaker()
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "condition", waker.channels, func(ctx context.Context) error {
-		f, now := r.daemon.Configs.Value().Features, time.Now()
-		s, node := r.statuses.Value(), r.nodes.Value()
-		if !f.Condition || node.UID == "" {
-			pace = nodeevents.Pace{}
-			return nil
-		}
-		if written.UID == node.UID && written.After(node) && now.Sub(at) < ownWriteTTL {
-			node = written
-		}
-		condition, exists := findCondition(node.Conditions, conditionType)
-		wanted, known := nodeevents.Judge(s, now, exists)
-		if !known {
-			return nil
-		}
-		pace.Fraction, pace.Heartbeat = r.fraction, conditionRepeat
-		if !exists && wanted.Status == nodeevents.True {
-			limit, err := r.spread.writeLimit(ctx, r.api)
-			if err != nil {
-				return err
-			}
-			pace.First = time.Duration(r.fraction * float64(limit))
-		}
-		var before *nodeevents.Condition
-		if exists {
-			before = new(toCondition(condition))
-		}
-		due := pace.Due(before, condition.LastHeartbeatTime, wanted, now)
-		if due.IsZero() || due.After(now) {
-			waker.wakeAt(due, now)
-			return nil
-		}
-		c := kubeapi.Condition{
-			Type: conditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
-			LastHeartbeatTime: now, LastTransitionTime: condition.LastTransitionTime,
-		}
-		if !exists || condition.Status != wanted.Status || condition.LastTransitionTime.IsZero() {
-			c.LastTransitionTime = now
-		}
-		patched, err := r.api.PatchCondition(ctx, node.ResourceVersion, c)
-		if kubeapi.IsStale(err) { // decided again with the latest Node
-			written, err = r.api.Get(ctx)
-			at = now
-			waker.wakeAt(now.Add(staleDelay), now)
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		written, at = patched, now
-		pace.RecordWrite(now)
-		waker.wakeAt(now.Add(conditionRepeat), now)
-		return nil
-	})
+// A conditionPart maintains the condition of the Node.
+type conditionPart struct {
+	configs  *feed.Feed[config.Config]
+	statuses *feed.Feed[status.Status]
+
+	enabled bool
+	status  status.Status
+	pace    nodeevents.Pace
 }
 
-// keepTaint maintains the taint of the Node, and removes it if it is not wanted.
-func (r *reporter) keepTaint(ctx context.Context) {
-	pace := nodeevents.Pace{}
-	waker := r.newWaker()
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "taint", waker.channels, func(ctx context.Context) error {
-		f, now := r.daemon.Configs.Value().Features, time.Now()
-		s, node := r.statuses.Value(), r.nodes.Value()
-		none, known := nodeevents.NoHealthyGPU(s)
-		if !f.Taint {
-			none, known = false, true
-		}
-		if node.UID == "" || !known {
-			return nil
-		}
-		tainted := kubeapi.NoHealthyGPU.IsOn(node)
-		due := pace.Due(asCondition(tainted), time.Time{}, *asCondition(none), now)
-		if due.IsZero() || due.After(now) {
-			waker.wakeAt(due, now)
-			return nil
-		}
-		err := r.api.SetTaint(ctx, kubeapi.NoHealthyGPU, none, now)
-		if !none && kubeapi.IsInaccessible(err) {
-			err = fmt.Errorf("the taint %s stays, because the right to remove it is missing; "+
-				"remove it with: kubectl taint node %s %s-: %w",
-				kubeapi.NoHealthyGPU, node.Name, kubeapi.NoHealthyGPU, err)
-		}
-		return err
-	})
+func (p *conditionPart) inputs() []<-chan struct{} {
+	c, configured := p.configs.Latest()
+	_, changed := p.statuses.Latest()
+	return inputsIf(c.Features.Condition, configured, changed)
+}
+
+func (p *conditionPart) look(context.Context, kubeapi.Node) {
+	p.enabled, p.status = p.configs.Value().Features.Condition, p.statuses.Value()
+}
+
+func (p *conditionPart) want(node kubeapi.Node, now time.Time) decision {
+	if !p.enabled || node.UID == "" {
+		p.pace = nodeevents.Pace{Fraction: p.pace.Fraction, Heartbeat: conditionRepeat}
+		return decision{}
+	}
+	condition, exists := findCondition(node.Conditions, conditionType)
+	wanted, known := nodeevents.Judge(p.status, now, exists)
+	if !known {
+		return decision{}
+	}
+	var before *nodeevents.Condition
+	if exists {
+		before = new(toCondition(condition))
+	}
+	if due := p.pace.Due(before, condition.LastHeartbeatTime, wanted, now); due.IsZero() || due.After(now) {
+		return decision{at: due}
+	}
+	c := kubeapi.Condition{
+		Type: conditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
+		LastHeartbeatTime: now, LastTransitionTime: condition.LastTransitionTime,
+	}
+	if !exists || condition.Status != wanted.Status || condition.LastTransitionTime.IsZero() {
+		c.LastTransitionTime = now
+	}
+	return decision{
+		patch: kubeapi.ConditionPatch(c), crowd: !exists && wanted.Status == nodeevents.True,
+		done: func(_ kubeapi.Node, err error, now time.Time) bool {
+			if err == nil {
+				p.pace.RecordWrite(now)
+			}
+			return false
+		},
+	}
+}
+
+// A taintPart maintains the taint of a Node without a healthy GPU. It removes the taint if the
+// taint is switched off.
+type taintPart struct {
+	configs  *feed.Feed[config.Config]
+	statuses *feed.Feed[status.Status]
+
+	enabled bool
+	status  status.Status
+	pace    nodeevents.Pace
+}
+
+func (p *taintPart) inputs() []<-chan struct{} {
+	c, configured := p.configs.Latest()
+	_, changed := p.statuses.Latest()
+	return inputsIf(c.Features.Taint, configured, changed)
+}
+
+func (p *taintPart) look(context.Context, kubeapi.Node) {
+	p.enabled, p.status = p.configs.Value().Features.Taint, p.statuses.Value()
+}
+
+func (p *taintPart) want(node kubeapi.Node, now time.Time) decision {
+	none, known := nodeevents.NoHealthyGPU(p.status)
+	if !p.enabled {
+		none, known = false, true
+	}
+	if node.UID == "" || !known {
+		return decision{}
+	}
+	tainted := kubeapi.NoHealthyGPU.IsOn(node)
+	if due := p.pace.Due(asCondition(tainted), time.Time{}, *asCondition(none), now); due.IsZero() || due.After(now) {
+		return decision{at: due}
+	}
+	return decision{patch: kubeapi.TaintPatch{Taint: kubeapi.NoHealthyGPU, Wanted: none, Now: now}}
 }
 
 // asCondition returns the condition that determines the pace of a taint.
@@ -290,33 +284,4 @@ func findCondition(conditions []kubeapi.Condition, name string) (kubeapi.Conditi
 		return kubeapi.Condition{}, false
 	}
 	return conditions[i], true
-}
-
-// A waker wakes a loop when the Node or its GPUs change, or at a set time.
-type waker struct {
-	r     *reporter
-	rung  *feed.Feed[struct{}]
-	timer *time.Timer
-}
-
-func (r *reporter) newWaker() *waker { return &waker{r: r, rung: feed.New(struct{}{})} }
-
-// channels returns channels that are closed when the loop has work.
-func (n *waker) channels() []<-chan struct{} {
-	_, rung := n.rung.Latest()
-	_, seen := n.r.nodes.Latest()
-	_, changed := n.r.statuses.Latest()
-	_, configured := n.r.daemon.Configs.Latest()
-	return []<-chan struct{}{rung, seen, changed, configured}
-}
-
-// wakeAt replaces the time of the next wake-up; zero cancels it.
-func (n *waker) wakeAt(due, now time.Time) {
-	if n.timer != nil {
-		n.timer.Stop()
-		n.timer = nil
-	}
-	if !due.IsZero() {
-		n.timer = time.AfterFunc(due.Sub(now), func() { n.rung.Publish(struct{}{}) })
-	}
 }

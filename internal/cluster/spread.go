@@ -160,6 +160,16 @@ func (s *spread) writeLimit(ctx context.Context, c counter) (time.Duration, erro
 	return spreadLimit(s.nodes), err
 }
 
+// awaitWrite waits until the first write may be sent, or ctx ends. It may count the nodes, and
+// returns an error if they cannot be counted now.
+func (s *spread) awaitWrite(ctx context.Context, c counter) error {
+	limit, err := s.writeLimit(ctx, c)
+	if err != nil {
+		return err
+	}
+	return wait(ctx, rand.N(limit+1))
+}
+
 // pauseRandomly waits for a random time before a request that all nodes make together, or until ctx
 // ends.
 func (s *spread) pauseRandomly(ctx context.Context, c counter) error {

@@ -57,10 +57,9 @@ func (c *Client) OwnFields(ctx context.Context) ([]string, error) {
 // Node. The Node must still have the UID.
 func (c *Client) RemoveOwnFields(ctx context.Context, uid string) error {
 	var problems []error
-	for _, manager := range nodeManagers {
-		if _, err := c.applyNode(ctx, manager, metadata{UID: uid}, true); err != nil {
-			problems = append(problems, fmt.Errorf("remove what %s has written: %w", manager, err))
-		}
+	for _, patch := range []NodePatch{LabelsPatch{}, MIGStatePatch{}, ReleaseAnswerPatch{}} {
+		_, err := c.PatchNode(ctx, Node{UID: uid}, patch)
+		problems = append(problems, err)
 	}
 	return errors.Join(problems...)
 }
@@ -68,17 +67,7 @@ func (c *Client) RemoveOwnFields(ctx context.Context, uid string) error {
 // RemoveCondition removes the condition of a type from the status of the daemon's own Node, if the
 // Node has it.
 func (c *Client) RemoveCondition(ctx context.Context, kind string) error {
-	type deletion struct {
-		Patch string `json:"$patch"`
-		Type  string `json:"type"`
-	}
-	var patch struct {
-		Status struct {
-			Conditions []deletion `json:"conditions"`
-		} `json:"status"`
-	}
-	patch.Status.Conditions = []deletion{{"delete", kind}}
-	_, err := c.patchNode(ctx, "/status", strategicMergePatch, patch)
+	_, err := c.PatchNode(ctx, Node{}, conditionRemoval(kind))
 	return err
 }
 

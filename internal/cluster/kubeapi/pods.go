@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
-	"strings"
 )
 
 // A NodePod has the fields of a pod on this node that this program uses.
@@ -82,25 +80,4 @@ func (c *Client) PodsNotAdmitted(ctx context.Context, version string) ([]string,
 		}
 	}
 	return names, nil
-}
-
-// SwapLabels changes labels of the daemon's own Node from one value to another, all or none, and
-// returns the updated Node. It returns an error if a label has another value than from, or if the
-// Node has another UID.
-func (c *Client) SwapLabels(ctx context.Context, uid string, keys []string, from, to string) (Node, error) {
-	type step struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		Value string `json:"value"`
-	}
-	steps := []step{{"test", "/metadata/uid", uid}}
-	for _, k := range slices.Sorted(slices.Values(keys)) {
-		path := "/metadata/labels/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(k)
-		steps = append(steps, step{"test", path, from}, step{"replace", path, to})
-	}
-	node, err := c.patchNode(ctx, "", "application/json-patch+json", steps)
-	if err != nil {
-		return Node{}, fmt.Errorf("change labels of the node from %s to %s: %w", from, to, err)
-	}
-	return node, nil
 }

@@ -57,6 +57,44 @@ func Backoff(err error, failures int) time.Duration {
 	return delay
 }
 
+// A Retry counts the failures in a row of one task, and logs the first of them and the next
+// success. What is the name of the task in the log.
+type Retry struct {
+	What     string
+	failures int
+}
+
+// Failed records a failure. It returns how long to wait before the next attempt, and a channel that
+// is closed when the watch works again; nil if that does not matter. After that channel is closed,
+// the wait is RestoreDelay.
+func (r *Retry) Failed(ctx context.Context, err error) (delay time.Duration, restored <-chan struct{}) {
+	log := klog.FromContext(ctx)
+	r.failures++
+	delay = Backoff(err, r.failures)
+	if r.failures == 1 {
+		log.Info("Cannot talk to the API server; retrying until it works", "task", r.What, "reason", err.Error())
+	} else {
+		log.V(2).Info("Cannot talk to the API server", "task", r.What, "reason", err.Error(), "after",
+			delay.Round(time.Millisecond).String())
+	}
+	var away *unavailableError
+	if errors.As(err, &away) {
+		restored = away.restored
+	}
+	return delay, restored
+}
+
+// Succeeded records a success.
+func (r *Retry) Succeeded(ctx context.Context) {
+	if r.failures > 0 {
+		klog.FromContext(ctx).Info("The API server accepts requests again", "task", r.What)
+	}
+	r.failures = 0
+}
+
+// RestoreDelay returns a random delay of requests after the watch works again.
+func RestoreDelay() time.Duration { return rand.N(restoreSpread) }
+
 // RunWithRetry calls step at once, and again each time one of the channels of wake is closed, until
 // ctx ends. Calls do not overlap. After an error it waits for Backoff. If the API server was
 // unavailable, it waits only until shortly after the watch works again. It logs the first of
@@ -64,8 +102,7 @@ func Backoff(err error, failures int) time.Duration {
 // RunWithRetry calls wake before step, so that no change is missed.
 func RunWithRetry(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{},
 	step func(context.Context) error) {
-	log := klog.FromContext(ctx)
-	failures := 0
+	retry := Retry{What: what}
 	for {
 		events := wake()
 		err := step(ctx)
@@ -73,28 +110,12 @@ func RunWithRetry(ctx context.Context, c clock.Clock, what string, wake func() [
 			return
 		}
 		if err == nil {
-			if failures > 0 {
-				log.Info("The API server accepts requests again", "task", what)
-			}
-			failures = 0
-			if !feed.WaitAny(ctx, events...) {
+			if retry.Succeeded(ctx); !feed.WaitAny(ctx, events...) {
 				return
 			}
 			continue
 		}
-		failures++
-		delay := Backoff(err, failures)
-		if failures == 1 {
-			log.Info("Cannot talk to the API server; retrying until it works", "task", what, "reason", err.Error())
-		} else {
-			log.V(2).Info("Cannot talk to the API server", "task", what, "reason", err.Error(), "after",
-				delay.Round(time.Millisecond).String())
-		}
-		var restored <-chan struct{}
-		var away *unavailableError
-		if errors.As(err, &away) {
-			restored = away.restored
-		}
+		delay, restored := retry.Failed(ctx, err)
 		elapsed := c.After(delay)
 		select {
 		case <-ctx.Done():
@@ -107,7 +128,7 @@ func RunWithRetry(ctx context.Context, c clock.Clock, what string, wake func() [
 		case <-ctx.Done():
 			return
 		case <-elapsed:
-		case <-c.After(rand.N(restoreSpread)):
+		case <-c.After(RestoreDelay()):
 		}
 	}
 }

@@ -1,16 +1,13 @@
 package kubeapi
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
-	"net/http"
 	"slices"
 	"time"
 )
 
-// An OwnTaint is a taint of a Node that this program writes or removes. SetTaint accepts no other
-// type, so OwnTaints is complete.
+// An OwnTaint is a taint of a Node that this program writes or removes. A TaintPatch accepts no
+// other type, so OwnTaints is complete.
 type OwnTaint struct{ key, effect string }
 
 // The taints of this program.
@@ -40,62 +37,36 @@ func (o OwnTaint) matches(t Taint) bool {
 	return t.Key == o.key && (o.effect == "" || t.Effect == o.effect)
 }
 
-// taintAttempts is how often a change of a taint is attempted if other writers change the Node; the
-// kubelet and this program write often.
-const taintAttempts = 4
+// A Taint is a taint of the Node in the format of the API. A Taint read from the API server keeps
+// all fields, including fields unknown to this program.
+type Taint struct {
+	Key, Effect string
+	TimeAdded   time.Time
 
-// SetTaint adds a taint to the daemon's own Node, or removes it. Other taints stay unchanged: the
-// request has the version of the Node, and is repeated a few times if another program changes the
-// Node first. SetTaint writes nothing if the Node is already as wanted.
-func (c *Client) SetTaint(ctx context.Context, taint OwnTaint, wanted bool, now time.Time) error {
-	for attempt := 1; ; attempt++ {
-		err := c.setTaint(ctx, taint, wanted, now)
-		if attempt == taintAttempts || !IsCode(err, http.StatusConflict) {
-			return err
-		}
-	}
+	raw json.RawMessage // as read; nil for a new Taint
 }
 
-func (c *Client) setTaint(ctx context.Context, taint OwnTaint, wanted bool, now time.Time) error {
-	answer, err := c.send(ctx, request{verb: http.MethodGet, path: nodesPath + "/" + c.node})
-	if err != nil {
+// taintFields has the fields of a Taint in JSON.
+type taintFields struct {
+	Key       string    `json:"key"`
+	Effect    string    `json:"effect"`
+	TimeAdded time.Time `json:"timeAdded,omitzero"`
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *Taint) UnmarshalJSON(text []byte) error {
+	var f taintFields
+	if err := json.Unmarshal(text, &f); err != nil {
 		return err
 	}
-	var node struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-		Spec struct {
-			Taints []json.RawMessage `json:"taints"` // with all fields, including those unknown to this program
-		} `json:"spec"`
+	*t = Taint{f.Key, f.Effect, f.TimeAdded, slices.Clone(text)}
+	return nil
+}
+
+// MarshalJSON implements json.Marshaler.
+func (t Taint) MarshalJSON() ([]byte, error) {
+	if t.raw != nil {
+		return t.raw, nil
 	}
-	if err := json.Unmarshal(answer, &node); err != nil {
-		return fmt.Errorf("read the answer of the API server: %w", err)
-	}
-	exists := false
-	others := []json.RawMessage{}
-	for _, raw := range node.Spec.Taints {
-		var t Taint
-		if err := json.Unmarshal(raw, &t); err != nil {
-			return fmt.Errorf("read a taint of the node: %w", err)
-		}
-		if taint.matches(t) {
-			exists = true
-		} else {
-			others = append(others, raw)
-		}
-	}
-	if exists == wanted {
-		return nil
-	}
-	if wanted {
-		ours, err := json.Marshal(Taint{Key: taint.key, Effect: taint.effect, TimeAdded: now.UTC().Truncate(time.Second)})
-		if err != nil {
-			return fmt.Errorf("encode a taint: %w", err)
-		}
-		others = append(others, ours)
-	}
-	node.Spec.Taints = others
-	_, err = c.patchNode(ctx, "", mergePatch, node)
-	return err
+	return json.Marshal(taintFields{t.Key, t.Effect, t.TimeAdded})
 }

@@ -43,14 +43,6 @@ type Condition struct {
 	LastTransitionTime time.Time `json:"lastTransitionTime,omitzero"`
 }
 
-// A Taint is a taint of the Node in the format of the API.
-type Taint struct {
-	Key       string    `json:"key"`
-	Value     string    `json:"value,omitempty"`
-	Effect    string    `json:"effect"`
-	TimeAdded time.Time `json:"timeAdded,omitzero"`
-}
-
 // nodeObject is a Node in the format of the API.
 type nodeObject struct {
 	Metadata struct {

@@ -177,12 +177,12 @@ func TestPace(t *testing.T) {
 		"known again":        {&away, good, 30 * time.Second},
 		"unknown, now bad":   {&away, bad, time.Second},
 		"bad, now unknown":   {&bad, away, 30 * time.Second},
-		"first, good":        {nil, good, 15 * time.Second},
+		"first, good":        {nil, good, 0},
 		"first, bad":         {nil, bad, time.Second},
 		"still unknown":      {&away, nodeevents.Condition{Status: nodeevents.Unknown, Message: "!"}, 30 * time.Second},
 		"right, slow repeat": {&good, good, time.Hour},
 	} {
-		p := nodeevents.Pace{Fraction: 0.5, Heartbeat: time.Hour, First: 15 * time.Second}
+		p := nodeevents.Pace{Fraction: 0.5, Heartbeat: time.Hour}
 		if got := p.Due(tt.there, start, tt.wanted, start).Sub(start); got != tt.want {
 			t.Errorf("%s: after %v, want %v", name, got, tt.want)
 		}

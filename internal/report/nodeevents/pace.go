@@ -16,8 +16,6 @@ type Pace struct {
 	Fraction float64
 	// Heartbeat is the interval of writes without a change, plus or minus a fifth; 0 means never.
 	Heartbeat time.Duration
-	// First is the delay of the first condition of a healthy node.
-	First time.Duration
 
 	wanted Condition
 	used   time.Time // use of the rate of writes
@@ -42,7 +40,7 @@ func (p *Pace) due(nodes *Condition, written time.Time, wanted Condition, now ti
 	switch {
 	case nodes == nil && wanted.Status == True:
 		p.since(&p.better, wanted, now)
-		return p.better.Add(p.First)
+		return p.better
 	case nodes != nil && *nodes == wanted:
 		p.worse, p.better, p.wanted = time.Time{}, time.Time{}, wanted
 		return p.heartbeat(written, now)
