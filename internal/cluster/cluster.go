@@ -200,9 +200,9 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 		c.underLead("quiesce by the Node", d, c.followRelease))
 }
 
-// Labels returns the tasks that write labels.
+// Labels returns the tasks that write labels without a watch of the Node.
 func (c *Cluster) Labels(d daemon.View) []daemon.Task {
-	return []daemon.Task{c.underLead("labels of the node", d, c.labelNode), c.underLead("NodeFeature", d, c.labelFeature)}
+	return []daemon.Task{c.underLead("NodeFeature", d, c.labelFeature)}
 }
 
 // underLead returns a task that runs while this process is the leader on the node, because it

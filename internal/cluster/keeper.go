@@ -67,7 +67,7 @@ type decision struct {
 	problem error
 	// done records the result of act or patch, and may be nil. node is the Node after the write, or as
 	// read again after a conflict. It returns true if the next decision takes the error into account.
-	done func(node kubeapi.Node, err error, now time.Time) (handled bool)
+	done func(ctx context.Context, node kubeapi.Node, err error, now time.Time) (handled bool)
 }
 
 // A latestNode is the newest known Node, from the watch or from the response to a write, and the
@@ -100,7 +100,7 @@ type keeper struct {
 // A partState is a part with what the loop knows about it.
 type partState struct {
 	part
-	report func(error) // publishes the problem of the part; nil if nobody reads it
+	report func(error) error // publishes the problem of the part, and returns it; nil if nobody reads it
 
 	hasLooked bool
 	changed   []<-chan struct{} // inputs of the last look
@@ -252,7 +252,7 @@ func (p *partState) waits(now time.Time) bool {
 // settle reports the problem of a part that has nothing to do.
 func (p *partState) settle(d decision) {
 	if p.report != nil && d.at.IsZero() {
-		p.report(d.problem)
+		_ = p.report(d.problem)
 	}
 }
 
@@ -260,7 +260,7 @@ func (p *partState) settle(d decision) {
 // the Node first, and that the Node was read again.
 func (p *partState) record(ctx context.Context, d decision, node kubeapi.Node, err error, refreshed bool,
 	now time.Time) {
-	handled := d.done != nil && d.done(node, err, now)
+	handled := d.done != nil && d.done(ctx, node, err, now)
 	if p.actFailed = err != nil && d.act != nil; err == nil {
 		p.retry.Succeeded(ctx)
 	}
@@ -273,7 +273,7 @@ func (p *partState) record(ctx context.Context, d decision, node kubeapi.Node, e
 		delay, restored := p.retry.Failed(ctx, err)
 		p.staleWrites, p.retryAt, p.restored = 0, now.Add(delay), restored
 		if p.report != nil {
-			p.report(err)
+			_ = p.report(err)
 		}
 	}
 }
@@ -391,7 +391,7 @@ func (t *turnPart) want(kubeapi.Node, time.Time) decision {
 	}
 	return decision{
 		act: func(ctx context.Context) error { return t.spread.awaitWrite(ctx, t.client) },
-		done: func(_ kubeapi.Node, err error, _ time.Time) bool {
+		done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			t.passed = err == nil
 			return false
 		},

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -31,117 +30,125 @@ const (
 	foreignPace = 5 * time.Second
 )
 
-// A labeler is the common part of the label writers.
-type labeler struct {
-	client *kubeapi.Client
-	daemon daemon.View
-	spread *spread
-
-	hasWritten bool          // the first write was made
-	lastWrite  time.Time     // time of the last write
-	delay      time.Duration // delay of the last write
-	problem    error         // last reported problem
+// A pace is the time between writes that follow one another.
+type pace struct {
+	last  time.Time     // last write; zero before the first
+	delay time.Duration // delay of the last write
+	next  time.Time     // time of the pending write; zero if none is pending
+	// nextDelay is the delay of the pending write.
+	nextDelay time.Duration
 }
 
-// waitForPace waits until a write may be made. It returns an error if ctx ends, or if the nodes of
-// the cluster cannot be counted now. foreign says that the write reacts to a change by another
-// program.
-func (l *labeler) waitForPace(ctx context.Context, foreign bool) error {
-	wait := time.Duration(0)
-	switch now := time.Now(); {
-	case !l.hasWritten:
-		limit, err := l.spread.writeLimit(ctx, l.client)
-		if err != nil {
-			return err
-		}
-		wait = rand.N(limit + 1)
-	case now.Sub(l.lastWrite) < quietTime:
-		l.delay = min(max(2*l.delay, minPace), maxPace)
-		wait = l.lastWrite.Add(l.delay).Sub(now)
-	default:
-		l.delay = 0
+// due returns the time of a write that is pending from now on. foreign says that the write reacts to
+// a change by another program.
+func (p *pace) due(now time.Time, foreign bool) time.Time {
+	if !p.next.IsZero() {
+		return p.next
 	}
-	if foreign {
-		wait = max(wait, foreignPace)
+	p.next, p.nextDelay = now, 0
+	if !p.last.IsZero() && now.Sub(p.last) < quietTime {
+		p.nextDelay = min(max(2*p.delay, minPace), maxPace)
+		p.next = p.last.Add(p.nextDelay)
 	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(wait):
+	if foreign && p.next.Before(now.Add(foreignPace)) {
+		p.next = now.Add(foreignPace)
 	}
-	l.hasWritten, l.lastWrite = true, time.Now()
-	return nil
+	return p.next
 }
 
-// reportProblem publishes why labels are not as wanted, or nil, if this has changed. It returns
-// err.
-func (l *labeler) reportProblem(err error) error {
-	if fmt.Sprint(err) != fmt.Sprint(l.problem) {
-		l.problem = err
-		l.daemon.LabelsProblem.Publish(err)
+// record records the pending write.
+func (p *pace) record(now time.Time) { p.last, p.delay, p.next = now, p.nextDelay, time.Time{} }
+
+// cancel says that no write is pending.
+func (p *pace) cancel() { p.next = time.Time{} }
+
+// A problemReporter publishes why labels are not as wanted; nil if they are.
+type problemReporter struct {
+	problems *feed.Feed[error]
+	last     error // last published problem
+}
+
+// report publishes err if the problem has changed. It returns err.
+func (r *problemReporter) report(err error) error {
+	if fmt.Sprint(err) != fmt.Sprint(r.last) {
+		r.last = err
+		r.problems.Publish(err)
 	}
 	return err
 }
 
-// isEnabled reports whether the configuration in force selects a way to write labels.
-func (l *labeler) isEnabled(output config.LabelsOutput) bool {
-	return l.daemon.Configs.Value().Features.Labels == output
-}
-
-// changes returns channels that are closed when the wanted labels may change.
-func (l *labeler) changes() []<-chan struct{} {
-	_, configured := l.daemon.Configs.Latest()
-	_, labeled := l.daemon.Labels.Latest()
-	return []<-chan struct{}{configured, labeled}
-}
-
-// A nodeLabeler writes labels to the daemon's own Node. It writes when the Node's labels differ
+// A labelsPart writes the labels of the GPUs to the Node. It writes when the Node's labels differ
 // from the wanted labels, unless they differ exactly as after its last write: these differences
 // belong to other programs.
-type nodeLabeler struct {
-	labeler
-	uid string // of the Node to which the following fields refer
-	latestNode
+type labelsPart struct {
+	configs *feed.Feed[config.Config]
+	labels  *feed.Feed[map[string]string]
+
+	enabled bool
+	wanted  map[string]string // nil if not known
+
+	uid       string                  // of the Node to which the following fields refer
 	foreign   map[string]foreignLabel // labels that other programs own
 	remaining map[string]string       // differences after the last write
-	// completed has the wanted labels when nothing was left to write.
-	completed map[string]string
+	completed map[string]string       // the wanted labels when nothing was left to write
+	pace      pace
 }
 
 // A foreignLabel is a label that belongs to another program.
 type foreignLabel struct{ value, owner string }
 
-// labelNode writes labels to the daemon's own Node until ctx ends, while the configuration enables
-// it.
-func (c *Cluster) labelNode(ctx context.Context, d daemon.View) {
-	l := &nodeLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}}
-	defer func() { _ = l.reportProblem(nil) }() // from now on another process leads and reports
-	wake := func() []<-chan struct{} {
-		_, node := l.client.Nodes().Latest()
-		return append(l.changes(), node)
+func (p *labelsPart) inputs() []<-chan struct{} {
+	c, configured := p.configs.Latest()
+	_, labeled := p.labels.Latest()
+	return inputsIf(c.Features.Labels == config.LabelsNode, configured, labeled)
+}
+
+func (p *labelsPart) look(context.Context, kubeapi.Node) {
+	p.enabled, p.wanted = p.configs.Value().Features.Labels == config.LabelsNode, p.labels.Value()
+}
+
+func (p *labelsPart) want(node kubeapi.Node, now time.Time) decision {
+	if !p.enabled || node.UID == "" || p.wanted == nil {
+		p.pace.cancel()
+		return decision{}
 	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "labels of the node", wake, func(ctx context.Context) error {
-		if !l.isEnabled(config.LabelsNode) {
-			return l.reportProblem(nil)
-		}
-		err := l.step(ctx)
-		if err == nil {
-			_ = l.reportProblem(l.foreignProblem()) // another write does not help
-			return nil
-		}
-		return l.reportProblem(err)
-	})
+	if node.UID != p.uid {
+		p.uid, p.foreign, p.remaining, p.completed = node.UID, map[string]foreignLabel{}, nil, nil
+	}
+	own := p.ownLabels(node)
+	differs := differences(own, node.Labels)
+	if len(differs) == 0 || maps.Equal(differs, p.remaining) {
+		p.pace.cancel()
+		p.completed = p.wanted
+		return decision{problem: p.foreignProblem(node)}
+	}
+	if due := p.pace.due(now, maps.Equal(p.completed, p.wanted)); due.After(now) {
+		return decision{at: due}
+	}
+	return decision{
+		patch: kubeapi.LabelsPatch(own), crowd: p.pace.last.IsZero(),
+		done: func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
+			var conflict *kubeapi.Conflict
+			if errors.As(err, &conflict) {
+				return p.leaveToOwners(ctx, after, conflict)
+			}
+			if err == nil {
+				p.pace.record(now)
+				p.remaining, p.completed = differences(own, after.Labels), p.wanted
+				klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(own), "left",
+					slices.Sorted(maps.Keys(p.foreign)))
+			}
+			return false
+		},
+	}
 }
 
 // foreignProblem returns an error naming the labels that are not as wanted but belong to other
 // programs; nil if there are none. An owner may be uninstalled: the API server knows only its name.
-func (l *nodeLabeler) foreignProblem() error {
-	wanted, owners, keys := l.daemon.Labels.Value(), map[string]bool{}, []string(nil)
-	if wanted == nil || l.node.UID == "" {
-		return nil
-	}
-	for key := range differences(wanted, l.node.Labels) {
-		if owner := l.foreign[key].owner; owner != "" {
+func (p *labelsPart) foreignProblem(node kubeapi.Node) error {
+	owners, keys := map[string]bool{}, []string(nil)
+	for key := range differences(p.wanted, node.Labels) {
+		if owner := p.foreign[key].owner; owner != "" {
 			owners[owner] = true
 		}
 		keys = append(keys, key+"-")
@@ -156,126 +163,40 @@ func (l *nodeLabeler) foreignProblem() error {
 	}
 	return fmt.Errorf("labels written by %s have other values than wanted; if that program no longer runs, "+
 		"run: kubectl label node %s %s",
-		by, l.node.Name, strings.Join(keys, " "))
-}
-
-// step writes the labels once if they are not as wanted.
-func (l *nodeLabeler) step(ctx context.Context) error {
-	if len(l.pending()) == 0 {
-		return nil
-	}
-	if err := l.waitForPace(ctx, maps.Equal(l.completed, l.daemon.Labels.Value())); err != nil {
-		return err
-	}
-	// evaluated again after the wait, and after labels were left to their owners
-	for attempts := 0; len(l.pending()) > 0; {
-		wanted := l.daemon.Labels.Value()
-		own := l.ownLabels(wanted)
-		after, err := l.client.ApplyLabels(ctx, l.uid, l.node.ResourceVersion, own)
-		var conflict *kubeapi.Conflict
-		switch {
-		case errors.As(err, &conflict):
-			if err := l.leaveToOwners(ctx, conflict); err != nil {
-				return err
-			}
-			continue
-		case kubeapi.IsStale(err) && attempts < maxStaleWrites:
-			attempts++
-			if err := l.refresh(ctx); err != nil {
-				return err
-			}
-			continue
-		case err != nil:
-			return err
-		}
-		l.node, l.updatedAt, l.remaining, l.completed = after, time.Now(), differences(own, after.Labels), wanted
-		klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(own), "left",
-			slices.Sorted(maps.Keys(l.foreign)))
-		return nil
-	}
-	return nil
-}
-
-// pending returns the differences that must be written.
-func (l *nodeLabeler) pending() map[string]string {
-	node, wanted := l.client.Nodes().Value(), l.daemon.Labels.Value()
-	if node.UID == "" || wanted == nil {
-		return nil
-	}
-	if node.UID != l.uid {
-		l.uid, l.foreign, l.remaining, l.completed = node.UID, map[string]foreignLabel{}, nil, nil
-	}
-	l.update(node, time.Now())
-	differs := differences(l.ownLabels(wanted), l.node.Labels)
-	if len(differs) == 0 || maps.Equal(differs, l.remaining) {
-		l.completed = wanted
-		return nil
-	}
-	return differs
-}
-
-// accept stores the response to a write of the Node, and returns the error of the write. If another
-// program had changed the Node first, accept reads the Node for the next attempt.
-func (s *latestNode) accept(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
-	now time.Time) error {
-	if kubeapi.IsStale(err) {
-		if node, unknown := client.Get(ctx); unknown == nil {
-			s.update(node, now)
-		}
-	}
-	if err == nil {
-		s.node, s.updatedAt = after, now
-	}
-	return err
+		by, node.Name, strings.Join(keys, " "))
 }
 
 // ownLabels returns the wanted labels without labels of other programs. A label belongs to another
 // program while it has the value that this program set.
-func (l *nodeLabeler) ownLabels(wanted map[string]string) map[string]string {
-	own := maps.Clone(wanted)
-	for key, foreign := range l.foreign {
-		if value, exists := l.node.Labels[key]; exists && value == foreign.value {
+func (p *labelsPart) ownLabels(node kubeapi.Node) map[string]string {
+	own := maps.Clone(p.wanted)
+	for key, foreign := range p.foreign {
+		if value, exists := node.Labels[key]; exists && value == foreign.value {
 			delete(own, key)
 		} else {
-			delete(l.foreign, key)
+			delete(p.foreign, key)
 		}
 	}
 	return own
 }
 
-// refresh reads the latest Node.
-func (l *nodeLabeler) refresh(ctx context.Context) error {
-	node, err := l.client.Get(ctx)
-	switch {
-	case err != nil:
-		return err
-	case node.UID != l.uid:
-		return errors.New("the node was deleted, and another one has its name")
+// leaveToOwners leaves labels to their owners, and logs each label once. It returns false if the
+// Node has none of these labels.
+func (p *labelsPart) leaveToOwners(ctx context.Context, node kubeapi.Node, conflict *kubeapi.Conflict) (left bool) {
+	if node.UID != p.uid {
+		return false
 	}
-	l.update(node, time.Now())
-	return nil
-}
-
-// leaveToOwners leaves labels to their owners, and logs each label once.
-func (l *nodeLabeler) leaveToOwners(ctx context.Context, conflict *kubeapi.Conflict) error {
-	if err := l.refresh(ctx); err != nil {
-		return err
-	}
-	recorded := false
 	for key, owner := range conflict.Labels {
-		value, exists := l.node.Labels[key]
+		value, exists := node.Labels[key]
 		if !exists {
 			continue
 		}
-		l.foreign[key], recorded = foreignLabel{value, ownerIn(owner)}, true
+		p.foreign[key], left = foreignLabel{value, ownerIn(owner)}, true
 		klog.FromContext(ctx).Info("A label of the Node belongs to another program and stays unchanged", "label", key, "value",
 			value,
 			"reason", owner)
 	}
-	if !recorded {
-		return conflict // the API server's answers contradict each other
-	}
-	return nil
+	return left
 }
 
 // ownerIn returns the field manager that the API server names as the owner of a label in a message:
@@ -314,7 +235,12 @@ const (
 
 // A featureLabeler writes labels to an object for node-feature-discovery.
 type featureLabeler struct {
-	labeler
+	client *kubeapi.Client
+	daemon daemon.View
+	spread *spread
+	pace   pace
+	problemReporter
+
 	alarm       *feed.Alarm
 	nextRead    time.Time         // time of the next read of the object
 	written     map[string]string // labels of the object at the last read or write
@@ -325,18 +251,25 @@ type featureLabeler struct {
 
 // labelFeature maintains the object until ctx ends, while the configuration enables it.
 func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: d, spread: &c.spread}, alarm: new(feed.Alarm)}
-	defer func() { _ = l.reportProblem(nil) }()
-	wake := func() []<-chan struct{} { return append(l.changes(), l.alarm.Rings()) }
+	l := &featureLabeler{
+		client: c.client, daemon: d, spread: &c.spread, problemReporter: problemReporter{problems: d.LabelsProblem},
+		alarm: new(feed.Alarm),
+	}
+	defer func() { _ = l.report(nil) }() // from now on another process leads and reports
+	wake := func() []<-chan struct{} {
+		c, configured := d.Configs.Latest()
+		_, labeled := d.Labels.Latest()
+		return inputsIf(c.Features.Labels == config.LabelsNodeFeature, configured, labeled, l.alarm.Rings())
+	}
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
-		if !l.isEnabled(config.LabelsNodeFeature) {
-			return l.reportProblem(nil)
+		if d.Configs.Value().Features.Labels != config.LabelsNodeFeature {
+			return l.report(nil)
 		}
 		if len(l.daemon.Configs.Value().NodeName) > maxLabelValue {
-			if l.problem == nil {
+			if l.last == nil {
 				klog.FromContext(ctx).Error(errLongName, "Labels are not written")
 			}
-			_ = l.reportProblem(errLongName) // reported in the status; a retry does not help
+			_ = l.report(errLongName) // reported in the status; a retry does not help
 			return nil
 		}
 		return l.step(ctx)
@@ -345,7 +278,7 @@ func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
 
 // LabelOnce writes labels as gpu-feature-discovery does.
 func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set map[string]string) error {
-	l := &featureLabeler{labeler: labeler{client: c.client, daemon: daemon.View{Config: configured}}}
+	l := &featureLabeler{client: c.client, daemon: daemon.View{Config: configured}}
 	if err := l.findOwners(ctx, configured.Namespace); err != nil {
 		return err
 	}
@@ -381,33 +314,48 @@ func (l *featureLabeler) step(ctx context.Context) error {
 	if configured.Discovery.On {
 		prefix = kubeapi.DiscoveryPrefix
 	} else if found, err := l.hasForeignFeature(ctx, namespace); err != nil {
-		return l.reportProblem(err)
+		return l.report(err)
 	} else if found {
-		l.record(ctx, wanted, namespace, foreignRecheck)
+		l.remember(ctx, wanted, namespace, foreignRecheck)
 		return nil
 	}
 	if err := l.findOwners(ctx, namespace); err != nil {
-		return l.reportProblem(err)
+		return l.report(err)
 	}
 	object, found, err := l.client.NodeFeature(ctx, namespace, prefix)
 	if err != nil {
-		return l.reportProblem(err)
+		return l.report(err)
 	}
 	desired := kubeapi.NodeFeature{Namespace: namespace, Name: object.Name, Labels: wanted, Owners: l.owners}
 	if !found || !object.Equal(desired) {
-		if err := l.waitForPace(ctx, false); err != nil {
-			return l.reportProblem(err)
+		if err := l.waitForPace(ctx); err != nil {
+			return l.report(err)
 		}
 		if err := l.client.ApplyNodeFeature(ctx, namespace, prefix, wanted, l.owners); err != nil {
-			return l.reportProblem(err)
+			return l.report(err)
 		}
 	}
-	l.record(ctx, wanted, namespace, featureReread)
-	return l.reportProblem(nil)
+	l.remember(ctx, wanted, namespace, featureReread)
+	return l.report(nil)
 }
 
-// record stores the content of the object, and sets the time of the next read.
-func (l *featureLabeler) record(ctx context.Context, labels map[string]string, namespace string, after time.Duration) {
+// waitForPace waits until a write may be made. It returns an error if ctx ends, or if the nodes of
+// the cluster cannot be counted now.
+func (l *featureLabeler) waitForPace(ctx context.Context) error {
+	if l.pace.last.IsZero() {
+		if err := l.spread.awaitWrite(ctx, l.client); err != nil {
+			return err
+		}
+	}
+	if err := wait(ctx, time.Until(l.pace.due(time.Now(), false))); err != nil {
+		return err
+	}
+	l.pace.record(time.Now())
+	return nil
+}
+
+// remember stores the content of the object, and sets the time of the next read.
+func (l *featureLabeler) remember(ctx context.Context, labels map[string]string, namespace string, after time.Duration) {
 	l.nextRead, l.written, l.namespace = time.Now().Add(after), labels, namespace
 	l.alarm.After(ctx, after)
 }
@@ -419,10 +367,10 @@ func (l *featureLabeler) hasForeignFeature(ctx context.Context, namespace string
 	if err != nil || len(object.Labels) == 0 {
 		return false, err
 	}
-	if l.problem == nil {
+	if l.last == nil {
 		klog.FromContext(ctx).Error(errForeignFeature, "Labels are not written", "namespace", namespace, "name", object.Name)
 	}
-	_ = l.reportProblem(errForeignFeature) // checked again soon, without an error
+	_ = l.report(errForeignFeature) // checked again soon, without an error
 	return true, nil
 }
 
@@ -443,4 +391,19 @@ func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error
 	}
 	l.owners, l.ownersKnown = owners, true
 	return nil
+}
+
+// accept stores the response to a write of the Node, and returns the error of the write. If another
+// program had changed the Node first, accept reads the Node for the next attempt.
+func (s *latestNode) accept(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
+	now time.Time) error {
+	if kubeapi.IsStale(err) {
+		if node, unknown := client.Get(ctx); unknown == nil {
+			s.update(node, now)
+		}
+	}
+	if err == nil {
+		s.node, s.updatedAt = after, now
+	}
+	return err
 }

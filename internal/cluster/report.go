@@ -64,10 +64,15 @@ func (c *Cluster) writeNode(ctx context.Context, d daemon.View) {
 	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents} {
 		loops.Go(func() { loop(reporting) })
 	}
+	labelled := newPart("labels of the node", &labelsPart{configs: d.Configs, labels: d.Labels})
+	problem := problemReporter{problems: d.LabelsProblem}
+	labelled.report = problem.report
+	defer func() { _ = problem.report(nil) }() // from now on another process leads and reports
 	c.keeper.run(ctx,
 		newPart("taint", &taintPart{configs: d.Configs, statuses: r.statuses}),
 		newPart("condition", &conditionPart{configs: d.Configs, statuses: r.statuses,
 			pace: nodeevents.Pace{Fraction: rand.Float64(), Heartbeat: conditionRepeat}}),
+		labelled,
 	)
 }
 
@@ -220,7 +225,7 @@ func (p *conditionPart) want(node kubeapi.Node, now time.Time) decision {
 	}
 	return decision{
 		patch: kubeapi.ConditionPatch(c), crowd: !exists && wanted.Status == nodeevents.True,
-		done: func(_ kubeapi.Node, err error, now time.Time) bool {
+		done: func(_ context.Context, _ kubeapi.Node, err error, now time.Time) bool {
 			if err == nil {
 				p.pace.RecordWrite(now)
 			}
