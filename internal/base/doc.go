@@ -6,6 +6,7 @@
 //   - lead: elects the leading process of a node, and sends its values to the standbys.
 //   - control: the control socket between commands and the daemon.
 //   - driverroot: folders, links and libraries below the driver root.
+//   - nodefiles: reads files below the root folder of a node.
 //   - logwriter: log lines that never block the daemon, as text or JSON.
 //   - terminal: the printable form of texts from other programs.
 //   - version: the version of the build.

@@ -84,7 +84,7 @@ func containerdFilesOf(r root, first string) (files []configFile, problems []str
 			if !path.IsAbs(pattern) {
 				pattern = path.Join(path.Dir(file), pattern)
 			}
-			pending = append(pending, r.match(path.Clean(pattern))...)
+			pending = append(pending, r.Match(path.Clean(pattern))...)
 		}
 	}
 	return files, problems
@@ -107,7 +107,7 @@ func readings(r root, files []configFile, version containerdVersion) []doctor.Re
 		}
 		one := reader.read(files)
 		for i, h := range one.Handlers {
-			one.Handlers[i].Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
+			one.Handlers[i].Absent = path.IsAbs(h.Program) && !r.Exists(h.Program)
 		}
 		if n := len(all); n > 0 {
 			last := all[n-1]
@@ -329,9 +329,9 @@ func ignored(files []configFile, used []doctor.RuntimeHandler, section string) [
 	return all
 }
 
-// containerdVersion returns the containerd version in a program file.
-func (r root) containerdVersion(file string) (v containerdVersion) {
-	f, err := r.open(file)
+// containerdVersionAt returns the containerd version in a program file.
+func containerdVersionAt(r root, file string) (v containerdVersion) {
+	f, err := r.OpenFile(file)
 	if err != nil {
 		return v
 	}

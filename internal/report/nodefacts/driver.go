@@ -24,23 +24,23 @@ const (
 
 // pciDevices returns NVIDIA's devices of a class on the PCI bus.
 func pciDevices(r root, class string) ([]doctor.PCIDevice, error) {
-	addresses, err := r.list(pciFolder)
-	if errors.Is(err, fs.ErrNotExist) && r.exists("sys") {
+	addresses, err := r.List(pciFolder)
+	if errors.Is(err, fs.ErrNotExist) && r.Exists("sys") {
 		return nil, nil
 	}
 	var found []doctor.PCIDevice
 	for _, address := range addresses {
 		device := path.Join(pciFolder, address)
-		if r.line(device+"/vendor") != nvidiaVendor || !strings.HasPrefix(r.line(device+"/class"), class) {
+		if r.Line(device+"/vendor") != nvidiaVendor || !strings.HasPrefix(r.Line(device+"/class"), class) {
 			continue
 		}
 		d := doctor.PCIDevice{Address: address}
-		if resolved, _, err := r.resolve(device + "/driver"); err == nil {
+		if resolved, _, err := r.Resolve(device + "/driver"); err == nil {
 			d.Driver = path.Base(resolved)
 		} else if target, err := fs.ReadLink(r.FS, path.Join(device, "driver")); err == nil {
 			d.Driver = path.Base(target)
 		}
-		if parent, err := r.link(device + "/physfn"); err == nil {
+		if parent, err := r.Link(device + "/physfn"); err == nil {
 			d.Parent = path.Base(parent)
 		}
 		found = append(found, d)
@@ -58,7 +58,7 @@ func pciGPUs(r root, away bool) ([]doctor.PCIDevice, error) {
 // PCIGPUs counts the NVIDIA GPUs on the PCI bus of a node with this root folder, and separately the
 // GPUs and virtual functions assigned to virtual machines; 0 if unreadable.
 func PCIGPUs(node fs.FS) (own, away int) {
-	found, _ := pciDevices(root{node}, gpuClass)
+	found, _ := pciDevices(root{FS: node}, gpuClass)
 	for _, d := range found {
 		if d.GivenAway() != "" {
 			away++
@@ -71,7 +71,7 @@ func PCIGPUs(node fs.FS) (own, away int) {
 
 // moduleVersion returns the version of the kernel module; empty if it is not loaded.
 func moduleVersion(r root) (string, error) {
-	text, err := r.read("proc/driver/nvidia/version")
+	text, err := r.Read("proc/driver/nvidia/version")
 	if err == nil {
 		for line := range strings.Lines(string(text)) {
 			if !strings.HasPrefix(line, "NVRM version:") {
@@ -84,13 +84,13 @@ func moduleVersion(r root) (string, error) {
 			}
 		}
 	}
-	if version := r.line("sys/module/nvidia/version"); isVersion(version) {
+	if version := r.Line("sys/module/nvidia/version"); isVersion(version) {
 		return version, nil
 	}
 	switch {
 	case err == nil:
 		return "", errors.New("/proc/driver/nvidia/version has no version")
-	case errors.Is(err, fs.ErrNotExist) && (r.exists("proc") || r.exists("sys")):
+	case errors.Is(err, fs.ErrNotExist) && (r.Exists("proc") || r.Exists("sys")):
 		return "", nil
 	}
 	return "", err
@@ -98,8 +98,8 @@ func moduleVersion(r root) (string, error) {
 
 // modules returns the names of the loaded kernel modules.
 func modules(r root) ([]string, error) {
-	text, err := r.read("proc/modules")
-	if errors.Is(err, fs.ErrNotExist) && r.exists("proc") { // a kernel without modules
+	text, err := r.Read("proc/modules")
+	if errors.Is(err, fs.ErrNotExist) && r.Exists("proc") { // a kernel without modules
 		return nil, nil
 	}
 	var names []string
@@ -123,7 +123,7 @@ func isVersion(word string) bool {
 func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error) {
 	found := doctor.NVMLLibrary{Root: at}
 	for _, folder := range driverroot.LibraryFolders(searchPath...) {
-		resolved, info, err := r.resolve(path.Join(folder, driverroot.NVML))
+		resolved, info, err := r.Resolve(path.Join(folder, driverroot.NVML))
 		if err != nil || !info.Mode().IsRegular() {
 			continue
 		}
@@ -132,7 +132,7 @@ func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error)
 		if version := strings.TrimPrefix(path.Base(resolved), stem); isVersion(version) {
 			found.Version = version
 		}
-		for _, other := range r.match(path.Join(path.Dir(resolved), stem+"*")) {
+		for _, other := range r.Match(path.Join(path.Dir(resolved), stem+"*")) {
 			if version := strings.TrimPrefix(path.Base(other), stem); isVersion(version) && version != found.Version {
 				found.Others = append(found.Others, version)
 			}
@@ -146,16 +146,16 @@ func library(r root, at string, searchPath []string) (doctor.NVMLLibrary, error)
 // at. Links to the device nodes are in folder dev/char of root links.
 func devices(kernel, links, r root, at string) (doctor.Devices, error) {
 	found := doctor.Devices{Folder: at, Majors: majors(kernel), GPUs: minors(kernel)}
-	names, err := r.list("dev")
+	names, err := r.List("dev")
 	if err != nil {
 		return found, err
 	}
 	for _, c := range []doctor.CompanionModule{doctor.GDRCopy, doctor.GDS, doctor.MOFED} {
-		if r.exists("dev/" + c.Device) {
+		if r.Exists("dev/" + c.Device) {
 			found.Companions = append(found.Companions, c.Device)
 		}
 	}
-	caps, err := r.list("dev/nvidia-caps")
+	caps, err := r.List("dev/nvidia-caps")
 	if err == nil {
 		for _, name := range caps {
 			names = append(names, "nvidia-caps/"+name)
@@ -197,7 +197,7 @@ func opens(r root, node doctor.DeviceFile) bool {
 // majors returns the major numbers of character device drivers.
 func majors(kernel root) map[string]int {
 	all := map[string]int{}
-	text, _ := kernel.read("proc/devices")
+	text, _ := kernel.Read("proc/devices")
 	for line := range strings.Lines(string(text)) {
 		number, name, _ := strings.Cut(strings.TrimSpace(line), " ")
 		if major, err := strconv.Atoi(number); err == nil {
@@ -213,9 +213,9 @@ func majors(kernel root) map[string]int {
 // minors returns the minor numbers of the driver's GPUs, in order.
 func minors(kernel root) []int {
 	var all []int
-	gpus, _ := kernel.list("proc/driver/nvidia/gpus")
+	gpus, _ := kernel.List("proc/driver/nvidia/gpus")
 	for _, gpu := range gpus {
-		text, _ := kernel.read(path.Join("proc/driver/nvidia/gpus", gpu, "information"))
+		text, _ := kernel.Read(path.Join("proc/driver/nvidia/gpus", gpu, "information"))
 		for line := range strings.Lines(string(text)) {
 			if value, ok := strings.CutPrefix(line, "Device Minor:"); ok {
 				if minor, err := strconv.Atoi(strings.TrimSpace(value)); err == nil {

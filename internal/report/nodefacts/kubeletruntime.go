@@ -49,7 +49,7 @@ func kubeletRuntime(r root) (doctor.Runtime, error) {
 	called, problem := kubeletEndpoint(r, running)
 	if called.socket != "" {
 		for _, c := range candidates {
-			if r.sameFile(c.socket, called.socket) {
+			if sameFile(r, c.socket, called.socket) {
 				one := c.runtime()
 				one.Found = called.source
 				return one, nil
@@ -85,11 +85,11 @@ func titles(all []candidate) string {
 }
 
 // sameFile reports whether two paths lead to the same file of the node.
-func (r root) sameFile(a, b string) bool { return r.canonical(a) == r.canonical(b) }
+func sameFile(r root, a, b string) bool { return canonical(r, a) == canonical(r, b) }
 
 // canonical resolves the symbolic links in a path as far as possible. /var/run is a link to /run.
-func (r root) canonical(name string) string {
-	if resolved, _, err := r.resolve(name); err == nil {
+func canonical(r root, name string) string {
+	if resolved, _, err := r.Resolve(name); err == nil {
 		return "/" + resolved
 	}
 	name = path.Clean(name)
@@ -149,7 +149,7 @@ func endpointOf(r root, p process) (endpoint, string) {
 		files = append(files, file)
 	}
 	if folder := p.flag("--config-dir"); folder != "" {
-		files = append(files, r.match(path.Join(folder, "*.conf"))...)
+		files = append(files, r.Match(path.Join(folder, "*.conf"))...)
 	}
 	for _, file := range files {
 		socket, err := endpointInFile(r, file)
@@ -165,7 +165,7 @@ func endpointOf(r root, p process) (endpoint, string) {
 
 // endpointInFile returns the endpoint in a configuration file of a kubelet; empty if unset.
 func endpointInFile(r root, file string) (string, error) {
-	text, err := r.read(file)
+	text, err := r.Read(file)
 	if err != nil {
 		return "", err
 	}
@@ -182,7 +182,7 @@ func socketOf(url string) string { return strings.TrimPrefix(url, "unix://") }
 // microK8sEndpoint returns the endpoint of MicroK8s' kubelet, which has its arguments in a file.
 func microK8sEndpoint(r root, p process) endpoint {
 	file := cmp.Or(p.flag("--kubelet-args-file"), "/var/snap/microk8s/current/args/kubelet")
-	value := process{args: strings.Fields(r.line(file))}.flag("--container-runtime-endpoint")
+	value := process{args: strings.Fields(r.Line(file))}.flag("--container-runtime-endpoint")
 	if value == "" {
 		return endpoint{microK8sSocket, "kubelite (process " + p.pid +
 			") is the kubelet of MicroK8s, which uses its own containerd"}
@@ -203,8 +203,8 @@ func k3sEndpoint(r root, p process) endpoint {
 	name := "K3s (process " + p.pid + ")"
 	options := map[string]any{}
 	for _, file := range append([]string{"/etc/rancher/k3s/config.yaml"},
-		r.match("/etc/rancher/k3s/config.yaml.d/*.yaml")...) {
-		text, err := r.read(file)
+		r.Match("/etc/rancher/k3s/config.yaml.d/*.yaml")...) {
+		text, err := r.Read(file)
 		if err == nil {
 			_ = yaml.Unmarshal(text, &options) // K3s would not run with an unreadable file
 		}
@@ -212,7 +212,7 @@ func k3sEndpoint(r root, p process) endpoint {
 	socket, _ := options[flag].(string)
 	isDocker, _ := options["docker"].(bool)
 	for _, unit := range []string{"k3s", "k3s-agent"} {
-		text := r.line("/etc/systemd/system/" + unit + ".service")
+		text := r.Line("/etc/systemd/system/" + unit + ".service")
 		_, command, _ := strings.Cut(text, "ExecStart=")
 		p.args = append(p.args, strings.Fields(strings.NewReplacer("'", "", `"`, "", "\\\n", " ").Replace(command))...)
 	}
@@ -293,7 +293,7 @@ func containerdCandidate(r root, p process, runs func(...string) bool) candidate
 		c.unlikely = c.title + " is Docker's own"
 	case off && runs("dockerd", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s", "kubelite"):
 		c.unlikely = "the CRI plugin of " + c.title + " is disabled"
-	case strings.HasPrefix(r.canonical(c.socket), "/system/run/"), strings.Contains(c.socket, "/host-containerd/"):
+	case strings.HasPrefix(canonical(r, c.socket), "/system/run/"), strings.Contains(c.socket, "/host-containerd/"):
 		c.unlikely = c.title + " is for the system's own containers"
 	}
 	return c
@@ -315,7 +315,7 @@ func installedRuntimes(r root) []candidate {
 	var all []candidate
 	sockets := map[string]bool{}
 	for _, at := range installed {
-		if r.exists(at.config) || r.exists(at.socket) && !sockets[at.socket] {
+		if r.Exists(at.config) || r.Exists(at.socket) && !sockets[at.socket] {
 			sockets[at.socket] = true
 			all = append(all, candidate{socket: at.socket, title: "containerd with " + at.config,
 				runtime: func() doctor.Runtime {
@@ -323,7 +323,7 @@ func installedRuntimes(r root) []candidate {
 				}})
 		}
 	}
-	if slices.ContainsFunc([]string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d", crioSocket}, r.exists) {
+	if slices.ContainsFunc([]string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d", crioSocket}, r.Exists) {
 		all = append(all, candidate{socket: crioSocket, title: "CRI-O",
 			runtime: func() doctor.Runtime { return crio(r, process{}) }})
 	}
@@ -344,7 +344,7 @@ func containerd(r root, p process, config, socket string, runs func(...string) b
 	default:
 	}
 	var files []configFile
-	if p.flag("--config", "-c") != "" || r.exists(config) {
+	if p.flag("--config", "-c") != "" || r.Exists(config) {
 		files, c.Problems = containerdFilesOf(r, config)
 	}
 	for _, file := range files {
@@ -357,7 +357,7 @@ func containerd(r root, p process, config, socket string, runs func(...string) b
 // serviceOf returns the unit of a distribution with separate units for servers and agents.
 func serviceOf(r root, server, agent string, isAgent bool) string {
 	for _, folder := range []string{"/etc/systemd/system/", "/usr/local/lib/systemd/system/", "/usr/lib/systemd/system/"} {
-		if r.exists(folder+agent+".service") && !r.exists(folder+server+".service") {
+		if r.Exists(folder+agent+".service") && !r.Exists(folder+server+".service") {
 			isAgent = true
 		}
 	}
@@ -369,9 +369,9 @@ func serviceOf(r root, server, agent string, isAgent bool) string {
 
 // distributionOf returns the distribution of a containerd with this configuration file and socket.
 func distributionOf(r root, config, socket string, runs func(...string) bool) doctor.Distribution {
-	name := r.line("etc/os-release")
+	name := r.Line("etc/os-release")
 	if name == "" {
-		name = r.line("usr/lib/os-release")
+		name = r.Line("usr/lib/os-release")
 	}
 	system := ""
 	for line := range strings.Lines(name) {
@@ -379,7 +379,7 @@ func distributionOf(r root, config, socket string, runs func(...string) bool) do
 			system = strings.Trim(id, `"'`)
 		}
 	}
-	switch socket = r.canonical(socket); {
+	switch socket = canonical(r, socket); {
 	case strings.Contains(config, "/rke2/"), socket == k3sSocket && runs("rke2"):
 		return doctor.RKE2
 	case strings.Contains(config, "/k3s/"), socket == k3sSocket:
@@ -417,7 +417,7 @@ var containerdPrograms = map[doctor.Distribution][]string{
 func containerdVersionOf(r root, p process, d doctor.Distribution) containerdVersion {
 	var files []string
 	if p.pid != "" {
-		if program, err := r.link("proc/" + p.pid + "/exe"); err == nil {
+		if program, err := r.Link("proc/" + p.pid + "/exe"); err == nil {
 			files = append(files, program)
 		}
 	}
@@ -429,7 +429,7 @@ func containerdVersionOf(r root, p process, d doctor.Distribution) containerdVer
 		programs = containerdPrograms[doctor.Packages]
 	}
 	for _, file := range append(files, programs...) {
-		if v := r.containerdVersion(file); v.major > 0 {
+		if v := containerdVersionAt(r, file); v.major > 0 {
 			return v
 		}
 	}

@@ -44,12 +44,12 @@ type cdiFile struct {
 
 // specs returns the CDI specs for NVIDIA's devices, and unreadable files.
 func specs(r root) ([]doctor.Spec, error) {
-	if !r.exists("etc") {
+	if !r.Exists("etc") {
 		return nil, errors.New("/etc does not exist")
 	}
 	var all []doctor.Spec
 	for _, folder := range cdiFolders {
-		names, err := r.list(folder)
+		names, err := r.List(folder)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // a missing folder is no problem for runtimes
 			all = append(all, doctor.Spec{Path: folder, Problem: err.Error()})
 		}
@@ -67,7 +67,7 @@ func specs(r root) ([]doctor.Spec, error) {
 
 func readSpec(r root, file string) doctor.Spec {
 	s := doctor.Spec{Path: file}
-	text, err := r.read(file)
+	text, err := r.Read(file)
 	var spec cdiSpec
 	if err == nil {
 		err = yaml.Unmarshal(text, &spec)
@@ -97,7 +97,7 @@ func readSpec(r root, file string) doctor.Spec {
 	named = slices.Compact(named)
 	s.Named = len(named)
 	for _, file := range named {
-		if !r.exists(file) {
+		if !r.Exists(file) {
 			s.Absent = append(s.Absent, file)
 		}
 	}
@@ -106,17 +106,17 @@ func readSpec(r root, file string) doctor.Spec {
 
 // selinux returns the state of SELinux, and the type of this process.
 func (p Places) selinux(kernel root) (doctor.SELinux, error) {
-	if !kernel.exists("sys") {
+	if !kernel.Exists("sys") {
 		return doctor.SELinux{}, errors.New("/sys does not exist")
 	}
-	if p.Host == nil && !kernel.exists("sys/fs/selinux/enforce") {
+	if p.Host == nil && !kernel.Exists("sys/fs/selinux/enforce") {
 		return doctor.SELinux{}, errors.New("this container has no /sys/fs/selinux. " + p.Hidden)
 	}
-	s := doctor.SELinux{Enforces: kernel.line("sys/fs/selinux/enforce") == "1", Container: p.Container != nil}
-	if label := strings.Split(strings.Trim(kernel.line("proc/self/attr/current"), "\x00"), ":"); len(label) > 2 {
+	s := doctor.SELinux{Enforces: kernel.Line("sys/fs/selinux/enforce") == "1", Container: p.Container != nil}
+	if label := strings.Split(strings.Trim(kernel.Line("proc/self/attr/current"), "\x00"), ":"); len(label) > 2 {
 		s.Domain = label[2]
 	}
-	if boolean := kernel.line("sys/fs/selinux/booleans/container_use_devices"); boolean != "" {
+	if boolean := kernel.Line("sys/fs/selinux/booleans/container_use_devices"); boolean != "" {
 		on := strings.HasPrefix(boolean, "1")
 		s.UseDevices = &on
 	}

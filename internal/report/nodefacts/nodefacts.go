@@ -11,8 +11,12 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
+
+// A root is a root folder of the node.
+type root = nodefiles.Root
 
 // Timeout limits the time for reading all facts.
 const Timeout = 5 * time.Second
@@ -46,7 +50,7 @@ type Places struct {
 func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	ctx, cancel := context.WithTimeout(ctx, Timeout)
 	defer cancel()
-	kernel, host := root{p.Kernel}, root{p.Host}
+	kernel, host := root{FS: p.Kernel}, root{FS: p.Host}
 	f := doctor.NodeFacts{Simulated: p.Simulated}
 	var atWSL doctor.Fact[bool]
 	hidden := func() string { return p.Hidden }
@@ -65,19 +69,19 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			func() (string, error) { return moduleVersion(kernel) }),
 		read(ctx, &f.Modules, "the kernel's modules", seen, func() ([]string, error) { return modules(kernel) }),
 		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) {
-			return library(root{p.Driver}, p.DriverRoot, p.SearchPath)
+			return library(root{FS: p.Driver}, p.DriverRoot, p.SearchPath)
 		}),
 		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
 			links := host // the folder of systemd and runc
 			if links.FS == nil {
-				links = root{p.Devices}
+				links = root{FS: p.Devices}
 			}
-			return devices(kernel, links, root{p.Devices}, p.DevFolder)
+			return devices(kernel, links, root{FS: p.Devices}, p.DevFolder)
 		}),
 		read(ctx, &f.Container, "the device nodes of this container", p.noContainer, func() (doctor.Devices, error) {
-			own, err := devices(kernel, root{p.Container}, root{p.Container}, "/dev")
+			own, err := devices(kernel, root{FS: p.Container}, root{FS: p.Container}, "/dev")
 			for i := range own.Nodes {
-				own.Nodes[i].Opens = opens(root{p.Container}, own.Nodes[i])
+				own.Nodes[i].Opens = opens(root{FS: p.Container}, own.Nodes[i])
 			}
 			return own, err
 		}),

@@ -30,7 +30,7 @@ var withArguments = []string{
 
 // processes returns the node's processes.
 func processes(r root) ([]process, error) {
-	names, err := r.list("proc")
+	names, err := r.List("proc")
 	if err != nil {
 		return nil, err
 	}
@@ -39,10 +39,10 @@ func processes(r root) ([]process, error) {
 		if strings.Trim(pid, "0123456789") != "" {
 			continue
 		}
-		if name := r.line("proc/" + pid + "/comm"); name != "" {
+		if name := r.Line("proc/" + pid + "/comm"); name != "" {
 			p := process{name: name, pid: pid}
 			if slices.Contains(withArguments, name) {
-				p.args = strings.Split(strings.Trim(r.line("proc/"+pid+"/cmdline"), "\x00 "), "\x00")
+				p.args = strings.Split(strings.Trim(r.Line("proc/"+pid+"/cmdline"), "\x00 "), "\x00")
 			}
 			all = append(all, p)
 		}
@@ -82,7 +82,7 @@ func crioFiles(r root, p process) (section table, first string, files, problems 
 	first = cmp.Or(p.flag("--config", "-c"), "/etc/crio/crio.conf")
 	folder := cmp.Or(p.flag("--config-dir", "-d"), "/etc/crio/crio.conf.d")
 	all, runtimes := table{}, table{}
-	for _, file := range append([]string{first}, r.match(folder+"/*")...) {
+	for _, file := range append([]string{first}, r.Match(folder+"/*")...) {
 		content, err := parse(r, file)
 		switch {
 		case err == nil:
@@ -117,7 +117,7 @@ func crio(r root, p process) doctor.Runtime {
 	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
 		h := doctor.RuntimeHandler{Name: name, Systemd: systemd}
 		h.Program, _ = runtimes.table(name)["runtime_path"].(string)
-		h.Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
+		h.Absent = path.IsAbs(h.Program) && !r.Exists(h.Program)
 		reading.Handlers = append(reading.Handlers, h)
 	}
 	if len(reading.Handlers) == 0 {
@@ -144,7 +144,7 @@ func docker(r root, p process) doctor.Runtime {
 			Path string `json:"path"`
 		} `json:"runtimes"`
 	}
-	text, err := r.read(one.Config)
+	text, err := r.Read(one.Config)
 	if err == nil {
 		err = json.Unmarshal(text, &config)
 	}
@@ -165,7 +165,7 @@ func docker(r root, p process) doctor.Runtime {
 	}
 	for _, name := range slices.Sorted(maps.Keys(config.Runtimes)) {
 		h := doctor.RuntimeHandler{Name: name, Program: config.Runtimes[name].Path, Systemd: systemd}
-		h.Absent = path.IsAbs(h.Program) && !r.exists(h.Program)
+		h.Absent = path.IsAbs(h.Program) && !r.Exists(h.Program)
 		reading.Handlers = append(reading.Handlers, h)
 	}
 	// cri-dockerd passes CDI devices since Mirantis/cri-dockerd#522 of November 2025, but no file
@@ -191,7 +191,7 @@ func toolkit(r root) doctor.Toolkit {
 			}
 		}
 	}
-	i := slices.IndexFunc(folders, func(folder string) bool { return r.exists(path.Join(folder, below)) })
+	i := slices.IndexFunc(folders, func(folder string) bool { return r.Exists(path.Join(folder, below)) })
 	if i < 0 {
 		return t
 	}
@@ -217,7 +217,7 @@ type table map[string]any
 
 // parse reads a TOML file.
 func parse(r root, file string) (table, error) {
-	text, err := r.read(file)
+	text, err := r.Read(file)
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,7 @@
-package nodefacts
+// Package nodefiles reads files below the root folder of a node, which may be mounted elsewhere in a
+// container: symbolic links resolve as on the node, only regular files and folders are opened, and
+// the size of reads is limited.
+package nodefiles
 
 import (
 	"cmp"
@@ -18,11 +21,11 @@ const (
 	maxEntries = 1 << 16 // limit for listing a folder, such as /proc
 )
 
-// A root is the root folder of a file system. Symbolic links resolve as on the node.
-type root struct{ fs.FS }
+// A Root is the root folder of a file system. Symbolic links resolve as on the node.
+type Root struct{ fs.FS }
 
-// resolve returns the path of a file without symbolic links, and its FileInfo.
-func (r root) resolve(name string) (string, fs.FileInfo, error) {
+// Resolve returns the path of a file without symbolic links, and its FileInfo.
+func (r Root) Resolve(name string) (string, fs.FileInfo, error) {
 	resolved, _, err := driverroot.Resolve(r.FS, strings.TrimPrefix(name, "/"))
 	if err != nil {
 		return "", nil, err
@@ -32,19 +35,19 @@ func (r root) resolve(name string) (string, fs.FileInfo, error) {
 	return resolved, info, err
 }
 
-// link returns the target of a symbolic link of /proc. The target may be outside of the root.
-func (r root) link(name string) (string, error) { return fs.ReadLink(r.FS, name) }
+// Link returns the target of a symbolic link of /proc. The target may be outside of the root.
+func (r Root) Link(name string) (string, error) { return fs.ReadLink(r.FS, name) }
 
-// exists reports whether a file exists.
-func (r root) exists(name string) bool {
-	_, _, err := r.resolve(name)
+// Exists reports whether a file exists.
+func (r Root) Exists(name string) bool {
+	_, _, err := r.Resolve(name)
 	return err == nil
 }
 
-// open opens a regular file. It returns an error for any other file, because opening could block or
+// OpenFile opens a regular file. It returns an error for any other file, because opening could block or
 // wake a device.
-func (r root) open(name string) (fs.File, error) {
-	resolved, info, err := r.resolve(name)
+func (r Root) OpenFile(name string) (fs.File, error) {
+	resolved, info, err := r.Resolve(name)
 	if err != nil {
 		return nil, err
 	}
@@ -55,9 +58,9 @@ func (r root) open(name string) (fs.File, error) {
 	return r.Open(resolved)
 }
 
-// read returns the content of a regular file. It returns an error for files beyond the limit.
-func (r root) read(name string) ([]byte, error) {
-	f, err := r.open(name)
+// Read returns the content of a regular file. It returns an error for files beyond the limit.
+func (r Root) Read(name string) ([]byte, error) {
+	f, err := r.OpenFile(name)
 	if err != nil {
 		return nil, err
 	}
@@ -70,18 +73,18 @@ func (r root) read(name string) ([]byte, error) {
 	return data, err
 }
 
-// line returns the trimmed content of a file; empty if it cannot be read.
-func (r root) line(name string) string {
-	data, err := r.read(name)
+// Line returns the trimmed content of a file; empty if it cannot be read.
+func (r Root) Line(name string) string {
+	data, err := r.Read(name)
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(data))
 }
 
-// list returns the names of the entries of a folder in order, up to the limit.
-func (r root) list(name string) ([]string, error) {
-	resolved, info, err := r.resolve(name)
+// List returns the names of the entries of a folder in order, up to the limit.
+func (r Root) List(name string) ([]string, error) {
+	resolved, info, err := r.Resolve(name)
 	if err != nil {
 		return nil, err
 	}
@@ -109,13 +112,13 @@ func (r root) list(name string) ([]string, error) {
 	return names, nil
 }
 
-// match returns the paths that match a pattern in the last element of a path, in order. It returns
+// Match returns the paths that match a pattern in the last element of a path, in order. It returns
 // a path without a pattern unchanged.
-func (r root) match(pattern string) []string {
+func (r Root) Match(pattern string) []string {
 	if !strings.Contains(pattern, "*") {
 		return []string{pattern}
 	}
-	names, err := r.list(path.Dir(pattern))
+	names, err := r.List(path.Dir(pattern))
 	if err != nil {
 		return nil
 	}
