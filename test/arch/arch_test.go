@@ -128,7 +128,7 @@ var callHomes = []struct {
 var pure = []string{
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
 	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
-	"internal/plan/holders",
+	"internal/plan/holders", "internal/maintenance/driver/preflight",
 }
 
 // pureReads are packages of which pure ones may use values.
@@ -516,8 +516,11 @@ func matches(pkg, patterns string) bool {
 }
 
 // owner returns the package that a folder belongs to: internal/gpu/nvidia for what lies below it,
-// and a program's own folder for its packages.
+// and a program's own folder for its packages. A pure package is judged by itself.
 func owner(dir string) string {
+	if slices.Contains(pure, dir) {
+		return dir
+	}
 	for program := range programs {
 		if isBelow(dir, program) {
 			return program

@@ -62,7 +62,7 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newRecordCommand(),
 		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
-		newDoctorCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(),
+		newDoctorCommand(), newDriverCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(),
 		p.newMPSCommand(),
 		p.newDiscoveryCommand(), newResetCommand(), newCleanupCommand(),
 		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(),

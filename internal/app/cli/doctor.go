@@ -60,9 +60,7 @@ func newDoctorCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	config.AddFlags(cmd.Flags(), doctorFlags...)
-	hostRoot := cmd.Flags().String("host-root", "",
-		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the "+
-			"node's root")
+	hostRoot := addHostRootFlag(cmd)
 	o := addOutputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c, problem, err := doctorConfig(asTheDaemon(cmd.Context(), cmd.Flags()))
@@ -89,17 +87,31 @@ func newDoctorCommand() *cobra.Command {
 		} else {
 			err = o.print(cmd.OutOrStdout(), &report, nil)
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case report.Worst == doctor.Error:
-			return ExitStatus(exitError)
-		case report.Worst == doctor.Warning:
-			return ExitStatus(exitWarning)
 		}
-		return nil
+		return severityStatus(report.Worst)
 	}
 	return cmd
+}
+
+// addHostRootFlag adds the flag of commands that read the node's files.
+func addHostRootFlag(cmd *cobra.Command) *string {
+	return cmd.Flags().String("host-root", "",
+		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the "+
+			"node's root")
+}
+
+// severityStatus returns the exit status for the worst finding; nil for 0.
+func severityStatus(worst doctor.Severity) error {
+	switch worst {
+	case doctor.Error:
+		return ExitStatus(exitError)
+	case doctor.Warning:
+		return ExitStatus(exitWarning)
+	default:
+		return nil
+	}
 }
 
 // doctorConfig returns the configuration. If the file cannot be used, it is that without the file,
@@ -323,29 +335,34 @@ func findingsText(at string, all []doctor.Finding, width int) string {
 	}
 	b.WriteString(wrap(result+strings.Join(counts, ", ")+" ("+at+")", width, "", "") + "\n")
 	for _, f := range all {
-		column, between := messageColumn, ""
-		if width < terminal.DefaultColumns && f.Severity != doctor.OK {
-			column, between = commandColumn, "\n   "
-		}
-		indent := strings.Repeat(" ", column)
-		head := strings.TrimRight(fmt.Sprintf("%-12s %-18s", f.Severity, f.Check), " ")
-		if between == "" {
-			head = fmt.Sprintf("%-12s %-18s", f.Severity, f.Check)
-		}
-		b.WriteString(head + between + " " + wrap(f.Message, width-column, "", indent))
-		if f.Severity == doctor.OK {
-			continue
-		}
-		for _, e := range f.Evidence {
-			b.WriteString(indent + wrap("seen: "+e, width-column, "", indent+"  "))
-		}
-		for _, command := range f.Remedy {
-			indent := strings.Repeat(" ", commandColumn)
-			b.WriteString(indent + wrap("$ "+command, width-commandColumn, " \\", indent+"    "))
-		}
-		b.WriteString("\n")
+		findingText(&b, f, width)
 	}
 	return b.String()
+}
+
+// findingText writes a finding that fits so many columns.
+func findingText(b *strings.Builder, f doctor.Finding, width int) {
+	column, between := messageColumn, ""
+	if width < terminal.DefaultColumns && f.Severity != doctor.OK {
+		column, between = commandColumn, "\n   "
+	}
+	indent := strings.Repeat(" ", column)
+	head := strings.TrimRight(fmt.Sprintf("%-12s %-18s", f.Severity, f.Check), " ")
+	if between == "" {
+		head = fmt.Sprintf("%-12s %-18s", f.Severity, f.Check)
+	}
+	b.WriteString(head + between + " " + wrap(f.Message, width-column, "", indent))
+	if f.Severity == doctor.OK {
+		return
+	}
+	for _, e := range f.Evidence {
+		b.WriteString(indent + wrap("seen: "+e, width-column, "", indent+"  "))
+	}
+	for _, command := range f.Remedy {
+		indent := strings.Repeat(" ", commandColumn)
+		b.WriteString(indent + wrap("$ "+command, width-commandColumn, " \\", indent+"    "))
+	}
+	b.WriteString("\n")
 }
 
 // wrap returns a text in lines of at most width columns, each with an end of line. Lines but the

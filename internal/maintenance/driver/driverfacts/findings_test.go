@@ -1,0 +1,95 @@
+package driverfacts_test
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+)
+
+var update = flag.Bool("update", false, "write testdata/findings.txt anew")
+
+// examine judges a fixture.
+func examine(t *testing.T, f fixture) preflight.Report {
+	t.Helper()
+	tree := f.node.tree()
+	facts := driverfacts.Places{
+		Kernel: tree, Host: tree, Free: func(fs.FS, string) (uint64, error) { return 3 << 30, nil },
+	}.ReadAll(t.Context())
+	if strings.HasPrefix(f.to, "/") {
+		folder, err := fs.Sub(tree, f.to[1:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts.Target = driverfacts.Target(f.to, folder)
+	} else if f.to != "" {
+		target, err := driverfacts.VersionTarget(f.to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		facts.Target = target
+	}
+	if f.name == "pods, processes and modules" {
+		facts.Devices.Value = []preflight.PodDevice{
+			{Namespace: "team", Pod: "train-0", Container: "main", Resource: "example.com/fast-gpu"},
+			{Namespace: "team", Pod: "idle", Container: "main", Claim: "team/idle-claim"},
+		}
+		facts.Claims.Value = []preflight.Claim{{Namespace: "team", Name: "idle-claim"}, {Namespace: "team", Name: "left-over"}}
+	}
+	return preflight.Examine(facts)
+}
+
+// TestFindings holds the findings and holders on nodes of each distribution to
+// testdata/findings.txt. Findings that are ok are counted only. `go test
+// ./internal/maintenance/driver/driverfacts -run TestFindings -update` rewrites the file: read what
+// changes.
+func TestFindings(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	for _, f := range fixtures {
+		r := examine(t, f)
+		fmt.Fprintf(&b, "## %s\n", f.name)
+		if f.to != "" {
+			fmt.Fprintf(&b, "--to %s\n", f.to)
+		}
+		fmt.Fprintf(&b, "%s\nowners: %s; next boot: %s\n", r.Summary, strings.Join(r.Owners, ", "), r.NextKernel)
+		well := 0
+		for _, finding := range r.Findings {
+			if finding.Severity == preflight.OK {
+				well++
+				continue
+			}
+			fmt.Fprintf(&b, "%s %s: %s\n", finding.Severity, finding.Check, finding.Message)
+			for _, e := range finding.Evidence {
+				fmt.Fprintf(&b, "    seen: %s\n", e)
+			}
+			for _, command := range finding.Remedy {
+				fmt.Fprintf(&b, "    $ %s\n", command)
+			}
+		}
+		for _, h := range r.Holders {
+			fmt.Fprintf(&b, "%s %s %v %v %v %v\n    to let go: %s\n", h.Kind, h.Name, h.Containers, h.Resources, h.PIDs, h.Uses, h.Release)
+		}
+		fmt.Fprintf(&b, "ok: %d\n\n", well)
+	}
+	const golden = "testdata/findings.txt"
+	if *update {
+		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), b.String()); diff != "" {
+		t.Errorf("the findings (-want +got):\n%s", diff)
+	}
+}

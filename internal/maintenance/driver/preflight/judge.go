@@ -1,0 +1,263 @@
+package preflight
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Severity is the severity of a finding. The names are those of doctor.
+type Severity int
+
+// The severities in ascending order.
+const (
+	OK Severity = iota
+	Info
+	NotChecked // a fact was not readable
+	Warning    // something must be done before the driver is changed
+	Error      // the change is not possible
+)
+
+var severities = [...]string{OK: "ok", Info: "info", NotChecked: "not checked", Warning: "warning", Error: "error"}
+
+func (s Severity) String() string {
+	if s < 0 || int(s) >= len(severities) {
+		return fmt.Sprintf("Severity(%d)", int(s))
+	}
+	return severities[s]
+}
+
+// MarshalText returns the name of a severity.
+func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// A Finding is a result of a check. A check may have several.
+type Finding struct {
+	Check    string   `json:"check"`
+	Severity Severity `json:"severity"`
+	// Message is a sentence without a full stop.
+	Message string `json:"message"`
+	// Evidence are files of the node with their contents, and values.
+	Evidence []string `json:"evidence,omitempty"`
+	// Remedy are commands in order, for a root shell on the node, and comments.
+	Remedy []string `json:"remedy,omitempty"`
+}
+
+// The verdicts on a node.
+const (
+	Ready   = "ready"
+	InUse   = "in use"
+	Blocked = "blocked"
+)
+
+// A Report is the result for a node.
+type Report struct {
+	// Verdict is Ready, InUse or Blocked. Summary is a sentence with the reason.
+	Verdict string `json:"verdict"`
+	Summary string `json:"summary"`
+	// Driver is the version of the loaded driver; empty if none is loaded. Kernel is the running
+	// kernel, and NextKernel that of the next boot; empty if unknown.
+	Driver     string `json:"driver,omitempty"`
+	Kernel     string `json:"kernel,omitempty"`
+	NextKernel string `json:"nextKernel,omitempty"`
+	// Target is the wanted driver; empty if the present driver is judged.
+	Target string `json:"target,omitempty"`
+	// Owners are what installed the present driver.
+	Owners []string `json:"owners,omitempty"`
+	// Findings have the worst finding first.
+	Findings []Finding `json:"findings"`
+	Holders  []Holder  `json:"holders"`
+	// NotChecked counts the findings about facts that were not readable.
+	NotChecked int `json:"notChecked"`
+}
+
+// Worst returns the highest severity of the findings.
+func (r Report) Worst() Severity {
+	worst := OK
+	for _, f := range r.Findings {
+		worst = max(worst, f.Severity)
+	}
+	return worst
+}
+
+// The names of the checks.
+const (
+	checkKernel       = "kernel"
+	checkModules      = "modules"
+	checkSignatures   = "signatures"
+	checkArchitecture = "architecture"
+	checkCompanions   = "companions"
+	checkNouveau      = "nouveau"
+	checkMemory       = "memory"
+	checkSpace        = "space"
+	checkOwner        = "owner"
+	checkHolders      = "holders"
+)
+
+// A check judges a part of the facts.
+type check struct {
+	name  string
+	judge func(*Facts, *judgment)
+}
+
+// checks are all checks. The first four are about the modules at each boot.
+var checks = []check{
+	{checkKernel, kernels}, {checkModules, modules}, {checkSignatures, signatures}, {checkArchitecture, architectures},
+	{checkCompanions, companions}, {checkNouveau, nouveau}, {checkMemory, memory}, {checkSpace, space},
+	{checkOwner, owners}, {checkHolders, uses},
+}
+
+// Examine judges the facts. The worst findings come first.
+func Examine(f Facts) Report {
+	r := judgment{}
+	r.judge(&f, checks)
+	report := Report{
+		Driver: f.Driver.Value.Version, Kernel: f.Kernel.Value, NextKernel: f.NextBoot.Value.Release,
+		Findings: r.worstFirst(), Holders: r.holders,
+	}
+	if f.Target != nil {
+		report.Target = f.Target.Name
+	}
+	for _, o := range f.Owners.Value {
+		report.Owners = append(report.Owners, strings.TrimSpace(o.Kind+" "+o.Version))
+	}
+	report.summarize(&f)
+	return report
+}
+
+// ExamineNextBoot judges whether the present driver works after the next restart of the node. It
+// uses no facts about processes and pods.
+func ExamineNextBoot(f Facts) []Finding {
+	r := judgment{}
+	r.judge(&f, checks[:4])
+	return r.worstFirst()
+}
+
+// judgment collects findings and holders.
+type judgment struct {
+	check    string
+	findings []Finding
+	holders  []Holder
+}
+
+func (r *judgment) judge(f *Facts, some []check) {
+	for _, c := range some {
+		r.check = c.name
+		c.judge(f, r)
+	}
+}
+
+// worstFirst returns the findings by severity. Findings of equal severity keep their order.
+func (r *judgment) worstFirst() (all []Finding) {
+	for s := Error; s >= OK; s-- {
+		all = append(all, filter(r.findings, func(f Finding) bool { return f.Severity == s })...)
+	}
+	return all
+}
+
+func (r *judgment) add(s Severity, message string, evidence []string, remedy ...string) {
+	r.findings = append(r.findings, Finding{Check: r.check, Severity: s, Message: message, Evidence: evidence,
+		Remedy: remedy})
+}
+
+func (r *judgment) ok(message string, evidence ...string) { r.add(OK, message, evidence) }
+
+func (r *judgment) skip(message string, remedy ...string) { r.add(NotChecked, message, nil, remedy...) }
+
+// hasProblem reports whether the check has a finding worse than info.
+func (r *judgment) hasProblem() bool {
+	return slices.ContainsFunc(r.findings, func(f Finding) bool { return f.Check == r.check && f.Severity > Info })
+}
+
+// require reports whether a fact is known, by why it is missing. It adds a finding for an unknown
+// fact.
+func (r *judgment) require(missing string) bool {
+	if missing != "" {
+		r.skip(missing)
+	}
+	return missing == ""
+}
+
+// summarize sets the verdict, its sentence and the number of facts that are not known.
+func (r *Report) summarize(f *Facts) {
+	var errors []string
+	warnings := 0
+	for _, finding := range r.Findings {
+		switch finding.Severity {
+		case Error:
+			errors = append(errors, finding.Message)
+		case Warning:
+			if finding.Check != checkHolders { // the verdict says that
+				warnings++
+			}
+		case NotChecked:
+			r.NotChecked++
+		default:
+		}
+	}
+	unnamed := slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Check == checkHolders && f.Severity == Warning })
+	users := users(r.Holders)
+	switch {
+	case len(errors) > 0:
+		r.Verdict, r.Summary = Blocked, "blocked: "+errors[0]
+		if more := len(errors) - 1; more > 0 {
+			r.Summary += fmt.Sprintf("; and %s", count(more, "more problem"))
+		}
+		if users != "" {
+			r.Summary += "; in use by " + users
+		}
+	case users != "":
+		r.Verdict, r.Summary = InUse, "in use by "+users
+	case unnamed:
+		r.Verdict, r.Summary = InUse, "in use, by what is not known"
+	case f.Target != nil:
+		r.Verdict, r.Summary = Ready, "ready for "+f.name()+": nothing uses the present driver"
+	default:
+		r.Verdict, r.Summary = Ready, "ready: nothing uses "+f.name()
+	}
+	if warnings > 0 {
+		r.Summary += "; " + count(warnings, "warning")
+	}
+	if r.NotChecked > 0 {
+		r.Summary += fmt.Sprintf("; %s not made", count(r.NotChecked, "check"))
+	}
+}
+
+// maxNamed is how many holders of a kind the sentence names.
+const maxNamed = 3
+
+// users returns the words for the holders: by kind, the first ones with their names.
+func users(all []Holder) string {
+	var parts []string
+	for _, kind := range kinds {
+		var names []string
+		for _, h := range all {
+			if h.Kind == kind {
+				names = append(names, h.Name)
+			}
+		}
+		if len(names) == 0 {
+			continue
+		}
+		text := count(len(names), kind) + " (" + strings.Join(names[:min(len(names), maxNamed)], ", ")
+		if len(names) > maxNamed {
+			text += ", …"
+		}
+		parts = append(parts, text+")")
+	}
+	if len(parts) < 2 {
+		return strings.Join(parts, "")
+	}
+	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
+}
+
+// count returns a number with a noun.
+func count(n int, noun string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(noun, "s"):
+		noun += "es"
+	default:
+		noun += "s"
+	}
+	return fmt.Sprint(n, " ", noun)
+}
