@@ -55,7 +55,7 @@ func validationSentences(s *status.Validation) []string {
 		sentences = append(sentences, "to give the daemon's container the device nodes, "+inventory.GiveDeviceNodes)
 	}
 	if s.Unsaved != "" {
-		sentences = append(sentences, "verdicts are not saved yet, and a restart may prove devices anew: "+s.Unsaved)
+		sentences = append(sentences, "verdicts are not saved yet, and a restart may prove devices again: "+s.Unsaved)
 	}
 	return sentences
 }

@@ -161,7 +161,7 @@ type UnknownDeviceError struct {
 
 func (e *UnknownDeviceError) Error() string {
 	return fmt.Sprintf("the request requires %s, which this resource does not have: "+
-		"the list of devices has changed while the pod was admitted; create the pod anew", inventory.Few(e.IDs))
+		"the list of devices has changed while the pod was admitted; create the pod again", inventory.Few(e.IDs))
 }
 
 // TooFewError is the error of a request for more devices than are available.

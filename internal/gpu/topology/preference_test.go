@@ -277,7 +277,7 @@ func TestPreferErrors(t *testing.T) {
 		{
 			"required unknown", all, []string{"GPU-x", "GPU-00::1", "GPU-a", "GPU-x"}, 2,
 			"the request requires GPU-a, GPU-x, which this resource does not have: " +
-				"the list of devices has changed while the pod was admitted; create the pod anew",
+				"the list of devices has changed while the pod was admitted; create the pod again",
 		},
 		{
 			"too few", []string{"GPU-00::1", "GPU-00::0", "GPU-x"}, []string{"GPU-00::2"}, 4,

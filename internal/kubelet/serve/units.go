@@ -156,8 +156,7 @@ func (s *Servers) overbooked(l *list, ids []string) string {
 		return ""
 	}
 	return fmt.Sprintf("%d containers have units of GPU %s, and no more can use it at the same time; create the pod "+
-		"anew, so that it is "+
-		"scheduled again", len(others), uuid)
+		"again, so that the scheduler chooses again", len(others), uuid)
 }
 
 // giveUnits records that a container receives units, and returns why it must not; empty if it may.

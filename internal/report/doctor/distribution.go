@@ -72,7 +72,7 @@ func (r Runtime) edit(change string) []string {
 			"nixos-rebuild switch"}
 	case Flatcar, COS:
 		where = []string{"# " + change + ". " + r.Config +
-			" may be read-only or be written anew at a start: see the documentation of " +
+			" may be read-only, or be overwritten at each start: see the documentation of " +
 			string(r.Distribution) + " for where changes are kept"}
 	default:
 		where = []string{"# " + change + ", in " + r.Config}

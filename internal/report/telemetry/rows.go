@@ -108,7 +108,7 @@ var (
 	gpuFault = metric{
 		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
 		series: "1 for each open fault: 15 a GPU or MIG device, and 1 for each XID",
-		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig, with source and cure.",
+		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig, with its source and its remedy (label cure).",
 	}
 	cudaProven = metric{
 		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID",
@@ -147,7 +147,7 @@ var (
 	recoveries = metric{
 		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"}, series: "9 a GPU",
 		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the " +
-			"cure of the fault.",
+			"remedy of the fault (label cure).",
 	}
 
 	registrations = metric{

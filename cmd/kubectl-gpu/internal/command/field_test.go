@@ -219,7 +219,7 @@ func TestFieldWhy(t *testing.T) {
 			"No node has 200 volcano.sh/gpu-mem.128Mi free; nearest is node a with 160 of 160", "requests no GPU"},
 		"units of another name": {[]string{node("a", "example.com/memory.1Gi: 160", "example.com/memory.1Gi: 40"),
 			pod("example.com/memory.1Gi: 80", "", "phase: Pending")}, answering(units),
-			"nearest is node a with 40 of 160, 120 of them not allocatable (its daemon says: 120 units are on other GPUs than the one that is on offer, because units.fit is one)", "requests no GPU"},
+			"nearest is node a with 40 of 160, 120 of them not allocatable (its daemon says: 120 units are on other GPUs than the one that is offered, because units.fit is one)", "requests no GPU"},
 		"another kind of device": {[]string{node("a", "example.com/nic: 1, nvidia.com/gpu: 8",
 			"example.com/nic: 1, nvidia.com/gpu: 8"), pod("example.com/nic: 1", "", "phase: Pending")}, answering(holding()),
 			"It requests no GPU: its containers have no limit of a GPU resource such as nvidia.com/gpu, and it has no claim; nodes have nvidia.com/gpu.", ""},

@@ -45,7 +45,7 @@ func notAllocatable(s status.Status, resource corev1.ResourceName) string {
 			parts = append(parts, departing(r.Departing))
 		}
 		if r.Unoffered > 0 {
-			parts = append(parts, fmt.Sprintf("%d units are on other GPUs than the one that is on offer, "+
+			parts = append(parts, fmt.Sprintf("%d units are on other GPUs than the one that is offered, "+
 				"because units.fit is one", r.Unoffered))
 		}
 		if r.Problem != "" {
