@@ -131,7 +131,7 @@ func TestSwitchedMIG(t *testing.T) {
 	c.release(t.Context(), "half", uid)
 	c.eventually("status says that MIG mode is on still", func() bool {
 		return strings.Contains(c.command("status", "-o", "wide"),
-			"default/half was given back, and its MIG devices ("+half+") are destroyed, but MIG mode is on still: ")
+			"default/half was released, and its MIG devices ("+half+") are destroyed, but MIG mode is still on: ")
 	})
 	c.release(t.Context(), "whole", whole)
 	c.allocatable(7)
@@ -249,7 +249,7 @@ func TestDynamicMIGByMPS(t *testing.T) {
 	}
 	kill(syscall.SIGKILL)
 	c.release(t.Context(), "one", uid)
-	const shown = "claim: default/one was given back, but what was made for it at " + device + " is there still: "
+	const shown = "claim: default/one was released, but its devices at " + device + " still exist: "
 	c.eventually("status has the claim that was given back",
 		func() bool { return strings.Contains(c.command("status", "-o", "wide"), shown) })
 	c.mpsControlDaemon()

@@ -155,5 +155,5 @@ func TestRecordingsOfTwoDaemons(t *testing.T) {
 	if err := replace(cut, string(text[:len(text)-5])); err != nil {
 		t.Fatal(err)
 	}
-	inOrder(t, run(t, false, "simulate", "replay", cut), "a line that was cut off is left out", "Healthy")
+	inOrder(t, run(t, false, "simulate", "replay", cut), "an incomplete line is ignored", "Healthy")
 }

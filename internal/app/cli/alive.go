@@ -16,9 +16,9 @@ func newAliveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "alive",
 		Short: "Report whether a running daemon is alive, for a liveness probe",
-		Long: "alive exits with 0 when no task of the daemon is stuck, and with 1 and the reasons otherwise. It says " +
-			"nothing of GPUs: a\n" +
-			"driver that hangs, a bad GPU and a kubelet that is not there are no reasons to start the daemon again.",
+		Long: "alive exits with 0 if no task of the daemon is stuck, and with 1 and the reasons otherwise. GPUs\n" +
+			"are not checked: a hanging driver, a bad GPU or a missing kubelet is no reason to restart the\n" +
+			"daemon.",
 		Args: cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())

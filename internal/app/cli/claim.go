@@ -26,10 +26,10 @@ func newClaimCommand() *cobra.Command {
 	check := &cobra.Command{
 		Use:   "check FILE...",
 		Short: "Check the configuration of GPUs in ResourceClaims, ResourceClaimTemplates and DeviceClasses",
-		Long: "check reads manifests and checks the opaque configuration in them: GpuConfig and\n" +
-			"MigDeviceConfig of resource.nvidia.com/v1beta1. It prints what each does, with all defaults, or its problems. " +
-			"The API server\n" +
-			"does not check it: a driver refuses it when a pod starts. Other objects are ignored.",
+		Long: "check reads manifests and checks their opaque configuration: GpuConfig and MigDeviceConfig of\n" +
+			"resource.nvidia.com/v1beta1. It prints the effect of each configuration, with all defaults, or the\n" +
+			"problems. The API server does not check this configuration: a driver refuses a wrong configuration\n" +
+			"when a pod starts. Other objects are ignored.",
 		Example: "  gpu-device-plugin claim check claims.yaml",
 		Args:    needs("a file", math.MaxInt),
 		RunE: func(cmd *cobra.Command, paths []string) error {
@@ -147,8 +147,7 @@ func (k claimCheck) kindOf(class string) string {
 	return ""
 }
 
-// object checks one object like file. An object of another kind has nothing to check, whatever its
-// fields are.
+// object checks one object like file. An object of another kind has nothing to check.
 func (k claimCheck) object(text []byte) (lines []string, problems int, err error) {
 	var o claimObject
 	kind := struct{ Kind string }{}
@@ -186,8 +185,9 @@ func (k claimCheck) object(text []byte) (lines []string, problems int, err error
 		}
 		problems += len(wrong)
 		if len(wrong) == 0 {
-			lines = append(lines, where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+
-				": "+found.String())
+			lines = append(lines,
+				where+strings.TrimSuffix(" (requests "+strings.Join(c.Requests, ", ")+")", " (requests )")+
+					": "+found.String())
 		}
 	}
 	for _, part := range k.partsOf(claim) {

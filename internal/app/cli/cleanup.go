@@ -15,13 +15,13 @@ import (
 const mpsRoot = "/run/nvidia/mps"
 
 func newCleanupCommand() *cobra.Command {
-	long := "cleanup removes what an uninstalled daemon has left on the node: its CDI specs, the MPS root with the " +
-		"memory that is\n" +
-		"mounted in it, its sockets in the kubelet's folders, the file with labels, and the state directory. It " +
-		"keeps what\n" +
-		"containers use, and prints the reason. It removes nothing while a daemon runs, or while the kubelet does not answer."
+	long := "cleanup removes the files of an uninstalled daemon from the node: its CDI specs, the MPS root with\n" +
+		"its mounted memory, its sockets in the kubelet's folders, the file with labels, and the state\n" +
+		"directory. It keeps files in use by containers, and prints the reason. It removes nothing while a\n" +
+		"daemon runs, or while the kubelet does not answer."
 	names := []string{
-		"state-dir", "cdi-dir", "kubelet-root", "kubelet-socket", "pod-resources-socket", "mps-root", "node-labels-file",
+		"state-dir", "cdi-dir", "kubelet-root", "kubelet-socket", "pod-resources-socket", "mps-root",
+		"node-labels-file",
 		"dra-driver-name",
 	}
 	cmd := &cobra.Command{

@@ -1,6 +1,6 @@
-// Package cli is the command line: it turns flags into values for other packages, prints their
-// results, and handles the process of the daemon. It imports all packages except those that talk to
-// the API server.
+// Package cli is the command line: it turns flags into values for other packages, prints
+// their results, and handles the process of the daemon. It imports all packages except the
+// packages for the API server.
 package cli
 
 import (
@@ -22,8 +22,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-// Execute runs the command in args, with the name of the process, until it is done or ctx ends, and
-// writes its output to output. The error is a sentence for the user.
+// Execute runs the command in args, with the name of the process, until the command is
+// done or ctx ends, and writes the command's output to output. The error is a sentence for
+// the user.
 func (p Program) Execute(ctx context.Context, process string, args []string, output io.Writer) error {
 	root, err := p.commandOf(process)
 	if err != nil {
@@ -62,7 +63,8 @@ func (p Program) newRootCommand() *cobra.Command {
 		newVersionCommand(), newPlanCommand(), newTopologyCommand(), newSimulateCommand(), newRecordCommand(),
 		newStatusCommand(), newReadyCommand(),
 		newAliveCommand(), newCheckContainerCommand(),
-		newDoctorCommand(), newDriverCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(), newResumeCommand(),
+		newDoctorCommand(), newDriverCommand(), p.newConfigCommand(), newHealthCommand(), newQuiesceCommand(),
+		newResumeCommand(),
 		p.newMPSCommand(),
 		p.newDiscoveryCommand(), newResetCommand(), newCleanupCommand(),
 		newMIGCommand(), newSetMIGModeCommand(), newClaimCommand(), newValidateCommand(), newProveCommand(),
@@ -129,7 +131,7 @@ func asRoot(cmd *cobra.Command) {
 	})
 }
 
-// nameExamples puts the program's name into the examples of a command and of those below it.
+// nameExamples puts the program's name into the examples of a command and its subcommands.
 func nameExamples(cmd *cobra.Command, name string) {
 	cmd.Example = exampleName.ReplaceAllString(cmd.Example, "${1}"+name+" ")
 	for _, c := range cmd.Commands() {

@@ -21,11 +21,10 @@ func (p Program) newConfigCommand() *cobra.Command {
 	check := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Check a configuration file, without a GPU",
-		Long: "check reads a file as the daemon does with the same flags and environment, and prints its problems. Some " +
-			"settings\n" +
-			"depend on flags: sharing by MPS needs --mps-root. With --simulate, check also prints what the file means for " +
-			"that node,\n" +
-			"and fails if a running daemon would refuse the file there because no GPU would be offered.",
+		Long: "check reads a file like a daemon with the same flags and environment, and prints the problems in\n" +
+			"the file. Some settings depend on flags: sharing by MPS needs --mps-root. With --simulate, check\n" +
+			"also prints the effect of the file on the simulated node, and fails if a running daemon would\n" +
+			"refuse the file there because no GPU would be offered.",
 		Example: "  gpu-device-plugin config check config.yaml\n" +
 			"  gpu-device-plugin config check config.yaml --simulate dgx-h100\n" +
 			"  gpu-device-plugin config check config.yaml --mps-root=/run/nvidia/mps",
@@ -65,8 +64,8 @@ func (p Program) newConfigCommand() *cobra.Command {
 	return cmd
 }
 
-// checkOnNode returns the warnings about a configuration on its simulated node, and why a daemon
-// that offers all GPUs there would refuse it.
+// checkOnNode returns the warnings about a configuration on its simulated node, and why a
+// daemon with offered GPUs there would refuse the configuration.
 func checkOnNode(ctx context.Context, c config.Config) (warnings []string, err error) {
 	snapshot, err := scanOnce(ctx, c)
 	if err != nil {
@@ -76,9 +75,9 @@ func checkOnNode(ctx context.Context, c config.Config) (warnings []string, err e
 	return resource.New(snapshot, c.Resource).Warnings, c.Replaces(everything, snapshot)
 }
 
-// asTheDaemon returns where the configuration comes from for a command that shows what the daemon
-// does. Where a label of the node chooses the file, it is the file of the running daemon; none if
-// there is no daemon.
+// asTheDaemon returns the sources of the daemon's configuration, for commands that show
+// the daemon's work. If a label of the node chooses the file, the running daemon tells the
+// file; there is no file without a daemon.
 func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
 	s := config.Sources{Env: os.LookupEnv, Flags: flags}
 	if early := s.Early(); early.NodeConfig.Dir != "" && early.File == "" {
@@ -87,14 +86,15 @@ func asTheDaemon(ctx context.Context, flags *pflag.FlagSet) config.Sources {
 	return s
 }
 
-// simulateAsTheDaemon has c name the simulated node of the running daemon, unless it names one. It
-// says so on standard error, because the command looks at a new node of that profile.
+// simulateAsTheDaemon makes c simulate the same node as the running daemon, unless c names
+// a node. It prints a note on standard error, because the command looks at a new node of
+// the same profile.
 func simulateAsTheDaemon(cmd *cobra.Command, c *config.Config) {
 	if c.Simulate != "" || c.ControlSocket == "" {
 		return
 	}
 	if c.Simulate = askStatus(cmd.Context(), c.ControlSocket).Value.Status.Simulated; c.Simulate != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "The daemon runs on the simulated node %s, shown here as it is without faults; "+
+		fmt.Fprintf(cmd.ErrOrStderr(), "The daemon runs on the simulated node %s, shown here without faults; "+
 			"see status for its present state.\n", terminal.Line(c.Simulate))
 	}
 }

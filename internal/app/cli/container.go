@@ -19,14 +19,15 @@ func newCheckContainerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check-container",
 		Short: "Check that this container got the devices that it requested",
-		Long: "check-container looks at the container that it runs in: what NVIDIA_VISIBLE_DEVICES names, and which device " +
-			"nodes of GPUs\n" +
-			"there are and can be opened. It exits with 1 if that is not what --devices asks for. It needs no driver library.",
+		Long: "check-container checks the container that it runs in: the devices named by NVIDIA_VISIBLE_DEVICES,\n" +
+			"and the device nodes of GPUs, which must exist and open. It exits with 1 if the devices differ\n" +
+			"from --devices. It needs no driver library.",
 		Example: "  gpu-device-plugin check-container --devices 1",
 		Args:    cobra.NoArgs,
 	}
 	devices := cmd.Flags().Int("devices", 1, "number of devices that the container requested")
-	simulated := cmd.Flags().Bool("simulated", false, "the GPUs are simulated: the container has no device nodes of them")
+	simulated := cmd.Flags().Bool("simulated", false, "the GPUs are simulated: the container has no device nodes of "+
+		"them")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		got, err := readContainer("/", os.Getenv(visibleDevices))
 		if err != nil {
@@ -43,11 +44,11 @@ func newCheckContainerCommand() *cobra.Command {
 
 const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	// visibleMounts is the value for devices that are named by mounts in this folder.
+	// visibleMounts is the value for devices named by mounts in this folder.
 	visibleMounts = "/var/run/nvidia-container-devices"
 )
 
-// container is what a container got.
+// container has the devices of a container.
 type container struct {
 	names  []string // of devices; nil if only CDI passed them
 	nodes  []string // device nodes of GPUs
@@ -66,14 +67,15 @@ func (c container) String() string {
 
 var gpuNode = regexp.MustCompile(`^nvidia\d+$`)
 
-// readContainer reads the devices of the container with this root directory and this value of
+// readContainer reads the devices of a container from its root directory and its value of
 // NVIDIA_VISIBLE_DEVICES.
 func readContainer(root, visible string) (container, error) {
 	var got container
 	switch visible {
 	case "", "void", "none":
 	case "all":
-		return got, errors.New(visibleDevices + " is all, as in the image: nobody allocated devices for this container")
+		return got, errors.New(visibleDevices + " is all, as in the image: no devices were allocated for this " +
+			"container")
 	case visibleMounts:
 		entries, err := os.ReadDir(filepath.Join(root, visibleMounts))
 		if err != nil {
@@ -104,8 +106,8 @@ func readContainer(root, visible string) (container, error) {
 	return got, nil
 }
 
-// check compares the container with a request for a number of devices, and returns the difference.
-// Several devices may be parts of one GPU, with one node.
+// check compares the container with a request for a number of devices, and returns the
+// difference. Several devices may be parts of one GPU, with one node.
 func (c container) check(devices int, simulated bool) error {
 	distinct := slices.Compact(slices.Sorted(slices.Values(c.names)))
 	switch {
@@ -116,7 +118,8 @@ func (c container) check(devices int, simulated bool) error {
 	case simulated:
 		return nil
 	case len(c.nodes) == 0:
-		return fmt.Errorf("the container has no device node of a GPU: is the RuntimeClass of NVIDIA's runtime missing? %s", c)
+		return fmt.Errorf("the container has no device node of a GPU: is the RuntimeClass of NVIDIA's runtime "+
+			"missing? %s", c)
 	case len(c.nodes) > devices:
 		return fmt.Errorf("the container has device nodes of GPUs that it did not get: %s", c)
 	}

@@ -31,7 +31,7 @@ func TestCheckContainer(t *testing.T) {
 			want: "requested 1"},
 		{name: "one twice", visible: "GPU-a,GPU-a", nodes: []string{"nvidia0"}, devices: 2, want: "named twice"},
 		{name: "nodes of others", visible: "GPU-a", nodes: []string{"nvidia0", "nvidia1"}, devices: 1, want: "did not get"},
-		{name: "all, from the image", visible: "all", nodes: []string{"nvidia0"}, devices: 1, want: "nobody allocated"},
+		{name: "all, from the image", visible: "all", nodes: []string{"nvidia0"}, devices: 1, want: "no devices were allocated"},
 		{name: "no mounts", visible: visibleMounts, nodes: []string{"nvidia0"}, devices: 1, want: "read the names"},
 	}
 	for _, tt := range tests {

@@ -330,7 +330,7 @@ func TestCommandsOfADaemon(t *testing.T) {
 	h.healthy(8)
 
 	if text := h.ask("mig", "status"); !strings.HasPrefix(text,
-		"No layout is named. GPUs stay as they are.\n\nGPU 0  NVIDIA H100") {
+		"No layout is selected. GPUs stay unchanged.\n\nGPU 0  NVIDIA H100") {
 		t.Errorf("mig status printed %q", text)
 	}
 	h.refused("give one of", "mig", "apply", "--layout=all-9g.90gb")
@@ -339,13 +339,13 @@ func TestCommandsOfADaemon(t *testing.T) {
 		"It changes 1 of 1 GPUs") {
 		t.Errorf("mig apply printed %s", text)
 	}
-	h.says("No layout is named", "mig", "status")
+	h.says("No layout is selected", "mig", "status")
 	h.ask("mig", "apply", "--layout=all-balanced", "--gpu=0", "--wait=0")
 	h.until("the other GPUs stay", func(text string) bool { return strings.Count(text, "\n  kept") == 7 }, "mig", "status")
 	h.says("Layout all-balanced of mig apply", "mig", "status")
 	h.says("MIG layout: all-balanced of mig apply", "status")
 	h.ask("mig", "apply", "--forget")
-	h.says("No layout is named", "mig", "status")
+	h.says("No layout is selected", "mig", "status")
 
 	signal(syscall.SIGTERM)
 	if err := h.daemon.Wait(); err != nil {

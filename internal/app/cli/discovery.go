@@ -21,19 +21,21 @@ func (p Program) newDiscoveryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gpu-feature-discovery",
 		Short: "Write the labels of NVIDIA's GPU feature discovery",
-		Long: "gpu-feature-discovery finds the GPUs of the node and writes the labels that NVIDIA's program of this name " +
-			"writes, with the\n" +
-			"same flags, environment and configuration file. It also runs where this program is started under the name\n" +
-			"gpu-feature-discovery. A daemon writes more labels without it: see --node-labels.",
+		Long: "gpu-feature-discovery finds the GPUs of the node and writes the same labels as NVIDIA's program of\n" +
+			"this name, with the same flags, environment and configuration file. It also runs when this program\n" +
+			"is started under the name gpu-feature-discovery. A daemon writes more labels without it: see\n" +
+			"--node-labels.",
 		Example: "  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false\n" +
-			"  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false --simulate=t4",
+			"  gpu-device-plugin gpu-feature-discovery --oneshot --output-file= --use-node-feature-api=false " +
+			"--simulate=t4",
 		Args: cobra.NoArgs,
 	}
 	config.AddDiscoveryFlags(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return untilItEnds(cmd.Context(), func(ctx context.Context, own *ownProcess) error {
 			sources := config.Sources{
-				Env: config.DiscoveryEnv(os.LookupEnv), Flags: cmd.Flags(), Program: p.kind(), Discovery: true, NVIDIA: p.nvidia,
+				Env: config.DiscoveryEnv(os.LookupEnv), Flags: cmd.Flags(), Program: p.kind(), Discovery: true,
+				NVIDIA: p.nvidia,
 			}
 			c, err := p.begin(ctx, &sources, own)
 			switch {

@@ -31,7 +31,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// The exit statuses of doctor beside 0 and that of a command that fails.
+// The exit statuses of doctor, in addition to 0 and the status of a failed command.
 const (
 	exitWarning = 2
 	exitError   = 3
@@ -47,13 +47,13 @@ func newDoctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the node: driver, container runtime, the kubelet and the running daemon",
-		Long: "doctor reads the node's files and asks the running daemon, and prints each problem with evidence and the\n" +
-			"commands to fix it. It changes nothing. Run it as root on the node, or in the daemon's container, with the flags and the\n" +
-			"environment of the daemon; it takes the kubelet's sockets and the simulated node from the daemon that answers.\n" +
-			"A check that cannot see what it needs is printed as not checked.\n\n" +
-			"The exit status is 0 if nothing is worse than info or not checked, 2 if the worst finding is a warning, 3 if it " +
-			"is an\n" +
-			"error, and 1 if doctor itself cannot be run, as with a wrong flag.",
+		Long: "doctor reads the node's files and asks the running daemon, and prints each problem with evidence\n" +
+			"and the commands to fix it. It changes nothing. Run doctor as root on the node, or in the daemon's\n" +
+			"container, with the flags and the environment of the daemon. The running daemon names the\n" +
+			"kubelet's sockets and the simulated node. If the files for a check are not visible, the check is\n" +
+			"printed as not checked.\n\n" +
+			"The exit status is 0 if no finding is worse than info, 2 if the worst finding is a warning, 3 if\n" +
+			"it is an error, and 1 if doctor itself cannot run, for example because of a wrong flag.",
 		Example: "  gpu-device-plugin doctor\n" +
 			"  kubectl -n kube-system exec POD -- gpu-device-plugin doctor -o json\n" +
 			"  gpu-device-plugin doctor --simulate dgx-h100",
@@ -98,8 +98,8 @@ func newDoctorCommand() *cobra.Command {
 // addHostRootFlag adds the flag of commands that read the node's files.
 func addHostRootFlag(cmd *cobra.Command) *string {
 	return cmd.Flags().String("host-root", "",
-		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that is the "+
-			"node's root")
+		"where the node's root folder is seen; default: / on the node, and in a container the driver root if that "+
+			"is the node's root")
 }
 
 // severityStatus returns the exit status for the worst finding; nil for 0.
@@ -114,8 +114,8 @@ func severityStatus(worst doctor.Severity) error {
 	}
 }
 
-// doctorConfig returns the configuration. If the file cannot be used, it is that without the file,
-// and problem says why.
+// doctorConfig returns the configuration. If the file cannot be used, c is the
+// configuration without the file, and problem says why.
 func doctorConfig(sources config.Sources) (c config.Config, problem string, err error) {
 	c, _, err = config.Load(sources)
 	if err == nil {
@@ -128,9 +128,10 @@ func doctorConfig(sources config.Sources) (c config.Config, problem string, err 
 	return plain, "The configuration file cannot be used: " + err.Error(), nil
 }
 
-// asRegistered replaces the kubelet's sockets in c by those that the running daemon uses, unless a
-// flag names them or they do not exist here, and reports whether a simulated node has a kubelet of
-// its own: then this machine's container runtime does not belong to that node.
+// asRegistered replaces the kubelet's sockets in c by the sockets of the running daemon,
+// except sockets set by a flag and sockets that do not exist here. It reports whether the
+// node is simulated with a kubelet of its own: then this machine's container runtime does
+// not belong to the node.
 func asRegistered(c *config.Config, told status.Status, flags *pflag.FlagSet) (standIn bool) {
 	for _, socket := range []struct {
 		flag, told string
@@ -149,8 +150,8 @@ func asRegistered(c *config.Config, told status.Status, flags *pflag.FlagSet) (s
 	return standIn
 }
 
-// examine returns what is found on the node, and where its files were seen. told is what the daemon
-// says, and standIn is that of asRegistered.
+// examine returns the findings on the node, and the place of the node's files. told is the
+// daemon's status, and standIn the result of asRegistered.
 func examine(
 	ctx context.Context, c config.Config, told doctor.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
 ) (findings []doctor.Finding, at string, err error) {
@@ -185,7 +186,7 @@ func examine(
 	return doctor.Examine(facts), at, nil
 }
 
-// companions returns what containers are to have beside their GPUs.
+// companions returns the features that containers need in addition to their GPUs.
 func companions(o containeredits.Options) (all []doctor.CompanionModule) {
 	for _, asked := range []struct {
 		doctor.CompanionModule
@@ -246,14 +247,14 @@ func reader(node string, simulated bool) doctor.Reader {
 	return r
 }
 
-// inContainer reports whether this process is in a container: kubelet gives its containers a
-// variable, and others are in a PID namespace of their own.
+// inContainer reports whether this process is in a container: the kubelet sets a variable
+// in its containers, and other containers have their own PID namespace.
 func inContainer() bool {
 	_, pod := os.LookupEnv("KUBERNETES_SERVICE_HOST")
 	return pod || confined(os.DirFS("/"))
 }
 
-// places returns where the node's files are. Their root is hostRoot, if that is given.
+// places returns where the node's files are: below hostRoot, if set.
 func places(c config.Config, hostRoot string, container bool) (p nodefacts.Places, at string, err error) {
 	folder := func(name string) bool {
 		info, err := os.Stat(name)
@@ -280,9 +281,8 @@ func places(c config.Config, hostRoot string, container bool) (p nodefacts.Place
 		p.Container = os.DirFS("/")
 	}
 	if hostRoot == "" {
-		p.Hidden = "The node's files are not visible in this container: mount the node's / read-only and give its path " +
-			"with --host-root, " +
-			"or run doctor on the node"
+		p.Hidden = "The node's files are not visible in this container: mount the node's / read-only and give its " +
+			"path with --host-root, or run doctor on the node"
 		at = "the node's files are not visible in this container"
 	} else {
 		p.Host, at = below("/"), "the node's files: "+hostRoot
@@ -306,13 +306,14 @@ const (
 	commandColumn = 4
 )
 
-// textWidth returns the width of a text that is written to w: that of the terminal, or the usual one.
+// textWidth returns the text width for w: the width of the terminal, or else the usual
+// width.
 func textWidth(w io.Writer) int {
 	return max(60, cmp.Or(terminal.Columns(w), terminal.DefaultColumns))
 }
 
-// findingsText returns findings as text that fits so many columns. In a terminal that is narrower
-// than usual, messages and evidence have lines of their own.
+// findingsText returns findings as text of so many columns. In a narrow terminal, messages
+// and evidence have separate lines.
 func findingsText(at string, all []doctor.Finding, width int) string {
 	var b strings.Builder
 	var counts []string
@@ -365,9 +366,10 @@ func findingText(b *strings.Builder, f doctor.Finding, width int) {
 	b.WriteString("\n")
 }
 
-// wrap returns a text in lines of at most width columns, each with an end of line. Lines but the
-// last end with more, and lines but the first begin with indent, of which 4 columns at most are
-// more than those before the first line. What cannot be printed is shown as "?".
+// wrap breaks a text into lines of at most width columns, each with an end of line. All
+// lines but the last end with more, and all lines but the first begin with indent, at most
+// 4 columns longer than the indentation of the first line. Unprintable characters are shown
+// as "?".
 func wrap(text string, width int, more, indent string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

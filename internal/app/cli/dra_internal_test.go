@@ -34,14 +34,14 @@ func TestStatusOfDRA(t *testing.T) {
 	if diff := cmp.Diff(` Resource Allocation: mode split; registered with the kubelet; slices: 1 with 2 devices, generation 4; the API server is away
 
 owner: GPU 1: in a ResourceSlice
-owner: GPU 2: goes from its ResourceSlice to the device plugin; it waits: claim a/b has it
-owner: GPU 3: goes from the device plugin into a ResourceSlice
-owner: GPU 4: goes to the device plugin
-owner: GPU 5: it is not known yet who gives it out
+owner: GPU 2: moves from its ResourceSlice to the device plugin; it waits: claim a/b has it
+owner: GPU 3: moves from the device plugin into a ResourceSlice
+owner: GPU 4: moves to the device plugin
+owner: GPU 5: not known yet
 claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z; 20480 MiB of gpu-1, not a limit; 10240 MiB of gpu-2, a limit by MPS
-claim: a/c was given back, but what was made for it at gpu-3-mig-1g10gb-19-0 is there still: the driver does not answer; no claim gets `+
-		`that part of the GPU until it is taken back, which is tried every 10 s
-claim: a/d was given back, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destroyed, but MIG mode is on still: in use; it is tried every 10 s to switch it off
+claim: a/c was released, but its devices at gpu-3-mig-1g10gb-19-0 still exist: the driver does not answer; no claim gets `+
+		`this part of the GPU until they are removed; retried every 10 s
+claim: a/d was released, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destroyed, but MIG mode is still on: in use; the switch off is retried every 10 s
 `, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

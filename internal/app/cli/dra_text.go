@@ -28,8 +28,8 @@ func allocationLine(s *status.DRA) string {
 		parts = append(parts, "not registered with the kubelet")
 	}
 	if s.Slices > 0 {
-		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices, status.Count(s.Devices, "device"),
-			s.Generation))
+		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices,
+			status.Count(s.Devices, "device"), s.Generation))
 	}
 	if s.NoShares {
 		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
@@ -49,11 +49,11 @@ func ownerSentences(s *status.DRA) []string {
 		return nil
 	}
 	words := map[string]string{
-		"":                        "it is not known yet who gives it out",
-		string(dra.LeavesPlugin):  "goes from the device plugin into a ResourceSlice",
+		"":                        "not known yet",
+		string(dra.LeavesPlugin):  "moves from the device plugin into a ResourceSlice",
 		string(dra.OwnedByDRA):    "in a ResourceSlice",
-		string(dra.LeavesDRA):     "goes from its ResourceSlice to the device plugin",
-		string(dra.OwnedByNobody): "goes to the device plugin",
+		string(dra.LeavesDRA):     "moves from its ResourceSlice to the device plugin",
+		string(dra.OwnedByNobody): "moves to the device plugin",
 	}
 	var sentences []string
 	for _, g := range s.GPUs {
@@ -76,7 +76,8 @@ func claimSentences(s *status.DRA, v view) []string {
 	}
 	var sentences []string
 	for _, c := range s.Claims {
-		sentence := fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "), v.since(c.Since))
+		sentence := fmt.Sprintf("%s/%s has %s since %s", c.Namespace, c.Name, strings.Join(c.Devices, ", "),
+			v.since(c.Since))
 		for _, share := range c.Shares {
 			limit := "not a limit"
 			if share.Limited {
@@ -85,15 +86,14 @@ func claimSentences(s *status.DRA, v view) []string {
 			sentence += fmt.Sprintf("; %d MiB of %s, %s", share.MemoryBytes>>20, share.Device, limit)
 		}
 		if c.Released != "" {
-			sentence = fmt.Sprintf("%s/%s was given back, but what was made for it at %s is there still: %s; no claim gets "+
-				"that part "+
-				"of the GPU until it is taken back, which is tried every 10 s", c.Namespace, c.Name, strings.Join(c.Devices,
-				", "), c.Released)
+			sentence = fmt.Sprintf("%s/%s was released, but its devices at %s still exist: %s; no claim gets this "+
+				"part of the GPU until they are removed; retried every 10 s",
+				c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Destroyed {
-			sentence = fmt.Sprintf("%s/%s was given back, and its MIG devices (%s) are destroyed, but MIG mode is on still: "+
-				"%s; it is tried "+
-				"every 10 s to switch it off", c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
+			sentence = fmt.Sprintf("%s/%s was released, and its MIG devices (%s) are destroyed, but MIG mode is "+
+				"still on: %s; the switch off is retried every 10 s",
+				c.Namespace, c.Name, strings.Join(c.Devices, ", "), c.Released)
 		}
 		if c.Problem != "" {
 			sentence += "; " + c.Problem

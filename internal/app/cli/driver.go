@@ -37,12 +37,17 @@ func newPreflightCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "preflight",
 		Short: "Check whether the driver can be changed, and name everything that uses it",
-		Long: "preflight reads the node's files and asks the kubelet and the running daemon, and prints whether the driver can be\n" +
-			"unloaded, changed and loaded again, now and after the next restart of the node. It names every user of the driver:\n" +
-			"pods, claims, services, processes, kernel modules and displays, with what makes each let go. It changes nothing.\n\n" +
-			"Without --to it judges the present driver. Run it as root on the node: in the daemon's container the open files of\n" +
+		Long: "preflight reads the node's files and asks the kubelet and the running daemon, and prints whether the " +
+			"driver can be\n" +
+			"unloaded, changed and loaded again, now and after the next restart of the node. It names every user of " +
+			"the driver:\n" +
+			"pods, claims, services, processes, kernel modules and displays, with what makes each let go. It " +
+			"changes nothing.\n\n" +
+			"Without --to it judges the present driver. Run it as root on the node: in the daemon's container the " +
+			"open files of\n" +
 			"other processes are usually not readable, and the check says so.\n\n" +
-			"The exit status is 0 if the node is ready, 2 if the worst finding is a warning, such as a user of the driver, 3 if an\n" +
+			"The exit status is 0 if the node is ready, 2 if the worst finding is a warning, such as a user of the " +
+			"driver, 3 if an\n" +
 			"error blocks the change, and 1 if preflight itself cannot be run, as with a wrong flag.",
 		Example: "  gpu-device-plugin driver preflight\n" +
 			"  gpu-device-plugin driver preflight --to 580.95.05\n" +
@@ -72,7 +77,8 @@ func newPreflightCommand() *cobra.Command {
 		}{c.NodeName, preflight.Examine(facts)}
 		if o.String() == outputTable {
 			terminal.Clean(&report)
-			_, err = io.WriteString(cmd.OutOrStdout(), preflightText(report.Node, report.Report, textWidth(cmd.OutOrStdout())))
+			_, err = io.WriteString(cmd.OutOrStdout(),
+				preflightText(report.Node, report.Report, textWidth(cmd.OutOrStdout())))
 		} else {
 			err = o.print(cmd.OutOrStdout(), &report, nil)
 		}
@@ -85,7 +91,9 @@ func newPreflightCommand() *cobra.Command {
 }
 
 // preflightFacts returns the facts about the driver, with the devices of pods and the claims.
-func preflightFacts(ctx context.Context, c config.Config, told status.Status, hostRoot, to string) (preflight.Facts, error) {
+func preflightFacts(
+	ctx context.Context, c config.Config, told status.Status, hostRoot, to string,
+) (preflight.Facts, error) {
 	p, _, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return preflight.Facts{}, err
@@ -109,7 +117,8 @@ func preflightFacts(ctx context.Context, c config.Config, told status.Status, ho
 	if d := told.DRA; d != nil {
 		for _, claim := range d.Claims {
 			if claim.Released == "" {
-				facts.Claims.Value = append(facts.Claims.Value, preflight.Claim{Namespace: claim.Namespace, Name: claim.Name})
+				facts.Claims.Value = append(facts.Claims.Value,
+					preflight.Claim{Namespace: claim.Namespace, Name: claim.Name})
 			}
 		}
 	}
@@ -181,7 +190,8 @@ func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact 
 // running daemon, or by the name of its resource or driver.
 func isGPU(d kubelet.ContainerDevice, told status.Status) bool {
 	if d.Claim.Name != "" {
-		return strings.HasSuffix(d.Claim.Driver, "nvidia.com") || told.DRA != nil && d.Claim.Driver == told.DRA.DriverName
+		return strings.HasSuffix(d.Claim.Driver, "nvidia.com") || told.DRA != nil &&
+			d.Claim.Driver == told.DRA.DriverName
 	}
 	return strings.HasPrefix(d.ID, "GPU-") || strings.HasPrefix(d.ID, "MIG-") ||
 		strings.HasPrefix(d.Resource, "nvidia.com/") ||
@@ -228,6 +238,7 @@ func preflightText(node string, r preflight.Report, width int) string {
 
 // asDoctor returns a finding of preflight as one of doctor's. Both have the same severities.
 func asDoctor(f preflight.Finding) doctor.Finding {
-	return doctor.Finding{Check: f.Check, Severity: doctor.Severity(f.Severity), Message: f.Message, Evidence: f.Evidence,
-		Remedy: f.Remedy}
+	return doctor.Finding{Check: f.Check, Severity: doctor.Severity(f.Severity), Message: f.Message,
+		Evidence: f.Evidence,
+		Remedy:   f.Remedy}
 }

@@ -12,9 +12,8 @@ func newHealthCommand() *cobra.Command {
 	clearing := &cobra.Command{
 		Use:   "clear --gpu GPU",
 		Short: "Clear the faults of a GPU or MIG device",
-		Long: "clear removes the recorded faults of a GPU or MIG device, also those that only an operator can remove. The " +
-			"daemon checks\n" +
-			"the device at once, and finds a fault again that still exists.",
+		Long: "clear removes the recorded faults of a GPU or MIG device, including faults that only an operator\n" +
+			"can remove. The daemon checks the device at once, and reports a fault again if it still exists.",
 		Example: "  gpu-device-plugin health clear --gpu 3",
 		Args:    cobra.NoArgs,
 	}
@@ -35,9 +34,8 @@ func newQuiesceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "quiesce",
 		Short: "Release the driver, so that GPUs can be reset or the driver replaced",
-		Long: "quiesce closes NVML until resume. The daemon continues to serve the last known state. New pods get no GPUs, " +
-			"unless\n" +
-			"--allocate is set. SIGUSR1 does the same without --allocate.",
+		Long: "quiesce closes NVML until resume. The daemon continues to serve the last known state. New pods get\n" +
+			"no GPUs, unless --allocate is set. SIGUSR1 does the same without --allocate.",
 		Args: cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())

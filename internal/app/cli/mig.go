@@ -33,9 +33,9 @@ func newMIGExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Print the MIG layout that the GPUs have, as a configuration file of mig-parted",
-		Long: "export reads the MIG instances of this node once, or of a simulated node (--simulate). It prints a file " +
-			"with one layout,\n" +
-			"current. What the layout cannot say is written to standard error, and the exit status is 1.",
+		Long: "export reads the MIG instances of this node once, or of a simulated node (--simulate). It prints a\n" +
+			"file with one layout, current. Instances that a layout cannot express are written to standard\n" +
+			"error, and the exit status is 1.",
 		Example: "  gpu-device-plugin mig export --simulate a100-mig-mixed > layouts.yaml",
 		Args:    noArguments,
 	}
@@ -68,16 +68,13 @@ func newMIGPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Print how a MIG layout would divide the GPUs, and the steps to it",
-		Long: "plan reads the MIG instances of this node once, or of a simulated node (--simulate). For each GPU it prints " +
-			"the instances\n" +
-			"before and after, and the steps. It changes nothing. Instances that exist and that the layout wants stay as " +
-			"they are.\n" +
-			"The exit status is 1 if the layout is not possible on some GPU.\n\n" +
-			"Layouts are those of a configuration file of NVIDIA's mig-parted (--config), in which devices may also be UUIDs " +
-			"of GPUs.\n" +
-			"Without a file they are all-disabled, all-enabled, all-balanced, and all-PROFILE for each profile of the GPUs, " +
-			"such as\n" +
-			"all-1g.10gb. The driver shows all instances only to root.",
+		Long: "plan reads the MIG instances of this node once, or of a simulated node (--simulate). For each GPU\n" +
+			"it prints the instances before and after, and the steps. It changes nothing. Existing instances of\n" +
+			"the layout stay unchanged. The exit status is 1 if the layout is not possible on a GPU.\n\n" +
+			"Layouts come from a configuration file of NVIDIA's mig-parted (--config), in which devices may\n" +
+			"also be UUIDs of GPUs. Without a file the layouts are all-disabled, all-enabled, all-balanced, and\n" +
+			"all-PROFILE for each profile of the GPUs, such as all-1g.10gb. The driver shows all instances only\n" +
+			"to root.",
 		Example: "  gpu-device-plugin mig plan --simulate dgx-h100 --layout all-balanced\n" +
 			"  gpu-device-plugin mig plan --config layouts.yaml --layout training --gpu 0,1 -o yaml",
 		Args: noArguments,
@@ -86,7 +83,8 @@ func newMIGPlanCommand() *cobra.Command {
 	var name, path string
 	var only []string
 	cmd.Flags().StringVar(&name, "layout", "", "name of the layout; may be left out if --config has one layout")
-	cmd.Flags().StringVar(&path, "config", "", "path of a configuration file of mig-parted; default: the built-in layouts")
+	cmd.Flags().StringVar(&path, "config", "", "path of a configuration file of mig-parted; default: the built-in "+
+		"layouts")
 	cmd.Flags().StringSliceVar(&only, "gpu", nil, "GPUs to plan for, by index or UUID; default: all")
 	o := addOutputFlagFor(cmd, outputText)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

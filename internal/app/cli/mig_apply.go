@@ -18,16 +18,13 @@ func newMIGApplyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "apply",
 		Short: "Have a running daemon divide the GPUs by a MIG layout",
-		Long: "apply prints what a layout makes of the GPUs, has the daemon make it, and waits until that is done. The " +
-			"daemon changes a GPU\n" +
-			"when nobody uses it, and goes on after the command has ended. A layout that is not possible on some GPU changes " +
-			"nothing, and\n" +
-			"the exit status is 1.\n\n" +
-			"Layouts are those of the daemon's file (mig.configFile), and the built-in ones without a file: all-disabled, " +
-			"all-enabled,\n" +
-			"all-balanced, and all-PROFILE such as all-1g.10gb. The layout counts until the daemon's configuration file or " +
-			"the label\n" +
-			"nvidia.com/mig.config of the node names another one, or until mig apply --forget. The daemon needs mig.enabled.",
+		Long: "apply prints the effect of a layout on the GPUs, has the daemon apply the layout, and waits for\n" +
+			"the result. The daemon changes a GPU when the GPU is not in use, and continues after the end of\n" +
+			"the command. A layout that is not possible on a GPU changes nothing, and the exit status is 1.\n\n" +
+			"Layouts come from the daemon's file (mig.configFile), or are built in: all-disabled, all-enabled,\n" +
+			"all-balanced, and all-PROFILE such as all-1g.10gb. The layout is valid until the daemon's\n" +
+			"configuration file or the label nvidia.com/mig.config of the node names another layout, or until\n" +
+			"mig apply --forget. The daemon needs mig.enabled.",
 		Example: "  gpu-device-plugin mig apply --layout all-balanced --dry-run\n" +
 			"  gpu-device-plugin mig apply --layout all-1g.10gb --gpu 6,7 --wait 5m",
 		Args: noArguments,
@@ -36,11 +33,11 @@ func newMIGApplyCommand() *cobra.Command {
 	var a daemon.ApplyArguments
 	cmd.Flags().StringVar(&a.Layout, "layout", "", "name of the layout")
 	cmd.Flags().StringSliceVar(&a.GPUs, "gpu", nil,
-		"GPUs to change, by index or UUID, the others stay as they are; default: all")
+		"GPUs to change, by index or UUID; other GPUs stay unchanged; default: all")
 	cmd.Flags().BoolVar(&a.DryRun, "dry-run", false, "print what the layout makes of the GPUs, and change nothing")
 	cmd.Flags().BoolVar(&a.Forget, "forget", false,
 		"forget an earlier apply: the label or the configuration file counts again")
-	wait := cmd.Flags().Duration("wait", time.Minute, "how long to wait until the layout is made; 0: do not wait")
+	wait := cmd.Flags().Duration("wait", time.Minute, "how long to wait for the layout; 0: do not wait")
 	o := addOutputFlagFor(cmd, outputText)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if a.Forget == (a.Layout != "") || a.Forget && (a.DryRun || a.GPUs != nil) {
@@ -109,8 +106,8 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-over:
-			return fmt.Errorf("layout not applied after %v: the daemon keeps trying; check progress with: gpu-device-plugin "+
-				"mig status", most)
+			return fmt.Errorf("layout not applied after %v: the daemon keeps trying; check progress with: "+
+				"gpu-device-plugin mig status", most)
 		case <-time.After(migPoll):
 		}
 	}

@@ -16,10 +16,9 @@ func newMIGStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Print how far a running daemon is with the MIG layout",
-		Long: "status prints the layout that counts and who named it, its state, and for each GPU with multi-instance mode " +
-			"how it is divided,\n" +
-			"how it is to be divided, and what the daemon waits for. The states are none, pending, rebooting, success and " +
-			"failed.",
+		Long: "status prints the present layout, its source and its state. For each GPU with multi-instance mode\n" +
+			"it prints the present and the wanted division, and what the daemon waits for. The states are none,\n" +
+			"pending, rebooting, success and failed.",
 		Example: "  gpu-device-plugin mig status -o json",
 		Args:    noArguments,
 	}
@@ -38,7 +37,7 @@ func newMIGStatusCommand() *cobra.Command {
 // migLine describes the progress of the daemon in one sentence.
 func migLine(s daemon.MIGProgress) string {
 	if s.Layout == "" {
-		return "No layout is named. GPUs stay as they are."
+		return "No layout is selected. GPUs stay unchanged."
 	}
 	text := fmt.Sprintf("Layout %s of %s: %s", s.Layout, s.From, s.State)
 	if s.Reason != "" {

@@ -151,7 +151,8 @@ func stepsOf(g layout.PlannedGPU) []string {
 	for _, s := range g.Steps {
 		switch s.Action {
 		case inventory.MIGEnable, inventory.MIGDisable:
-			verb := map[inventory.MIGAction]string{inventory.MIGEnable: "enable", inventory.MIGDisable: "disable"}[s.Action]
+			verb := map[inventory.MIGAction]string{inventory.MIGEnable: "enable",
+				inventory.MIGDisable: "disable"}[s.Action]
 			line := verb + " MIG mode while nothing uses the GPU"
 			if g.Resets {
 				line += "; the driver resets it"

@@ -19,12 +19,11 @@ func (p Program) newMPSCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mps-control-daemon",
 		Short: "Run the control daemons of CUDA MPS (Multi-Process Service)",
-		Long: "mps-control-daemon runs one nvidia-cuda-mps-control for each resource that is shared by MPS. It limits the " +
-			"threads and\n" +
-			"the memory of each replica, and restarts a control daemon that ends. It takes the configuration file of the " +
-			"device\n" +
-			"plugin. It needs nvidia-cuda-mps-control in the PATH, the right to set compute modes, and the directory of\n" +
-			"MPS state on the host (--mps-root), mounted at --mps-root-ctr-path.",
+		Long: "mps-control-daemon runs one nvidia-cuda-mps-control for each resource shared by MPS. It limits the\n" +
+			"threads and the memory of each replica, and restarts control daemons that end. It uses the\n" +
+			"configuration file of the device plugin. It needs nvidia-cuda-mps-control in the PATH, the right\n" +
+			"to set compute modes, and the directory of MPS state on the host (--mps-root), mounted at\n" +
+			"--mps-root-ctr-path.",
 		Args: noArguments,
 	}
 	config.AddFlags(cmd.Flags(), mpsFlags...)
@@ -42,9 +41,9 @@ func (p Program) newMPSCommand() *cobra.Command {
 	return cmd
 }
 
-// mpsEnv is the environment of the control daemons without the host's directory of MPS state, which
-// they do not need and NVIDIA's control daemons do not have. But a configuration that shares by MPS
-// is invalid without the directory.
+// mpsEnv is the environment of the control daemons, with a default for the host's
+// directory of MPS state. NVIDIA's control daemons do not have the directory and ours do
+// not need it, but without it a configuration with MPS sharing is invalid.
 func mpsEnv(name string) (string, bool) {
 	value, given := os.LookupEnv(name)
 	if name == "MPS_ROOT" && value == "" {
@@ -57,8 +56,8 @@ func newMountSHMCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "mount-shm",
 		Short: "Mount the shared memory of MPS servers and clients",
-		Long: "mount-shm mounts a tmpfs on the folder shm of --mps-root-ctr-path, unless one is mounted. Its size is half " +
-			"of the memory.",
+		Long: "mount-shm mounts a tmpfs on the folder shm of --mps-root-ctr-path, unless a tmpfs is already\n" +
+			"mounted. Its size is half of the memory.",
 		Args: noArguments,
 	}
 	config.AddFlags(cmd.Flags(), "mps-root-ctr-path")

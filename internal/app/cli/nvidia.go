@@ -25,8 +25,8 @@ var titles = map[string]string{
 	nvidiaConfigManager: nvidiaConfigManager,
 }
 
-// commandOf returns the command for a process with this argv[0]: this program, or one of NVIDIA's
-// programs if it was started under that name.
+// commandOf returns the command for a process with this argv[0]: this program, or one of
+// NVIDIA's programs if argv[0] is its name.
 func (p Program) commandOf(process string) (*cobra.Command, error) {
 	name := filepath.Base(process)
 	title, known := titles[name]
@@ -44,7 +44,8 @@ func (p Program) commandOf(process string) (*cobra.Command, error) {
 		cmd = p.newDiscoveryCommand()
 	case nvidiaConfigManager:
 		if p.Cluster == nil {
-			return nil, fmt.Errorf("%s does not talk to the API server: start gpu-node-agent under the name %s", p.Name, name)
+			return nil, fmt.Errorf("%s does not talk to the API server: start gpu-node-agent under the name %s",
+				p.Name, name)
 		}
 		commands := p.Cluster.Commands()
 		cmd = commands[slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == name })]
@@ -61,8 +62,8 @@ func (p Program) commandOf(process string) (*cobra.Command, error) {
 	return cmd, nil
 }
 
-// showVersion adds the flag --version to a command. Cobra's template for it would link
-// text/template, and with it 4 MB of unused methods.
+// showVersion adds the flag --version to a command. Cobra's own template would link
+// text/template, and 4 MB of unused methods.
 func showVersion(cmd *cobra.Command, title string) {
 	show := cmd.Flags().BoolP("version", "v", false, "version for "+cmd.Name())
 	run := cmd.RunE

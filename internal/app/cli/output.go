@@ -66,7 +66,8 @@ func (o *output) print(w io.Writer, value any, table func(io.Writer)) error {
 	var err error
 	switch o.format {
 	case outputYAML:
-		if text, err = json.Marshal(value); err == nil { // YAML has no control characters, and JSON's escapes are equivalent
+		// YAML has no control characters, and JSON's escapes are equivalent
+		if text, err = json.Marshal(value); err == nil {
 			text, err = yaml.JSONToYAML([]byte(terminal.Printable(string(text), terminal.Escape)))
 		}
 	case outputJSON:

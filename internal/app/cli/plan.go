@@ -29,19 +29,16 @@ func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "Print the resources of a node, and what a container gets",
-		Long: "plan scans this node once, or a simulated node: that of --simulate or of the running daemon. It prints the " +
-			"resources that\n" +
-			"the daemon offers with the same flags, environment and configuration file. For each resource it prints what a " +
-			"container\n" +
-			"with the first device gets.\n\n" +
-			"With --dra it prints the ResourceSlices instead that gpu-node-agent publishes of the node for Dynamic Resource " +
-			"Allocation:\n" +
-			"of all GPUs, or, with --dra-mode split, of those that dra.gpus selects.\n\n" +
-			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With them, pods that ask for " +
-			"these\n" +
-			"resources get devices by Dynamic Resource Allocation. A resource of which claims cannot have all devices is " +
-			"named on\n" +
-			"standard error, with exit status 1.",
+		Long: "plan scans this node once, or a simulated node: the node of --simulate or of the running daemon.\n" +
+			"It prints the resources that the daemon offers with the same flags, environment and configuration\n" +
+			"file. For each resource it prints what a container with the first device gets.\n\n" +
+			"With --dra it prints the ResourceSlices of the node for Dynamic Resource Allocation instead, as\n" +
+			"published by gpu-node-agent: for all GPUs, or, with --dra-mode split, for the GPUs selected by\n" +
+			"dra.gpus.\n\n" +
+			"With -o classes it prints a DeviceClass for each resource, as values of the chart. With these\n" +
+			"classes, pods that request the resources get devices by Dynamic Resource Allocation. If claims\n" +
+			"cannot have all devices of a resource, the resource is named on standard error, and the exit\n" +
+			"status is 1.",
 		Example: "  gpu-device-plugin plan --simulate dgx-h100\n" +
 			"  gpu-device-plugin plan --simulate a100-mig-mixed --mig-strategy mixed -o yaml\n" +
 			"  gpu-device-plugin plan --dra --simulate dgx-h100 --node-name node-1 -o yaml\n" +
@@ -89,7 +86,7 @@ func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot
 	return snapshot, err
 }
 
-// scan returns what a session finds, with the health that the GPUs have now.
+// scan returns the scan of a session, with the current health of the GPUs.
 func scan(ctx context.Context, c config.Config, session *nvidia.Session) (inventory.Snapshot, error) {
 	snapshot, err := session.Scan(ctx)
 	for range snapshot.GPUs { // each scan asks at least one GPU for its links
@@ -135,10 +132,10 @@ func withSession(ctx context.Context, c config.Config, use func(context.Context,
 	return use(ctx, session)
 }
 
-// planned is a plan as it is printed.
+// planned is a plan for printing.
 type planned struct {
 	Resources []plannedResource `json:"resources"`
-	// which GPUs cannot be read, which devices are not offered, and why
+	// GPUs that cannot be read and devices that are not offered, with reasons
 	LeftOut  []string `json:"leftOut,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 }
@@ -146,7 +143,7 @@ type planned struct {
 type plannedResource struct {
 	Name    string          `json:"name"`
 	Devices []plannedDevice `json:"devices"`
-	// Container is what a container gets that is given the first device.
+	// Container has the edits for a container with the first device.
 	Container plannedEdits `json:"container"`
 }
 
@@ -168,7 +165,8 @@ type plannedEdits struct {
 
 func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 	plan := resource.New(snapshot, c.Resource)
-	p := planned{Resources: []plannedResource{}, LeftOut: status.LeftOut(snapshot, plan), Warnings: plan.OtherWarnings()}
+	p := planned{Resources: []plannedResource{}, LeftOut: status.LeftOut(snapshot, plan),
+		Warnings: plan.OtherWarnings()}
 	for _, r := range plan.Resources {
 		e, err := containeredits.For(r.Devices[:1], c.Edits)
 		if err != nil {

@@ -66,9 +66,8 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 	for _, l := range pool.LeftOut {
 		fmt.Fprintf(cmd.ErrOrStderr(), "left out: %s\n", l)
 	}
-	return fmt.Errorf("claims cannot replace %s on this node: change the configuration, or let the device plugin keep "+
-		"these GPUs with "+
-		"dra.mode: split", strings.Join(names, ", "))
+	return fmt.Errorf("claims cannot replace %s on this node: change the configuration, or let the device plugin "+
+		"keep these GPUs with dra.mode: split", strings.Join(names, ", "))
 }
 
 // classResources are the resources of a node in the terms of classes.
@@ -105,8 +104,8 @@ func newClassResources(plan resource.Plan, s inventory.Snapshot, c config.Config
 		}
 		if units > 0 {
 			n.units = append(n.units, dra.Stranded{Resource: r.Name, Missing: units, All: units,
-				Reason: "a class gives whole devices, " +
-					"not units; with dra.shareBy: memory, claims ask for parts of the memory"})
+				Reason: "a class gives whole devices, not units; with dra.shareBy: memory, claims ask for parts of " +
+					"the memory"})
 		}
 		if one.Shared {
 			n.replicas = slices.AppendSeq(n.replicas, maps.Values(replicas))
@@ -130,8 +129,8 @@ func namedDevice(g inventory.GPU, d resource.Device) dra.NamedDevice {
 	return named
 }
 
-// share returns the values by which claims share devices like the resources, and the pool with
-// these values.
+// share returns the values for claims to share devices in the same way as resources, and
+// the pool with these values.
 func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValues, with dra.Pool) {
 	switch {
 	case len(n.replicas) > 0 && c.DRA.SwitchMIG:
@@ -144,8 +143,8 @@ func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValu
 		}
 		values.DRA.ShareBy, values.DRA.Shares = dra.ByCount, min(most, resource.MPSClients)
 		if most > n.replicas[0] || most > resource.MPSClients {
-			n.notes = append(n.notes, fmt.Sprintf("each device has %d shares for claims: the device plugin has %s replicas of "+
-				"a device",
+			n.notes = append(n.notes, fmt.Sprintf("each device has %d shares for claims: the device plugin has %s "+
+				"replicas of a device",
 				values.DRA.Shares, strings.Join(slices.Compact(numbers), ", ")))
 		}
 		pool = pool.SharedBy(dra.ByCount, values.DRA.Shares)
@@ -153,8 +152,8 @@ func (n *classResources) share(c config.Config, pool dra.Pool) (values chartValu
 		values.DRA.ShareBy, values.DRA.Shares = c.DRA.ShareBy, c.DRA.Shares
 		for i, r := range n.resources {
 			n.resources[i].Name, n.resources[i].Shared = resource.SharedName(r.Name), true
-			n.notes = append(n.notes, fmt.Sprintf("pods ask for %[2]s in place of %[1]s, because claims share its devices "+
-				"(dra.shareBy: %[3]s)",
+			n.notes = append(n.notes, fmt.Sprintf("pods ask for %[2]s in place of %[1]s, because claims share its "+
+				"devices (dra.shareBy: %[3]s)",
 				r.Name, n.resources[i].Name, c.DRA.ShareBy))
 		}
 	}

@@ -48,8 +48,9 @@ func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	return o.print(cmd.OutOrStdout(), &listed, func(w io.Writer) { slicesTable(w, pool) })
 }
 
-// poolOnce returns the present pool of a node, with the numbers of its GPUs and the MIG devices of
-// its claims if the daemon's state directory has any. A simulated node has none.
+// poolOnce returns the present pool of a node, with the numbers of its GPUs and the MIG
+// devices of its claims from the daemon's state directory. A simulated node has no such
+// state.
 func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dra.Pool, error) {
 	snapshot, err := scan(ctx, c, session)
 	if err != nil {

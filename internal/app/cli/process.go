@@ -78,7 +78,8 @@ const maxFlush = 500 * time.Millisecond
 func logInBackground() *logwriter.Writer {
 	var settings flag.FlagSet
 	klog.InitFlags(&settings)
-	for name, value := range map[string]string{"logtostderr": "false", "stderrthreshold": "FATAL", "one_output": "true"} {
+	for name, value := range map[string]string{"logtostderr": "false", "stderrthreshold": "FATAL",
+		"one_output": "true"} {
 		if err := settings.Set(name, value); err != nil {
 			panic(err) // klog has these settings
 		}
@@ -110,20 +111,21 @@ func reexec() error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	// SIGHUP would end the new process until it receives signals; it reads the configuration at its
-	// start anyway.
+	// SIGHUP would end the new process until it receives signals, and the new process
+	// reads the configuration at its start anyway.
 	signal.Ignore(syscall.SIGHUP)
 	if err := os.Setenv(reexecuted, strconv.Itoa(reexecutions()+1)); err != nil {
 		return fmt.Errorf("count restarts of this program: %w", err)
 	}
-	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil { //nolint:gosec // the same program with the same arguments
+	// nolint:gosec // the same program with the same arguments
+	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil {
 		return fmt.Errorf("start this program again: %w", err)
 	}
 	return nil // not reached
 }
 
-// receive returns a channel of signals, and a function to stop receiving. SIGHUP ends a process
-// that does not receive it, so receive comes before anything else, and stop last.
+// receive returns a channel of signals, and a function to stop receiving. SIGHUP ends a
+// process without a receiver, so receive comes before anything else, and stop last.
 func receive(signals ...os.Signal) (received <-chan os.Signal, stop func()) {
 	all := make(chan os.Signal, 4)
 	signal.Notify(all, signals...)

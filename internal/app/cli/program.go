@@ -35,9 +35,9 @@ type Cluster interface {
 	daemon.Cluster
 	// Commands returns the program's commands that use the API server.
 	Commands() []*cobra.Command
-	// Choose returns the source of the configuration file if a label of the node chooses it; nil
-	// otherwise. It may ask the API server for a short time. It uses only settings of c that a file
-	// cannot have.
+	// Choose returns the source of the configuration file if a label of the node chooses
+	// the file; nil otherwise. It may ask the API server for a short time. It uses only
+	// settings of c that have no key in the file.
 	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
 	// LabelOnce writes labels like gpu-feature-discovery.
 	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
@@ -48,11 +48,10 @@ func DevicePlugin() Program {
 	return Program{
 		Name:  "gpu-device-plugin",
 		Short: "Kubernetes device plugin for NVIDIA GPUs",
-		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It finds the GPUs of the node, registers " +
-			"them with\n" +
-			"kubelet, and reports their health. Without a command it runs as a daemon. The commands check a configuration " +
-			"file,\n" +
-			"show what a node would offer, and control a running daemon.",
+		Long: "gpu-device-plugin is a Kubernetes device plugin for NVIDIA GPUs. It runs on every GPU node,\n" +
+			"registers the GPUs with the kubelet, and reports their health. Without a command it runs as a\n" +
+			"daemon. The commands check a configuration file, show what a node would offer, and control a\n" +
+			"running daemon.",
 	}
 }
 
@@ -61,18 +60,15 @@ func NodeAgent(c Cluster) Program {
 	return Program{
 		Name:  "gpu-node-agent",
 		Short: "Kubernetes device plugin for NVIDIA GPUs that also talks to the API server",
-		Long: "gpu-node-agent is gpu-device-plugin with a client of the API server. It takes the same commands, flags, " +
-			"environment and\n" +
-			"configuration file. On request it also writes labels, Events, a condition and a taint of its node, and " +
-			"takes the\n" +
-			"configuration file that a label of the node names. It asks for nothing of this by default. kubelet is served " +
-			"the same\n" +
-			"whether the API server answers or not.",
+		Long: "gpu-node-agent is gpu-device-plugin with a client of the API server. It accepts the same commands,\n" +
+			"flags, environment and configuration file. It can also write labels, Events, a condition and a\n" +
+			"taint of its node, and use the configuration file named by a label of the node. All of these are\n" +
+			"off by default. The kubelet is served in the same way when the API server does not answer.",
 		Cluster: c,
 	}
 }
 
-// kind returns the program for which the configuration is.
+// kind returns the program of the configuration.
 func (p Program) kind() config.Program {
 	if p.Cluster == nil {
 		return config.DevicePlugin
@@ -80,9 +76,9 @@ func (p Program) kind() config.Program {
 	return config.NodeAgent
 }
 
-// endTimeout is how long the process may take to end after a signal. After it the process exits in
-// any state: a daemon loses nothing, and its supervisor waits for the exit. A process that waits
-// for its successor has longer.
+// endTimeout is how long the process may take to end after a signal. Then the process
+// exits in any state: a daemon loses nothing, and its supervisor waits for the exit. A
+// process that waits for its successor has longer.
 const endTimeout = 1800 * time.Millisecond
 
 // Limits for the last message, because the output may be stuck.

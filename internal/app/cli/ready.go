@@ -18,13 +18,11 @@ func newReadyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ready",
 		Short: "Report whether a running daemon is ready, for a readiness probe",
-		Long: "ready exits with 0 when the daemon is ready, and with 1 and the reason when it is not. The daemon is ready " +
-			"when all\n" +
-			"resources of its plan are registered and the kubelet counts their devices, or when it has nothing to serve and no " +
-			"other\n" +
-			"device plugin serves GPUs on the node. Once ready, the daemon stays ready until it ends, except while the " +
-			"driver's files\n" +
-			"on disk do not fit the loaded kernel module: then the node has to be restarted.",
+		Long: "ready exits with 0 if the daemon is ready, and with 1 and the reason otherwise. The daemon is\n" +
+			"ready when all resources of its plan are registered and the kubelet counts their devices, or when\n" +
+			"there is nothing to serve and no other device plugin serves GPUs on the node. A ready daemon stays\n" +
+			"ready until it ends, unless the driver's files on disk do not match the loaded kernel module: then\n" +
+			"the node must be restarted.",
 		Args: cobra.NoArgs,
 	}
 	socket := addControlFlag(cmd.Flags())
@@ -53,8 +51,8 @@ func readyText(r status.Readiness) string {
 // readyPace is the pause between attempts to reach a control socket that does not exist yet.
 const readyPace = 50 * time.Millisecond
 
-// askReady asks the daemon at a control socket whether it is ready. It waits up to wait for the
-// daemon to start and to be ready.
+// askReady asks the daemon at a control socket whether the daemon is ready. It waits up to
+// wait for the daemon to start and to be ready.
 func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
 	began := time.Now()
 	for {

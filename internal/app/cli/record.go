@@ -23,9 +23,8 @@ func newRecordCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "record",
 		Short: "Record what the driver answers a running daemon, for a bug report",
-		Long: "record has a running daemon write what the driver answers to files: 4 of 16 MiB at most. simulate replay " +
-			"shows what the daemon\n" +
-			"concludes from them.",
+		Long: "record makes a running daemon write the driver's answers to files, at most 4 files of 16 MiB.\n" +
+			"simulate replay shows the daemon's conclusions from the files.",
 	}
 	socket := addControlFlag(cmd.PersistentFlags())
 	start := &cobra.Command{
@@ -45,7 +44,8 @@ func newRecordCommand() *cobra.Command {
 	stop := &cobra.Command{
 		Use: "stop", Short: "End the recording", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return succeed(cmd, "recording stopped", control.Call(cmd.Context(), *socket, daemon.CallRecordStop, nil, nil))
+			return succeed(cmd, "recording stopped",
+				control.Call(cmd.Context(), *socket, daemon.CallRecordStop, nil, nil))
 		},
 	}
 	cmd.AddCommand(start, stop)
@@ -56,12 +56,10 @@ func newReplayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay PATH",
 		Short: "Play a recording: print verdicts, lists and Events as they change",
-		Long: "replay plays a file of a recording, or the latest recording in a directory. It takes as long as the " +
-			"recording did, and then it\n" +
-			"ends. It prints each change of the health of a device, of the lists for kubelet, and each Event of the node, " +
-			"with the seconds\n" +
-			"since the start. No daemon is needed. Lists are those of a node without pods, by the flags and the configuration " +
-			"file given here.",
+		Long: "replay plays a file of a recording, or the latest recording in a directory, at the speed of the\n" +
+			"recording. It prints each change of the health of a device and of the lists for the kubelet, and\n" +
+			"each Event of the node, with the seconds since the start. No daemon is needed. The lists are the\n" +
+			"lists of a node without pods, by the flags and the configuration file of this command.",
 		Example: "  gpu-device-plugin simulate replay recording-20261123T200000.000000000Z.jsonl",
 		Args:    needs("a recording", 1),
 	}
@@ -89,7 +87,7 @@ func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "%s of version %s\n", r.Length().Round(time.Second), terminal.Line(r.Program))
 	if r.CutOff {
-		fmt.Fprintln(out, "a line that was cut off is left out")
+		fmt.Fprintln(out, "an incomplete line is ignored")
 	}
 	if r.Dropped > 0 {
 		fmt.Fprintf(out, "%d lines are missing: the disk was slow or full; verdicts may differ\n", r.Dropped)

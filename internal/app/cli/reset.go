@@ -19,15 +19,13 @@ func newResetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset --gpu GPU",
 		Short: "Reset GPUs by nvidia-smi --gpu-reset",
-		Long: "reset withdraws the GPUs from new pods, has the daemon release the driver, runs nvidia-smi --gpu-reset, and " +
-			"waits up to 30 s\n" +
-			"until the GPUs are Healthy. The GPUs of one command are reset together, for those that NVLink connects: the " +
-			"driver does not\n" +
-			"say which ones that are before the reset, and nvidia-smi names the missing ones. MIG devices of the GPUs are " +
-			"destroyed.\n\n" +
-			"Pods and processes that use the GPUs are named, and nothing is reset, unless --wait is given. Until the driver " +
-			"is released,\n" +
-			"ending this command ends the reset. Later the reset continues; status shows how it ends.",
+		Long: "reset withdraws the GPUs from new pods, has the daemon release the driver, runs nvidia-smi\n" +
+			"--gpu-reset, and waits up to 30 s until the GPUs are Healthy. GPUs connected by NVLink must be\n" +
+			"reset together: name all of them in one command. The driver does not list them before the reset,\n" +
+			"and nvidia-smi names the missing GPUs. The reset destroys the MIG devices of the GPUs.\n\n" +
+			"If pods or processes use the GPUs, the command names them and resets nothing, unless --wait is\n" +
+			"set. Ending the command ends the reset until the driver is released. Afterwards the reset\n" +
+			"continues; status shows the result.",
 		Example: "  gpu-device-plugin reset --gpu 3\n  gpu-device-plugin reset --gpu 2,3 --wait 30m",
 		Args:    cobra.NoArgs,
 	}
@@ -77,12 +75,13 @@ func newSimulatedSMICommand() *cobra.Command {
 	addresses := cmd.Flags().StringSliceP("id", "i", nil, "PCI addresses of the GPUs")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var answer daemon.SMIAnswer
-		err := control.Follow(cmd.Context(), args[0], daemon.CallSimulateReset, daemon.SMIArguments{Addresses: *addresses},
-			func(a daemon.SMIAnswer) error {
+		err := control.Follow(cmd.Context(), args[0], daemon.CallSimulateReset,
+			daemon.SMIArguments{Addresses: *addresses}, func(a daemon.SMIAnswer) error {
 				answer = a
 				return errAnswered
 			})
-		// The daemon ends this process at its own end, like nvidia-smi, which asks no daemon.
+		// The daemon ends this process at its own end, like nvidia-smi, which asks no
+		// daemon.
 		if errors.Is(err, control.ErrEnded) || errors.Is(err, control.ErrNoDaemon) {
 			<-cmd.Context().Done()
 		}

@@ -18,9 +18,8 @@ func newSimulateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "simulate",
 		Short: "Inject faults into the simulated GPUs of a running daemon",
-		Long: "simulate injects faults into the simulated GPUs of a running daemon, and removes them. The daemon must " +
-			"run with\n" +
-			"--simulate. Name GPUs by index or UUID, MIG devices by i:j or UUID.",
+		Long: "simulate injects faults into the simulated GPUs of a running daemon, and removes them. The daemon\n" +
+			"must run with --simulate. Name GPUs by index or UUID, MIG devices by i:j or UUID.",
 		Example: "  gpu-device-plugin simulate xid --gpu 3 --xid 79\n  gpu-device-plugin simulate restore --gpu 3\n" +
 			"  gpu-device-plugin simulate list",
 	}
@@ -92,7 +91,8 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 			fs.StringVar(&fault.Event, "event", "", "type of the event, such as double-bit-ecc")
 		},
 		"profile": func(fs *pflag.FlagSet) {
-			fs.StringSliceVar(&fault.Profiles, "profile", nil, "profile of a MIG device, such as 1g.10gb; may be repeated")
+			fs.StringSliceVar(&fault.Profiles, "profile", nil, "profile of a MIG device, such as 1g.10gb; may be "+
+				"repeated")
 		},
 		"call": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.Call, "call", "", "NVML function without the prefix nvml; default: all functions")
@@ -107,7 +107,8 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 		"state": func(fs *pflag.FlagSet) {
 			fs.StringVar(&fault.State, "state", "",
 				"of the fabric: not-started, in-progress or completed; of persistence mode: on or off;\n"+
-					"of a reset: works, fails, hangs, another (the next GPU is reset) or peers (all with this state go together)")
+					"of a reset: works, fails, hangs, another (the next GPU is reset) or peers (all with this state "+
+					"go together)")
 		},
 		"count": func(fs *pflag.FlagSet) {
 			fs.Uint64Var(&fault.Count, "count", 0, "number of errors, or of calls to affect (default: all calls)")
@@ -135,7 +136,8 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 				*optional.field = optional.value
 			}
 		}
-		return succeed(cmd, injected(fault), control.Call(cmd.Context(), *socket, daemon.CallSimulateInject, fault, nil))
+		return succeed(cmd, injected(fault),
+			control.Call(cmd.Context(), *socket, daemon.CallSimulateInject, fault, nil))
 	}
 	return cmd
 }
@@ -163,9 +165,11 @@ func newSimulateListCommand(socket *string) *cobra.Command {
 		return o.print(cmd.OutOrStdout(), &gpus, func(w io.Writer) {
 			fmt.Fprintln(w, "GPU\tUUID\tBDF\tMODEL\tSTATE\tFAULTS")
 			for _, g := range gpus {
-				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.UUID, g.BDF, g.Model, g.State, strings.Join(g.Faults, "; "))
+				fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\n", g.Index, g.UUID, g.BDF, g.Model, g.State,
+					strings.Join(g.Faults, "; "))
 				for _, m := range g.MIG {
-					fmt.Fprintf(w, "%d:%d\t%s\tGI %d, CI %d\tMIG %s\t\t\n", g.Index, m.Index, m.UUID, m.GI, m.CI, m.Profile)
+					fmt.Fprintf(w, "%d:%d\t%s\tGI %d, CI %d\tMIG %s\t\t\n", g.Index, m.Index, m.UUID, m.GI, m.CI,
+						m.Profile)
 				}
 			}
 		})

@@ -39,7 +39,8 @@ func (p Program) begin(ctx context.Context, sources *config.Sources, own *ownPro
 	early := sources.Early()
 	own.logAs(early.LoggingFormat)
 	if early.NodeConfig.Dir != "" {
-		sources.Program = p.kind() // every program: without a client it has no configuration
+		// Every program: without a client it has no configuration.
+		sources.Program = p.kind()
 	}
 	if p.Cluster != nil {
 		sources.Chosen = p.Cluster.Choose(ctx, early)

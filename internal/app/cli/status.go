@@ -14,19 +14,16 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Print the GPUs and resources of a running daemon",
-		Long: "status prints in its first line how the daemon is. Then follow the state of each GPU and MIG device, for " +
-			"how long, the reason\n" +
-			"and the remedy, the resources that the daemon serves, and its warnings. Lines fit the terminal, or have at most " +
-			"100 columns.\n" +
-			"-o wide prints whole UUIDs and times, and lines of any length.\n\n" +
-			"With --watch it prints the summary, and then each change in one line, until SIGINT. A terminal shows as much of " +
-			"a line as fits,\n" +
-			"unless with -o wide. When the daemon ends, the command says so and waits for the next one. With -o json each " +
-			"change is one\n" +
-			"JSON object in one line; the first ones are what is there at the start. Changes that follow each other within a " +
-			"tenth of a\n" +
-			"second may be one change.\n\n" +
-			"With --holders it also prints which containers hold which devices. The command asks the kubelet at that moment.",
+		Long: "status prints a summary of the daemon in its first line. Then follow the state of each GPU and MIG\n" +
+			"device with its age, reason and remedy, the resources served by the daemon, and its warnings.\n" +
+			"Lines fit the terminal, or have at most 100 columns. -o wide prints whole UUIDs and times, in\n" +
+			"lines of any length.\n\n" +
+			"With --watch the command prints the summary, and then each change in one line, until SIGINT. A\n" +
+			"terminal shows as much of a line as fits, unless -o wide is set. When the daemon ends, the command\n" +
+			"says so and waits for the next daemon. With -o json each change is a JSON object in one line; the\n" +
+			"first objects describe the state at the start. Changes within a tenth of a second may be combined\n" +
+			"into one change.\n\n" +
+			"With --holders the command also asks the kubelet which containers hold which devices.",
 		Example: "  gpu-device-plugin status -o wide\n  gpu-device-plugin status --watch -o json",
 		Args:    cobra.NoArgs,
 	}

@@ -114,7 +114,8 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		prefix    string
 		sentences []string
 	}{
-		{"fatal error: ", s.NVSwitches}, {"", s.Unwatched}, {"left out: ", s.LeftOut}, {"next check of ", retries(s, v)},
+		{"fatal error: ", s.NVSwitches}, {"", s.Unwatched}, {"left out: ", s.LeftOut},
+		{"next check of ", retries(s, v)},
 		{"holder: ", holderSentences(s)},
 		{"owner: ", ownerSentences(s.DRA)}, {"claim: ", claimSentences(s.DRA, v)},
 		{"not offered yet: ", status.Held(listedHolds(s.Holds))}, {"no longer offered: ", departing(s.Resources)},
@@ -236,7 +237,8 @@ func printDevices(w io.Writer, devices []status.Device, holders []status.Holder,
 	t.print(w, v)
 }
 
-// remedy returns the remedy for a device, in words if its name alone does not say what to do.
+// remedy returns the remedy for a device, in words if the name alone does not say what to
+// do.
 func remedy(d status.Device) string {
 	if d.Remedy == string(inventory.RemedyHuman) {
 		return "manual (needs an operator)"
@@ -251,7 +253,8 @@ func printResources(w io.Writer, resources []status.Resource, v view) {
 	t := table{titles: []string{"RESOURCE", "DEVICES", "HEALTHY", "SERVER"}, flexible: 0}
 	for _, r := range resources {
 		server, detail, _ := strings.Cut(r.Server, ": ")
-		line := row{cells: []string{r.Name, fmt.Sprint(r.Devices), fmt.Sprint(r.Healthy), server}, colour: colours[server],
+		line := row{cells: []string{r.Name, fmt.Sprint(r.Devices), fmt.Sprint(r.Healthy), server},
+			colour:   colours[server],
 			coloured: 3}
 		for _, note := range []string{detail, r.Problem} {
 			if note != "" {
@@ -283,7 +286,8 @@ func retries(s status.Status, v view) []string {
 		if !v.wide && !r.Next.IsZero() {
 			when = fmt.Sprintf("GPU %d in %s", r.Index, age(r.Next.Sub(v.now)))
 		}
-		if slices.ContainsFunc(s.GPUs, func(g status.Device) bool { return g.Index == fmt.Sprint(r.Index) && g.Reason == r.Reason }) {
+		if slices.ContainsFunc(s.GPUs,
+			func(g status.Device) bool { return g.Index == fmt.Sprint(r.Index) && g.Reason == r.Reason }) {
 			known = append(known, when)
 		} else {
 			sentences = append(sentences, when+": "+r.Reason)
@@ -367,15 +371,15 @@ func shortened(devices []status.Device, v view) []string {
 	}
 }
 
-// A table is printed in columns. If it is too wide, the flexible column is narrowed, and then the
-// widest one.
+// A table is printed in columns. In a too wide table the flexible column is narrowed, and
+// then the widest column.
 type table struct {
 	titles   []string
 	flexible int
 	rows     []row
 }
 
-// A row has one cell for each column, one of them coloured, and notes below it.
+// A row has a cell for each column, one coloured cell, and notes below.
 type row struct {
 	cells    []string
 	coloured int

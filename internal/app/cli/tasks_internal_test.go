@@ -174,7 +174,7 @@ func TestContainerIsChecked(t *testing.T) {
 	for visible, test := range map[string]struct{ args, prints, fails string }{
 		"GPU-a,GPU-b": {"--devices 2 --simulated", "devices: GPU-a, GPU-b; device nodes: ", ""},
 		"GPU-a":       {"--devices 2 --simulated", "", "the container requested 2 devices and got others"},
-		"all":         {"", "", "nobody allocated devices for this container"},
+		"all":         {"", "", "no devices were allocated for this container"},
 	} {
 		t.Setenv(visibleDevices, visible)
 		got, err := execute(t.Context(), append([]string{"check-container"}, strings.Fields(test.args)...)...)

@@ -243,7 +243,7 @@ GPU 3  T4  GPU-3
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if got := migLine(daemon.MIGProgress{}); got != "No layout is named. GPUs stay as they are." {
+	if got := migLine(daemon.MIGProgress{}); got != "No layout is selected. GPUs stay unchanged." {
 		t.Errorf("without a layout: %q", got)
 	}
 }

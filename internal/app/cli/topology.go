@@ -20,9 +20,9 @@ func newTopologyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "topology",
 		Short: "Print the connections between the GPUs of a node",
-		Long: "topology scans this node once, or a simulated node: that of --simulate or of the running daemon. It prints " +
-			"the connections\n" +
-			"between GPUs as a matrix like that of nvidia-smi topo -m, with the score of each connection.",
+		Long: "topology scans this node once, or a simulated node: the node of --simulate or of the running\n" +
+			"daemon. It prints the connections between GPUs as a matrix like nvidia-smi topo -m, with the score\n" +
+			"of each connection.",
 		Example: "  gpu-device-plugin topology --simulate dgx-1\n" +
 			"  gpu-device-plugin topology --simulate dgx-1 -o dot | neato -Tsvg > dgx-1.svg\n" +
 			"  gpu-device-plugin topology prefer --simulate dgx-1 --size 3 --available 1,2,3,4 --required 4",
@@ -82,8 +82,8 @@ func (o matrixOutput) print(w io.Writer, m topology.Matrix) error {
 	}
 }
 
-// printMatrix prints a row for each GPU: its connection to each other with the score behind it, and
-// its NUMA node.
+// printMatrix prints a row for each GPU: its NUMA node, and its connection to every other
+// GPU with the score of the connection.
 func printMatrix(w io.Writer, m topology.Matrix) error {
 	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, gpu := range m.GPUs {
@@ -147,11 +147,9 @@ func newPreferCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prefer",
 		Short: "Print the best GPUs for a container, and the next best sets",
-		Long: "prefer chooses whole GPUs by the rules of the daemon: the set with the highest score; of sets with equal " +
-			"scores, the one\n" +
-			"with the lowest cost for the GPUs that stay free. Name GPUs by index or UUID. Healthy GPUs that are not in " +
-			"--available\n" +
-			"count as in use.",
+		Long: "prefer chooses whole GPUs by the rules of the daemon: the set with the highest score, and among\n" +
+			"equal scores the set with the lowest cost for the GPUs that stay free. Name GPUs by index or UUID.\n" +
+			"Healthy GPUs that are not in --available count as in use.",
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
@@ -186,11 +184,11 @@ type preferred struct {
 type preferredSet struct {
 	Indices []int    `json:"indices"`
 	UUIDs   []string `json:"uuids"`
-	// Score is what counts first, Cost what decides among equals.
+	// Score counts first; Cost decides between equal scores.
 	Score int64 `json:"score"`
 	Cost  int64 `json:"cost"`
-	// Exact says that no set is better than this one and those before it; else none has a higher score
-	// than Bound.
+	// Exact says that no set is better than this set and the sets before; else no set has
+	// a higher score than Bound.
 	Exact bool  `json:"exact"`
 	Bound int64 `json:"bound"`
 }

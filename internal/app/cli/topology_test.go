@@ -57,7 +57,7 @@ func TestSimulatedNodeOfTheDaemon(t *testing.T) {
 			t.Errorf("%s: %v, prints %q beside the daemon, and with the node named %q", command, err, beside, named)
 		}
 	}
-	const notice = "The daemon runs on the simulated node dgx-1, shown here as it is without faults; " +
+	const notice = "The daemon runs on the simulated node dgx-1, shown here without faults; " +
 		"see status for its present state.\n"
 	for arguments, want := range map[string]bool{
 		"topology": true, "plan": true, "topology --simulate dgx-1": false, "plan --simulate dgx-1": false,

@@ -34,15 +34,12 @@ func newValidateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "validate",
 		Short: "Prove that CUDA works on the GPUs of this node",
-		Long: "validate has each GPU and each MIG device compile and run a small kernel, and compares the result. It needs " +
-			"the driver's\n" +
-			"libcuda, and no CUDA toolkit. Each device is tried in a process of its own, which may take 10 seconds and 300 MB " +
-			"of memory.\n" +
-			"Devices on which processes compute are left alone. A pod that starts meanwhile on a device in the compute mode\n" +
-			"EXCLUSIVE_PROCESS may fail.\n\n" +
-			"The exit status is 0 if CUDA works on all devices, 2 if some were not tried, 3 if it fails on one, and 1 if the " +
-			"command\n" +
-			"itself cannot be run.",
+		Long: "validate compiles and runs a small kernel on each GPU and each MIG device, and compares the\n" +
+			"result. It needs the driver's libcuda, and no CUDA toolkit. Each device is tried in a separate\n" +
+			"process, which may take 10 seconds and 300 MB of memory. Devices in use by processes are skipped.\n" +
+			"A pod that starts at the same time on a device in the compute mode EXCLUSIVE_PROCESS may fail.\n\n" +
+			"The exit status is 0 if CUDA works on all devices, 2 if some devices were not tried, 3 if CUDA\n" +
+			"fails on a device, and 1 if the command itself cannot run.",
 		Example: "  gpu-device-plugin validate\n" +
 			"  gpu-device-plugin validate --gpu 3 -o json",
 		Args: cobra.NoArgs,
@@ -175,7 +172,8 @@ func (v validation) table(w io.Writer) {
 	for _, l := range v.LeftOut {
 		fmt.Fprintln(w, l)
 	}
-	if slices.ContainsFunc(v.Devices, func(d validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
+	if slices.ContainsFunc(v.Devices,
+		func(d validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
 		fmt.Fprintln(w, "To give this container the device nodes, "+inventory.GiveDeviceNodes+".")
 	}
 }

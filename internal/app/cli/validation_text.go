@@ -51,7 +51,8 @@ func validationSentences(s *status.Validation) []string {
 	for _, why := range reasons {
 		sentences = append(sentences, "not proven on "+strings.Join(devices[why], ", ")+": "+cmp.Or(why, "-"))
 	}
-	if slices.ContainsFunc(s.Devices, func(d status.Validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
+	if slices.ContainsFunc(s.Devices,
+		func(d status.Validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
 		sentences = append(sentences, "to give the daemon's container the device nodes, "+inventory.GiveDeviceNodes)
 	}
 	if s.Unsaved != "" {

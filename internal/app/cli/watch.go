@@ -36,8 +36,8 @@ func newWatcher(out io.Writer, format string, v view) (*watcher, error) {
 	return &watcher{out: out, json: format == outputJSON, view: v, now: time.Now}, nil
 }
 
-// follow prints changes until ctx ends. When the daemon ends, it waits for the next daemon; it also
-// waits for a first daemon.
+// follow prints changes until ctx ends. It waits for a first daemon, and for the next
+// daemon after the end of a daemon.
 func (w *watcher) follow(ctx context.Context, socket string) error {
 	var printed error
 	for {
@@ -54,7 +54,8 @@ func (w *watcher) follow(ctx context.Context, socket string) error {
 		}
 		if !w.away {
 			w.away = true
-			if err := w.print(status.Change{Kind: "connection", To: "waiting for the daemon", Reason: err.Error()}); err != nil {
+			if err := w.print(
+				status.Change{Kind: "connection", To: "waiting for the daemon", Reason: err.Error()}); err != nil {
 				return err
 			}
 		}
@@ -81,7 +82,8 @@ func (w *watcher) receive(s status.Status) error {
 	}
 	if w.away {
 		w.away = false
-		changes = append([]status.Change{{Kind: "connection", From: "waiting for the daemon", To: "connected"}}, changes...)
+		changes = append([]status.Change{{Kind: "connection", From: "waiting for the daemon", To: "connected"}},
+			changes...)
 	}
 	w.before = s
 	return w.print(changes...)

@@ -26,8 +26,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state directory:
-// no GPU is then offered to claims.
+// newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state
+// directory: no GPU is then offered to claims.
 func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
@@ -89,32 +89,36 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	return a
 }
 
-// nameTimeout limits the wait at the start for the files with the driver name of existing claims.
+// nameTimeout limits the wait at the start for the files with the driver name of existing
+// claims.
 const nameTimeout = 2 * time.Second
 
-// nameDriver keeps the driver's name as long as claims have devices under it, or may get some.
+// nameDriver keeps the driver's name as long as claims have devices under it, or may get
+// some.
 func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 	type found struct{ name, kept string }
 	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (found, error) {
 		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
 		return found{name, kept}, err
 	})
-	if err != nil { // this process finds an earlier leader's slices before it publishes any
+	// This process finds an earlier leader's slices before publishing any.
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the driver name of existing claims")
 		return
 	}
 	if c.DRA.DriverName, d.driverNameKept = now.name, now.kept; d.driverNameKept != "" {
-		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name", "reason", d.driverNameKept)
+		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name",
+			"reason", d.driverNameKept)
 	}
 }
 
-// callPatience is how long a call of the kubelet for a claim waits for temporary conditions. The
-// kubelet waits for 45 s.
+// callPatience is how long a call of the kubelet for a claim waits for temporary
+// conditions. The kubelet waits for 45 s.
 const callPatience = 30 * time.Second
 
-// draTasks are the tasks that decide on the owner of each GPU, and maintain the devices of claims.
-// The liveness probe does not judge the loop of the claims: the loop waits for the disk, and the
-// device plugin serves without it.
+// draTasks are the tasks that decide on the owner of each GPU, and maintain the devices of
+// claims. The liveness probe does not judge the loop of the claims: the loop waits for the
+// disk, and the device plugin serves without it.
 func (d *daemon) draTasks() []Task {
 	if d.dra == nil {
 		return []Task{d.shared.Publisher(Task{Name: "owners of GPUs", Run: d.giveAll})}
@@ -127,9 +131,9 @@ func (d *daemon) draTasks() []Task {
 	}
 }
 
-// giveAll makes the device plugin the owner of all GPUs, because this process has no part in
-// Dynamic Resource Allocation. The exceptions are GPUs with an owner received from the leader: they
-// may be in slices.
+// giveAll makes the device plugin the owner of all GPUs, because this process has no part
+// in Dynamic Resource Allocation. The exceptions are GPUs with an owner received from the
+// leader: they may be in slices.
 func (d *daemon) giveAll(ctx context.Context) error {
 	for {
 		snapshot, looked := d.monitor.Snapshots().Latest()
@@ -143,8 +147,8 @@ func (d *daemon) giveAll(ctx context.Context) error {
 	}
 }
 
-// beside reports whether another process of this program may serve the kubelet with older owners of
-// the GPUs. The channel is closed when the answer may have changed.
+// beside reports whether another process of this program may serve the kubelet with older
+// owners of the GPUs. The channel is closed when the answer may have changed.
 func (d *daemon) beside() (bool, <-chan struct{}) {
 	s, changed := d.lead.Statuses().Latest()
 	return s.Standbys > 0 || s.PreviousLeader != "", changed
@@ -159,9 +163,9 @@ func (d *daemon) mayChangeHardware() error {
 	return nil
 }
 
-// mayGive returns why the device plugin must not allocate devices to a pod: they are in a slice,
-// their GPU is being reset, or they have no successful CUDA check. The kubelet may allocate devices
-// for a moment after they left the list. No disk is read.
+// mayGive returns why the device plugin must not allocate devices to a pod: they are in a
+// slice, their GPU is being reset, or they have no successful CUDA check. The kubelet may
+// allocate devices for a moment after they left the list. No disk is read.
 func (d *daemon) mayGive(devices []resource.Device) error {
 	owners := d.owners.Value()
 	for _, device := range devices {
@@ -172,7 +176,8 @@ func (d *daemon) mayGive(devices []resource.Device) error {
 	return d.unready(devices)
 }
 
-// pluginHolders knows the holders of the device plugin's GPUs. It refuses GPUs with another owner.
+// pluginHolders knows the holders of the device plugin's GPUs. It refuses GPUs with
+// another owner.
 type pluginHolders struct {
 	*serve.Servers
 	owners    *feed.Feed[dra.Owners]
@@ -184,7 +189,8 @@ func (u pluginHolders) Holders(ctx context.Context, uuids []string) ([]kubelet.H
 	owners := u.owners.Value()
 	for _, g := range u.snapshots.Value().GPUs {
 		isUsed := slices.Contains(uuids, g.UUID) ||
-			slices.ContainsFunc(g.MIGDevices, func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
+			slices.ContainsFunc(g.MIGDevices,
+				func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
 		if owner := owners[g.UUID]; isUsed && owner != dra.OwnedByPlugin {
 			return nil, fmt.Errorf("GPU %d is not divided again while Dynamic Resource Allocation owns it", g.Index)
 		}
@@ -203,7 +209,8 @@ func (d *daemon) allocation() *status.DRA {
 		DriverNameKept: d.driverNameKept,
 		Driver:         d.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
-		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters, NoShares: published.NoShares,
+		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters,
+		NoShares: published.NoShares,
 	}
 	if s.DriverName == dra.Driver {
 		s.DriverName = ""

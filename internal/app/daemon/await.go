@@ -22,8 +22,8 @@ func (d *daemon) ready(ctx context.Context, a ReadyArguments) (any, error) {
 	return d.awaitReady(ctx, min(time.Duration(a.WaitMilliseconds)*time.Millisecond, MaxReadyWait), true), nil
 }
 
-// awaitReady waits up to wait for the daemon to be ready. Parameter probed is true if the kubelet
-// asks.
+// awaitReady waits up to wait for the daemon to be ready. Parameter probed is true if the
+// kubelet asks.
 func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool) status.Readiness {
 	if probed && d.directory != nil {
 		d.directory.Probed()

@@ -26,7 +26,7 @@ import (
 type Removal struct {
 	// What is a path, or the part of the Node.
 	What string
-	// Kept is why it is not removed, a sentence without a full stop; empty if it is removed.
+	// Kept is why the file stays, a sentence without a full stop; empty after a removal.
 	Kept string
 }
 
@@ -59,16 +59,16 @@ type cleaning struct {
 	claims map[string]bool
 	// unread is why the kubelet's claims are unknown; nil if they are known.
 	unread error
-	// devices and mps are why containers may need the CDI specs of devices, and the MPS root; empty
-	// if no container does.
+	// devices and mps are why containers may need the CDI specs of devices, and the MPS
+	// root; empty if no container does.
 	devices, mps string
 }
 
-// Cleanup removes this program's files from the node: CDI specs, the MPS root, sockets, the file
-// with labels, and the state directory. It keeps files that containers use according to the
-// kubelet. With dry, it removes nothing. It returns an error, and removes nothing, if a daemon of
-// this program is running, or if the kubelet does not answer. Parameter cgroups is the path of the
-// node's /sys/fs/cgroup.
+// Cleanup removes this program's files from the node: CDI specs, the MPS root, sockets,
+// the file with labels, and the state directory. It keeps files in use by containers
+// according to the kubelet. With dry, it removes nothing. It returns an error, and removes
+// nothing, if a daemon of this program is running, or if the kubelet does not answer.
+// Parameter cgroups is the path of the node's /sys/fs/cgroup.
 func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]Removal, error) {
 	l := &cleaning{Config: c, cgroups: cgroups, dry: dry, claims: map[string]bool{}}
 	folder := filepath.Dir(c.KubeletSocket)
@@ -86,7 +86,7 @@ func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]
 	kept := ""
 	for _, r := range l.done {
 		if r.Kept != "" {
-			kept = "the record of what is kept is in it"
+			kept = "it contains the record of the kept files"
 		}
 	}
 	problems = append(problems, l.remove(c.StateDir, kept))
@@ -97,7 +97,8 @@ func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]
 func (l *cleaning) refuseDaemon(ctx context.Context, folder string) error {
 	for _, dir := range []string{filepath.Join(folder, leadFolder), filepath.Join(l.StateDir, leadFolder)} {
 		if lead.IsTaken(ctx, dir) {
-			return fmt.Errorf("a daemon of this program runs on the node: it listens in %s; uninstall it before cleanup", dir)
+			return fmt.Errorf("a daemon of this program runs on the node: it listens in %s; uninstall it before "+
+				"cleanup", dir)
 		}
 	}
 	if mps.IsSupervised(l.Edits.MPSRoot) {
@@ -139,7 +140,7 @@ func (l *cleaning) findUse(ctx context.Context) error {
 	for _, a := range answers {
 		held := slices.ContainsFunc(a.IDs, func(id string) bool { return live[id] })
 		if !held && unlisted == nil && l.hasEnded(a.PodUID) {
-			continue // the checkpoint also names pods that have ended
+			continue // the checkpoint also names ended pods
 		}
 		user := "container " + a.Container + " of the pod with UID " + a.PodUID + " uses it"
 		if byCDI(a) {
@@ -154,8 +155,9 @@ func (l *cleaning) findUse(ctx context.Context) error {
 	return nil
 }
 
-// hasEnded reports whether a pod has ended according to cgroups. PodResources alone is not enough:
-// it omits init containers, and most pods until a restarted kubelet has reached the API server.
+// hasEnded reports whether a pod has ended according to cgroups. PodResources alone is not
+// enough: it omits init containers, and most pods until a restarted kubelet has reached
+// the API server.
 func (l *cleaning) hasEnded(podUID string) bool {
 	_, err := os.Stat(l.cgroups)
 	return err == nil && !kubelet.PodRuns(l.cgroups, podUID)
@@ -222,8 +224,8 @@ func (l *cleaning) removeMPS() error {
 	return l.remove(root, "")
 }
 
-// removeSockets removes the sockets of this program in a folder of the kubelet, unless a process
-// listens there.
+// removeSockets removes the sockets of this program in a folder of the kubelet, unless a
+// process listens there.
 func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
 	entries, err := os.ReadDir(folder)
 	if statefile.IsAbsent(err) {
@@ -243,8 +245,8 @@ func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
 	return errors.Join(problems...)
 }
 
-// remove removes a file or a folder, if it exists and there is no reason to keep it. A mounted
-// folder, as in a container, is emptied.
+// remove removes a file or a folder, if it exists and there is no reason to keep it. A
+// mounted folder, as in a container, is emptied.
 func (l *cleaning) remove(path, kept string) error {
 	if path == "" {
 		return nil

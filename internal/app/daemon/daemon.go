@@ -41,7 +41,8 @@ import (
 
 // Options are the inputs of a long-running program.
 type Options struct {
-	// Config is the configuration at the start. Sources are the sources of later configurations.
+	// Config is the configuration at the start. Sources are the sources of later
+	// configurations.
 	Config  config.Config
 	Sources config.Sources
 	// Cluster is the client of the API server; nil if the program has none.
@@ -50,18 +51,18 @@ type Options struct {
 	Signals <-chan os.Signal
 	// Reexecutions counts how often the process has replaced itself.
 	Reexecutions int
-	// ExtendEnd extends the time of a terminating process to the given duration from now; nil does
-	// nothing.
+	// ExtendEnd extends the time of a terminating process to the given duration from now;
+	// nil does nothing.
 	ExtendEnd func(time.Duration)
 }
 
 // Cluster reads from the API server and writes to it.
 type Cluster interface {
-	// Observation returns the tasks that read the Node at the API server. The boot ID is the
-	// node's; empty if unknown.
+	// Observation returns the tasks that read the Node at the API server. The boot ID is
+	// the node's; empty if unknown.
 	Observation(configs *feed.Feed[config.Config], boot string) []Task
-	// Problem returns why the API server provides no data about the node; nil if the API server
-	// answers or is not used.
+	// Problem returns why the API server provides no data about the node; nil if the API
+	// server answers or is not used.
 	Problem() error
 	// Outputs returns the tasks that report the node to the API server.
 	Outputs(v View) []Task
@@ -73,15 +74,16 @@ type Cluster interface {
 	Pause(ctx context.Context, pods []string) error
 	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// ClaimsOf returns the claims on a node with devices of the given GPUs, as "NAMESPACE/NAME" by
-	// the UUID of the GPU. Function gpu maps the name of a device to the UUID of its GPU. The call
-	// may take minutes in a large cluster. Calls are not concurrent.
+	// ClaimsOf returns the claims on a node with devices of the given GPUs, as
+	// "NAMESPACE/NAME" by the UUID of the GPU. Function gpu maps the name of a device to
+	// the UUID of its GPU. The call may take minutes in a large cluster. Calls are not
+	// concurrent.
 	ClaimsOf(ctx context.Context, node string, gpus []string,
 		gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
 }
 
-// Run serves the kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced if only a new
-// process can talk to the driver.
+// Run serves the kubelet until ctx ends. The error wraps inventory.ErrDriverReplaced if
+// only a new process can talk to the driver.
 func Run(ctx context.Context, o Options) error {
 	d, err := newDaemon(ctx, o)
 	if err != nil {
@@ -94,12 +96,12 @@ func Run(ctx context.Context, o Options) error {
 	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.driver.Calls)
 }
 
-// gcPercent makes the runtime collect garbage earlier than by default: the daemon itself needs
-// little memory, but a scrape leaves up to a megabyte of garbage.
+// gcPercent makes the runtime collect garbage earlier than by default: the daemon itself
+// needs little memory, but a scrape leaves up to a megabyte of garbage.
 const gcPercent = 50
 
-// shrink releases memory that only the start needed. The runtime itself would keep it for minutes.
-// An operator's GOGC has precedence over gcPercent.
+// shrink releases the memory of the start. The runtime itself would keep the memory for
+// minutes. An operator's GOGC has precedence over gcPercent.
 func shrink() {
 	debug.FreeOSMemory() // first, or the present garbage would cause a second collection
 	if os.Getenv("GOGC") == "" {
@@ -181,17 +183,21 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	}
 	d.lead = d.newLead()
 	d.monitor = monitor.New(monitor.Options{
-		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: c.Health, StateDir: c.StateDir, BootID: BootID(d.node),
+		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: c.Health, StateDir: c.StateDir,
+		BootID:  BootID(d.node),
 		Metrics: d.counters, Lead: d.lead.Check,
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return d.lead.While(ctx, "ledger", task)
 		},
-		Modes: &MIGModes{Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
-			Node: d.node},
+		Modes: &MIGModes{
+			Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
+			Node: d.node,
+		},
 	})
 	d.watcher.JudgeOn(d.monitor.Snapshots().Value)
 	d.labels = &Labels{
-		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName, Now: time.Now,
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName,
+		Now:    time.Now,
 		Wanted: feed.New[map[string]string](nil),
 	}
 	d.set = d.newSet(directory)
@@ -210,8 +216,8 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	return d, nil
 }
 
-// sweepLeftovers removes temporary files of killed processes. It runs in the background, because a
-// disk may hang. In other folders the first write does the same.
+// sweepLeftovers removes temporary files of killed processes. It runs in the background,
+// because a disk may hang. In other folders the first write does the same.
 func sweepLeftovers(c config.Config) {
 	if c.StateDir != "" {
 		go func() { _ = statefile.Sweep(c.StateDir) }() // the next process tries again
@@ -238,7 +244,8 @@ func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
 // newSet returns the plugin servers.
 func (d *daemon) newSet(directory *kubelet.Directory) *serve.Servers {
 	return serve.NewServers(serve.Collaborators{
-		Registrar: directory, Accountant: d.account, Connections: d.account.Connections, Checkpoint: directory.Checkpoint,
+		Registrar: directory, Accountant: d.account, Connections: d.account.Connections,
+		Checkpoint:        directory.Checkpoint,
 		CheckpointVersion: directory.CheckpointVersion,
 		Incarnation:       d.kubelets, Sockets: d.sockets,
 		Clock:     clock.RealClock{},
@@ -249,9 +256,9 @@ func (d *daemon) newSet(directory *kubelet.Directory) *serve.Servers {
 	})
 }
 
-// leadFolder is the folder in the kubelet's directory, or else in the state directory, with the
-// leader election of the node's processes. The kubelet removes sockets in its directory, but no
-// folders.
+// leadFolder is the folder in the kubelet's directory, or else in the state directory,
+// with the leader election of the node's processes. The kubelet removes sockets in its
+// directory, but no folders.
 const leadFolder = "gpu-device-plugin"
 
 // newLead returns this process's participant in the leader election.
@@ -276,7 +283,8 @@ func (d *daemon) newMIG() *mig.Controller {
 	o := mig.Options{
 		Desired: d.migChoice.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster,
 		StateDir: d.config.StateDir,
-		BootID:   BootID(d.node), TakeOver: d.migChoice.Reload, PreviousLeader: d.mayChangeHardware, Blocked: d.mayDivide,
+		BootID:   BootID(d.node), TakeOver: d.migChoice.Reload, PreviousLeader: d.mayChangeHardware,
+		Blocked: d.mayDivide,
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
 	}
 	if d.directory != nil {
@@ -291,18 +299,20 @@ func (d *daemon) newMIG() *mig.Controller {
 	return mig.New(o)
 }
 
-// isDivided reports whether GPUs of the node are in MIG mode. The answer is unknown before the
-// first scan.
+// isDivided reports whether GPUs of the node are in MIG mode. The answer is unknown before
+// the first scan.
 func (d *daemon) isDivided() (divided, known bool) {
 	s := d.monitor.Snapshots().Value()
 	divided = slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
 	return divided, s.Driver != inventory.Driver{}
 }
 
-// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if it may.
+// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if
+// it may.
 func (d *daemon) dividedForClaims(uuid string) string {
 	if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
-		return "MIG devices of this GPU are created for claims: let the device plugin offer the GPU, or switch dra.dynamicMIG off"
+		return "MIG devices of this GPU are created for claims: let the device plugin offer the GPU, or switch " +
+			"dra.dynamicMIG off"
 	}
 	return ""
 }
@@ -322,14 +332,18 @@ func (d *daemon) tasks() (observation, outputs []Task) {
 	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
 }
 
-// observation returns the tasks that find out the state of the node and the wishes of its operator.
+// observation returns the tasks that observe the node and read the operator's settings.
 func (d *daemon) observation() []Task {
 	tasks := []Task{
 		{Name: "configuration", Run: d.watcher.Run, Alive: d.watcher.Alive},
 		{Name: "kernel log", Run: d.readKernelLog},
-		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, d.signals, d.watcher, d.requests()) }},
+		{Name: "signals", Run: func(ctx context.Context) error {
+			return followSignals(ctx, d.signals, d.watcher, d.requests())
+		}},
 		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
-		{Name: "first scan", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, d.monitor, d.watcher.Configs()) }},
+		{Name: "first scan", Run: func(ctx context.Context) error {
+			return CheckFirstLook(ctx, d.monitor, d.watcher.Configs())
+		}},
 		{Name: "start", Run: func(ctx context.Context) error {
 			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
 		}},
@@ -364,7 +378,8 @@ func (d *daemon) outputs() []Task {
 			Leads: func() bool { return d.lead.Statuses().Value().Leads },
 		}
 		if d.dra != nil {
-			serving.Waiting, serving.Returning = func() []string { return d.allocation().Waiting() }, d.dra.Arbiter.Returning
+			serving.Waiting = func() []string { return d.allocation().Waiting() }
+			serving.Returning = d.dra.Arbiter.Returning
 		}
 		servers.Ready = serving.Ready
 	}
@@ -377,11 +392,13 @@ func (d *daemon) outputs() []Task {
 	}
 	tasks = append(tasks, d.draTasks()...)
 	tasks = append(tasks, Task{Name: "CUDA results", Run: d.proofs.Follow},
-		d.shared.Publisher(Task{Name: "CUDA checks", Run: d.proofs.Run}), Task{Name: "resets", Run: d.resets.Run, Lead: true},
+		d.shared.Publisher(Task{Name: "CUDA checks", Run: d.proofs.Run}),
+		Task{Name: "resets", Run: d.resets.Run, Lead: true},
 		Task{Name: "received state", Run: d.shared.Follow},
 		d.shared.Publisher(Task{Name: "published state", Run: d.shared.Publish}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
-		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) }, Lead: true},
+		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) },
+			Lead: true},
 		Task{Name: "restart request", Run: d.askForReboot, Lead: true})
 	if d.mig != nil {
 		tasks = append(tasks, Task{Name: "desired MIG layout", Run: d.migChoice.Run},

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
 )
 
-// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends. It writes to
-// output if the configuration names no file.
+// RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends. It
+// writes to output if the configuration names no file.
 func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	driver, node, err := OpenNode(ctx, o.Config, nil)
 	if err != nil {
@@ -35,7 +35,8 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	outputs := []Task{
 		{Name: "labels", Run: made.Run},
 		{Name: "feature file", Run: file.run},
-		{Name: "standard output", Run: func(ctx context.Context) error { return printLabels(ctx, output, configs, wanted) }},
+		{Name: "standard output",
+			Run: func(ctx context.Context) error { return printLabels(ctx, output, configs, wanted) }},
 	}
 	if o.Cluster != nil {
 		outputs = append(outputs, o.Cluster.Labels(View{Config: o.Config, Configs: configs, Labels: wanted,
@@ -50,7 +51,8 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	}, outputs), driver.Calls)
 }
 
-// printLabels prints the labels when they change and after each interval, if no file is configured.
+// printLabels prints the labels when they change and after each interval, if no file is
+// configured.
 func printLabels(
 	ctx context.Context, output io.Writer, configs *feed.Feed[config.Config], wanted *feed.Feed[map[string]string],
 ) error {

@@ -8,12 +8,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// DRA has the parts for Dynamic Resource Allocation. They also run in the mode plugin, because
-// claims of an earlier mode may still have GPUs.
+// DRA has the parts for Dynamic Resource Allocation. They also run in the mode plugin,
+// because claims of an earlier mode may still have GPUs.
 type DRA struct {
 	Arbiter *handover.Arbiter
-	// Owners are the owners of the GPUs; nil until they are known. Offered are the owners in effect
-	// in the lists of the device plugin.
+	// Owners are the owners of the GPUs; nil until they are known. Offered are the owners
+	// in effect in the lists of the device plugin.
 	Owners, Offered *feed.Feed[dra.Owners]
 	Devices         *handover.Devices
 	Claims          *claims.Claims

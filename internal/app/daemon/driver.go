@@ -19,10 +19,10 @@ import (
 // doctor is the command that finds out why a driver cannot be used.
 const doctor = "gpu-device-plugin doctor"
 
-// CheckFirstLook returns an error if the first scan of the node fails and the configuration makes
-// the daemon end then. A library that does not fit the kernel module ends the daemon only if a new
-// container may have a newer library: otherwise every restart finds the same until the node is
-// restarted.
+// CheckFirstLook returns an error if the first scan of the node fails and the
+// configuration makes the daemon end then. A library that does not fit the kernel module
+// ends the daemon only if a new container may have a newer library: otherwise every
+// restart finds the same until the node is restarted.
 func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[config.Config]) error {
 	err := m.First(ctx)
 	if err == nil || ctx.Err() != nil {
@@ -30,9 +30,10 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	waits := errors.Is(err, inventory.ErrDriverMismatch) && !errors.Is(err, inventory.ErrOldLibrary)
 	if configs.Value().FailOnInitError && !waits {
-		// Not wrapped: the error must not start a new process, which would find the same library.
-		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use --fail-on-init-error=false",
-			err.Error(), doctor)
+		// Not wrapped: the error must not start a new process, which would find the same
+		// library.
+		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use "+
+			"--fail-on-init-error=false", err.Error(), doctor)
 	}
 	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error(),
 		"diagnose", doctor)
@@ -44,8 +45,8 @@ type policyFollower interface {
 	Apply(ctx context.Context, p health.Policy) error
 }
 
-// FollowHealth applies the health policy of every Config to the monitor. It returns nil when ctx
-// ends.
+// FollowHealth applies the health policy of every Config to the monitor. It returns nil
+// when ctx ends.
 func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[config.Config]) error {
 	var inForce *health.Policy
 	for {
@@ -62,16 +63,16 @@ func FollowHealth(ctx context.Context, m policyFollower, configs *feed.Feed[conf
 	}
 }
 
-// A process runs for a minimum time before a new process replaces it: while a driver is being
-// replaced, every new process finds the same.
+// A process runs for a minimum time before a new process replaces it: while a driver is
+// being replaced, every new process finds the same.
 const (
 	minUptime = 10 * time.Second
 	// minUptimeUseless is the minimum time for a process whose library never fitted.
 	minUptimeUseless = time.Minute
 )
 
-// FollowDriver returns an error if only a new process can talk to the driver. The error wraps
-// inventory.ErrDriverReplaced. FollowDriver returns nil when ctx ends.
+// FollowDriver returns an error if only a new process can talk to the driver. The error
+// wraps inventory.ErrDriverReplaced. FollowDriver returns nil when ctx ends.
 func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	long, veryLong := time.After(minUptime), time.After(minUptimeUseless)
 	for {
@@ -95,9 +96,9 @@ func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	}
 }
 
-// replaced returns the error of the last scan if a new process may help, and whether the driver
-// ever worked for this process. A new process cannot help if the library on disk does not fit the
-// kernel module either.
+// replaced returns the error of the last scan if a new process may help, and whether the
+// driver ever worked for this process. A new process cannot help if the library on disk
+// does not fit the kernel module either.
 func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (worked bool, err error) {
 	if s.Stale == "" {
 		return true, nil
@@ -113,8 +114,8 @@ func replaced(ctx context.Context, m *monitor.Monitor, s inventory.Snapshot) (wo
 	return !status.Looked.IsZero(), status.Err
 }
 
-// driverMismatch says that the driver's files do not fit the kernel module, and how to fix the
-// mismatch; empty if they fit.
+// driverMismatch says that the driver's files do not fit the kernel module, and how to fix
+// the mismatch; empty if they fit.
 func driverMismatch(seen monitor.Status) string {
 	if errors.Is(seen.Err, inventory.ErrDriverMismatch) {
 		return seen.Err.Error()

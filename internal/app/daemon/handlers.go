@@ -78,14 +78,16 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 	return s, nil
 }
 
-// holders returns the known devices of containers, once for each container. A container may have
-// several replicas of a device.
+// holders returns the known devices of containers, once for each container. A container
+// may have several replicas of a device.
 func holders(known []status.Device, devices []kubelet.ContainerDevice) []status.Holder {
 	all := []status.Holder{}
 	for _, c := range devices {
 		uuid, _ := resource.SplitID(c.ID)
-		h := status.Holder{Device: uuid, Namespace: c.Namespace, Pod: c.Pod, Container: c.Container, Claim: c.Claim.Name}
-		if slices.ContainsFunc(known, func(d status.Device) bool { return d.UUID == uuid }) && !slices.Contains(all, h) {
+		h := status.Holder{Device: uuid, Namespace: c.Namespace, Pod: c.Pod, Container: c.Container,
+			Claim: c.Claim.Name}
+		if slices.ContainsFunc(known, func(d status.Device) bool { return d.UUID == uuid }) &&
+			!slices.Contains(all, h) {
 			all = append(all, h)
 		}
 	}
@@ -114,7 +116,8 @@ func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error)
 	return nil, d.requests().Clear(ctx, uuid)
 }
 
-// uuidOf returns the UUID of the device in a request. An absent device may have recorded faults.
+// uuidOf returns the UUID of the device in a request. An absent device may have recorded
+// faults.
 func (d *daemon) uuidOf(name string) string {
 	for _, g := range d.monitor.Snapshots().Value().GPUs {
 		if name == g.UUID || name == fmt.Sprint(g.Index) {

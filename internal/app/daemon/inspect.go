@@ -16,20 +16,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// An Inspector decides whether a container may start on its devices now. It requests a scan from
-// the monitor, and then makes the configured checks.
+// An Inspector decides whether a container may start on its devices now. It requests a
+// scan from the monitor, and then makes the configured checks.
 //
-// An unresponsive driver is a reason to refuse: the state of its GPUs is unknown, and the container
-// would hang on them as well. A driver that was released for maintenance is not. In that case the
-// last verdicts count, which quiesce made Unknown unless it was told to continue allocation, and
-// checks that need the driver are skipped.
+// An unresponsive driver is a reason to refuse: the state of the GPUs is unknown, and the
+// container would hang on the GPUs as well. A driver released for maintenance is no
+// reason. Then the last verdicts count, set to Unknown by quiesce unless allocation
+// continues, and checks that need the driver are skipped.
 type Inspector struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
 }
 
-// Inspect returns why the devices must not be used, with the remedy, in a sentence for the pod's
-// events; nil if they may. It waits for the driver until ctx ends.
+// Inspect returns why the devices must not be used, with the remedy, in a sentence for the
+// pod's events; nil if they may. It waits for the driver until ctx ends.
 func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) error {
 	wanted := i.Configs.Value().PreStart
 	if wanted.Checks == config.PreStartNone {
@@ -59,9 +59,9 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 	return err
 }
 
-// clean returns why devices, each a whole GPU, are not clean. It resets the configured remnants of
-// earlier work on unused devices. The error wraps monitor.ErrQuiesced if the driver was released
-// meanwhile.
+// clean returns why devices, each a whole GPU, are not clean. It resets the configured
+// remnants of earlier work on unused devices. The error wraps monitor.ErrQuiesced if the
+// driver was released meanwhile.
 func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset []inventory.Remnant) error {
 	if len(devices) == 0 {
 		return nil
@@ -83,7 +83,8 @@ func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset 
 	return unfit(i.Monitor.Snapshots().Value(), devices) // after a new scan
 }
 
-// known returns the devices, and completes devices of which only the UUID is known from a Snapshot.
+// known returns the devices, and completes devices of which only the UUID is known from a
+// Snapshot.
 func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {
@@ -102,8 +103,8 @@ func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	return devices
 }
 
-// exclusive returns the devices that are whole, unshared GPUs. On other devices, processes of other
-// containers are normal.
+// exclusive returns the devices that are whole, unshared GPUs. On other devices, processes
+// of other containers are normal.
 func exclusive(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	var all []resource.Device
 	for _, d := range devices {
@@ -129,7 +130,8 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 	return nil
 }
 
-// healthOf returns the verdict on a device: on its GPU or on the MIG device, whichever is worse.
+// healthOf returns the verdict on a device: on its GPU or on the MIG device, whichever is
+// worse.
 func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
 	g, found := s.GPU(d.GPU)
 	if d.UUID == d.GPU {
@@ -143,8 +145,8 @@ func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, foun
 	return inventory.Health{}, false
 }
 
-// inUse returns an error about the processes on the first device with processes; nil if there are
-// none. The error wraps inventory.ErrInUse.
+// inUse returns an error about the processes on the first device with processes; nil if
+// there are none. The error wraps inventory.ErrInUse.
 func inUse(devices []resource.Device, processes map[string][]inventory.Process) error {
 	for _, d := range devices {
 		found := processes[d.GPU]
@@ -171,7 +173,8 @@ func process(p inventory.Process) string {
 // unseen returns an error about devices that could not be scanned.
 func unseen(devices []resource.Device, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inventory.ErrNoAnswer) {
-		err = fmt.Errorf("%w: the kernel log says what it is at; if it stays so, restart the node", inventory.ErrNoAnswer)
+		err = fmt.Errorf("%w: the kernel log says what it is at; if it stays so, restart the node",
+			inventory.ErrNoAnswer)
 	}
 	names := make([]string, len(devices))
 	for i, d := range devices {
@@ -180,7 +183,7 @@ func unseen(devices []resource.Device, err error) error {
 	return fmt.Errorf("%s cannot be checked: %w", strings.Join(names, ", "), err)
 }
 
-// name names a device by its index, which people use, and by its UUID, which stays when indices
+// name names a device by its index, for people, and by its UUID, unchanged when indices
 // change.
 func name(d resource.Device) string {
 	if d.Index == "" {

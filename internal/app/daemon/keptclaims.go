@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// driverless reports whether no claim can be prepared on this node. Either this process has no
-// client of the API server to read claims, or the kubelet's folder for DRA drivers does not exist.
-// In the modes dra and split, the process waits for the folder instead.
+// driverless reports whether no claim can be prepared on this node. Either this process
+// has no client of the API server to read claims, or the kubelet's folder for DRA drivers
+// does not exist. In the modes dra and split, the process waits for the folder instead.
 func (d *daemon) driverless() bool {
 	if d.watcher.Configs().Value().DRA.Mode != config.DRAOff {
 		return false
@@ -30,8 +30,8 @@ func (d *daemon) driverless() bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// kubeletRoots are the possible paths of the kubelet's root directory: its own path, and the path
-// below the node's root if the node's root is mounted as the driver root.
+// kubeletRoots are the possible paths of the kubelet's root directory: its own path, and
+// the path below the node's root if the node's root is mounted as the driver root.
 func kubeletRoots(c config.Config) (roots []string) {
 	if c.KubeletRoot == "" {
 		return nil
@@ -43,17 +43,18 @@ func kubeletRoots(c config.Config) (roots []string) {
 	return roots
 }
 
-// keptClaims knows the claims that the kubelet has prepared and not unprepared, on nodes where this
-// process is not the driver. The kubelet's checkpoint names all of them, including claims of init
-// containers and of pods that have ended. PodResources names claims of containers.
+// keptClaims knows the claims that the kubelet has prepared and not unprepared, on nodes
+// where this process is not the driver. The kubelet's checkpoint names all of them,
+// including claims of init containers and of pods that have ended. PodResources names
+// claims of containers.
 type keptClaims struct {
 	driver string
 	gpu    func(device string) (uuid string, known bool)
 	roots  []string
 	// pods is nil without a kubelet.
 	pods func(context.Context) ([]kubelet.ContainerDevice, error)
-	// records are the claims with a record, by the UUID of the GPU. Claims with adminAccess leave
-	// the GPU to others.
+	// records are the claims with a record, by the UUID of the GPU. Claims with
+	// adminAccess leave the GPU to others.
 	records *feed.Feed[map[string][]claims.Holder]
 }
 
@@ -64,9 +65,10 @@ const checkpointTimeout = 5 * time.Second
 func (k *keptClaims) checkpoint(ctx context.Context) (kept []kubelet.PreparedClaim, err error) {
 	err = errors.New("the kubelet's root directory is not known")
 	for _, root := range k.roots {
-		kept, err = statefile.Within(ctx, statefile.NewDisk(), checkpointTimeout, func() ([]kubelet.PreparedClaim, error) {
-			return kubelet.PreparedClaims(root)
-		})
+		kept, err = statefile.Within(ctx, statefile.NewDisk(), checkpointTimeout,
+			func() ([]kubelet.PreparedClaim, error) {
+				return kubelet.PreparedClaims(root)
+			})
 		if err == nil {
 			return kept, nil
 		}
@@ -74,9 +76,9 @@ func (k *keptClaims) checkpoint(ctx context.Context) (kept []kubelet.PreparedCla
 	return nil, err
 }
 
-// ofGPUs returns the names of claims with devices of the GPUs, by the UUID of the GPU. A claim with
-// unknown devices may have each of the GPUs. At least one of the two accounts must answer; a claim
-// in either account counts.
+// ofGPUs returns the names of claims with devices of the GPUs, by the UUID of the GPU. A
+// claim with unknown devices may have each of the GPUs. At least one of the two accounts
+// must answer; a claim in either account counts.
 func (k *keptClaims) ofGPUs(ctx context.Context, gpus []string) (map[string][]string, error) {
 	if k.pods == nil {
 		return nil, nil
@@ -115,7 +117,8 @@ func (k *keptClaims) ofGPUs(ctx context.Context, gpus []string) (map[string][]st
 	return has, nil
 }
 
-// onlyLooks reports whether a claim has a GPU only with adminAccess, according to its record.
+// onlyLooks reports whether a claim has a GPU only with adminAccess, according to its
+// record.
 func (k *keptClaims) onlyLooks(claim, uuid string) bool {
 	admin := false
 	for _, h := range k.records.Value()[uuid] {

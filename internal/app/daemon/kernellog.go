@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/kernellog"
 )
 
-// readKernelLog delivers the XIDs in the kernel log to the monitor while configured. An unreadable
-// log does not stop the service of GPUs.
+// readKernelLog delivers the XIDs in the kernel log to the monitor while configured. An
+// unreadable log does not stop the service of GPUs.
 func (d *daemon) readKernelLog(ctx context.Context) error {
 	reader := kernellog.Reader{
 		Open: d.openKernelLog, Deliver: d.requests().Deliver, Switch: d.switchError, Clock: clock.RealClock{},
@@ -37,8 +37,8 @@ func (d *daemon) readKernelLog(ctx context.Context) error {
 // maxSwitchFaults limits the errors of NVSwitches in the status.
 const maxSwitchFaults = 16
 
-// switchError records an error of an NVSwitch. A fatal error stays in the status until the process
-// ends, because nothing reports its repair.
+// switchError records an error of an NVSwitch. A fatal error stays in the status until the
+// process ends, because nothing reports its repair.
 func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) {
 	d.counters.SwitchError(bdf, sxid, fatal, at)
 	known, what := d.switchFaults.Value(), fmt.Sprintf("NVSwitch %s: SXid %d", bdf, sxid)
@@ -47,7 +47,8 @@ func (d *daemon) switchError(bdf string, sxid uint64, fatal bool, at time.Time) 
 	}
 }
 
-// awaitKernelLog waits until the configured use of the kernel log equals wanted, or ctx ends.
+// awaitKernelLog waits until the configured use of the kernel log equals wanted, or ctx
+// ends.
 func (d *daemon) awaitKernelLog(ctx context.Context, wanted bool) {
 	feed.Until(ctx, d.watcher.Configs(), func(c config.Config) bool { return c.KernelLog == wanted })
 }

@@ -21,17 +21,17 @@ type Labels struct {
 	// Machine returns the machine's name from a file, or labels.UnknownMachine.
 	Machine func(file string) string
 	Now     func() time.Time
-	// InUse are the prepared claims, by the UUID of the GPU; nil until they are known. Without the
-	// feed there are none.
+	// InUse are the prepared claims, by the UUID of the GPU; nil until they are known.
+	// Without the feed there are none.
 	InUse *feed.Feed[map[string][]claims.Holder]
 	// Run publishes the wanted labels of the node to Wanted. They are nil before the first
-	// successful scan, and while links are still due after it. They stay unchanged while scans
-	// fail: a missing driver says nothing about the node.
+	// successful scan, and while links are still due after it. They stay unchanged while
+	// scans fail: a missing driver says nothing about the node.
 	Wanted *feed.Feed[map[string]string]
 }
 
-// Run computes labels for every Snapshot and Config until ctx ends, and then returns nil. The
-// timestamp is the Config's.
+// Run computes labels for every Snapshot and Config until ctx ends, and then returns nil.
+// The timestamp is the Config's.
 func (l *Labels) Run(ctx context.Context) error {
 	var o labels.Options
 	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
@@ -42,8 +42,8 @@ func (l *Labels) Run(ctx context.Context) error {
 		for same := true; same; {
 			s, looked := l.Snapshots.Latest()
 			inUse, prepared := l.inUse()
-			// Without the label the control daemons end, and with them the work of claims that were
-			// prepared before the mode changed.
+			// Without the label the control daemons end, and with them the work of claims
+			// that were prepared before the mode changed.
 			o.ClaimsByMPS = c.Edits.MPSRoot != "" && (c.DRA.Mode != config.DRAOff || len(inUse) > 0)
 			if s.Generation > 0 && s.Stale == "" && inUse != nil && !(s.LinksDue && l.Wanted.Value() == nil) {
 				if wanted := l.Make(s, o); !maps.Equal(wanted, l.Wanted.Value()) {

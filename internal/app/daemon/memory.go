@@ -13,11 +13,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// otherMemory is the memory outside of Go's runtime, in bytes: the code and the driver's library.
+// otherMemory is the memory outside of Go's runtime, in bytes: the code and the driver's
+// library.
 const otherMemory = 24 << 20
 
-// limitMemory makes the runtime collect garbage more often before the container reaches its memory
-// limit, where the kernel would kill this process. An operator's GOMEMLIMIT has precedence.
+// limitMemory makes the runtime collect garbage more often before the container reaches
+// its memory limit, where the kernel would kill this process. An operator's GOMEMLIMIT has
+// precedence.
 func limitMemory(ctx context.Context, root fs.FS) {
 	limit, limited := MemoryLimit(root)
 	if !limited || os.Getenv("GOMEMLIMIT") != "" {
@@ -28,8 +30,8 @@ func limitMemory(ctx context.Context, root fs.FS) {
 	klog.FromContext(ctx).V(2).Info("The container has a limit of memory", "bytes", limit, "own", own)
 }
 
-// MemoryLimit returns the lowest visible memory limit of this process's cgroups in bytes, for
-// cgroups of version 1 and 2.
+// MemoryLimit returns the lowest visible memory limit of this process's cgroups in bytes,
+// for cgroups of version 1 and 2.
 func MemoryLimit(root fs.FS) (limit int64, limited bool) {
 	limit = math.MaxInt64
 	own, _ := fs.ReadFile(root, "proc/self/cgroup") // without it, the root of a container's own namespace counts
@@ -50,7 +52,8 @@ func MemoryLimit(root fs.FS) (limit int64, limited bool) {
 			continue
 		}
 		// Version 1 expresses no limit by a number beyond any machine.
-		if bytes, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && bytes > 0 && bytes < 1<<60 {
+		if bytes, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && bytes > 0 &&
+			bytes < 1<<60 {
 			limit, limited = min(limit, bytes), true
 		}
 	}

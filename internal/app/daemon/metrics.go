@@ -34,8 +34,8 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	}).Run(ctx)
 }
 
-// pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver when a
-// virtual machine needs them.
+// pciEvery is how long a count of the PCI bus is used. GPUs are bound to another driver
+// when a virtual machine needs them.
 const pciEvery = time.Minute
 
 // A pciBus counts the GPUs on the PCI bus of a node.
@@ -47,7 +47,8 @@ type pciBus struct {
 	own, away int
 }
 
-// count returns the number of the node's GPUs, and the number of GPUs assigned to virtual machines.
+// count returns the number of the node's GPUs, and the number of GPUs assigned to virtual
+// machines.
 func (b *pciBus) count() (own, away int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,12 +114,12 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings],
 	}
 }
 
-// headStart is the time after the start of the process without measurements and releases of memory,
-// because the registration of GPUs comes first.
+// headStart is the time after the start of the process without measurements and releases
+// of memory, because the registration of GPUs comes first.
 const headStart = time.Second
 
-// followMetrics publishes the address for metrics when a Config changes it, and calls sample with
-// the sampling of each Config.
+// followMetrics publishes the address for metrics when a Config changes it, and calls
+// sample with the sampling of each Config.
 func followMetrics(
 	ctx context.Context, configs *feed.Feed[config.Config], address *feed.Feed[string],
 	gpus *feed.Feed[telemetry.GPUSettings],

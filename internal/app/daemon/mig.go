@@ -19,8 +19,8 @@ import (
 
 // A MIGProgress is the printed progress of the MIG layout.
 type MIGProgress struct {
-	// Layout is the name of the wanted layout, and From the source of the choice. Again is the
-	// number of the last accepted order.
+	// Layout is the name of the wanted layout, and From the source of the choice. Again is
+	// the number of the last accepted order.
 	Layout string `json:"layout,omitempty"`
 	From   string `json:"from,omitempty"`
 	Again  uint64 `json:"again,omitempty"`
@@ -43,8 +43,8 @@ type MIGGPU struct {
 	Holders []string `json:"holders,omitempty"`
 	// Retry is the time of the next attempt after a failure.
 	Retry time.Time `json:"retry,omitzero"`
-	// Before and After are the present and the wanted division of the GPU; nil if the GPU was not
-	// read because no layout concerns it.
+	// Before and After are the present and the wanted division of the GPU; nil if the GPU
+	// was not read because no layout concerns it.
 	Before *layout.PlannedPartitions `json:"before,omitempty"`
 	After  *layout.PlannedPartitions `json:"after,omitempty"`
 }
@@ -85,7 +85,8 @@ func (d *daemon) layout() *status.MIGLayout {
 	switch {
 	case chosen.Err != nil:
 		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()
-	case made.Layout != chosen.Layout || made.OrderNumber != chosen.Desired.OrderNumber: // the controller has not seen the choice yet
+	case made.Layout != chosen.Layout || made.OrderNumber != chosen.Desired.OrderNumber:
+		// the controller has not seen the choice yet
 		s.State, s.Reason = string(mig.StatePending), ""
 	}
 	for _, g := range made.GPUs {
@@ -120,7 +121,8 @@ type ApplyArguments struct {
 
 // An OrderedMIG is the answer to CallMIGApply.
 type OrderedMIG struct {
-	// Plan is the planned division of the GPUs; nil after an order to forget the earlier layout.
+	// Plan is the planned division of the GPUs; nil after an order to forget the earlier
+	// layout.
 	Plan *layout.Planned `json:"plan,omitempty"`
 	// Again is the number of the order; 0 if nothing was ordered.
 	Again uint64 `json:"again,omitempty"`

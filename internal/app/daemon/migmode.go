@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// SetMIGModeCommand is the command in which a process of this program sets the MIG mode of a GPU
-// for the daemon. Its arguments are the driver root, the UUID and the mode.
+// SetMIGModeCommand is the command in which a process of this program sets the MIG mode of
+// a GPU for the daemon. Its arguments are the driver root, the UUID and the mode.
 const SetMIGModeCommand = "set-mig-mode"
 
 // modeStatuses are the driver's reasons for refusal. The exit status of the command is
@@ -30,8 +30,8 @@ var modeStatuses = []error{
 
 const firstModeStatus = 10
 
-// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus converts its
-// error to the exit status of the process.
+// SetMIGMode sets the MIG mode, "enabled" or "disabled", of a GPU, by UUID. ModeStatus
+// converts its error to the exit status of the process.
 func SetMIGMode(driverRoot, uuid, mode string, searchPath ...string) error {
 	wanted := inventory.MIGEnabled
 	if mode == inventory.MIGDisabled.String() {
@@ -53,8 +53,8 @@ func ModeStatus(err error) int {
 	return 1
 }
 
-// ModeFailure returns the error of SetMIGMode in another process. Parameter err is the error of
-// that process, and output its output.
+// ModeFailure returns the error of SetMIGMode in another process. Parameter err is the
+// error of that process, and output its output.
 func ModeFailure(err error, output string) error {
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -66,8 +66,8 @@ func ModeFailure(err error, output string) error {
 	return fmt.Errorf("set the MIG mode: %w: %s", err, output)
 }
 
-// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. The state of all
-// GPUs is unknown meanwhile.
+// modeTimeout is how long the driver may take to reset a GPU for its MIG mode. The state
+// of all GPUs is unknown meanwhile.
 const modeTimeout = time.Minute
 
 // maxModeOutput limits the kept output of the process, in bytes.

@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// RunMPS runs the control daemons for the configuration and the node until ctx ends. SIGHUP makes
-// it read the configuration again.
+// RunMPS runs the control daemons for the configuration and the node until ctx ends.
+// SIGHUP makes it read the configuration again.
 func RunMPS(ctx context.Context, o Options) error {
 	driver, node, err := OpenNode(ctx, o.Config, nil)
 	if err != nil {
@@ -30,7 +30,9 @@ func RunMPS(ctx context.Context, o Options) error {
 		wanted:  feed.New[[]mps.Group](nil),
 		signals: o.Signals,
 	}
-	m.watcher.JudgeOn(m.monitor.Snapshots().Value) // otherwise it ends control daemons that the device plugin still needs
+	// Otherwise a configuration could end control daemons still needed by the device
+	// plugin.
+	m.watcher.JudgeOn(m.monitor.Snapshots().Value)
 	observation := []Task{
 		{Name: "configuration", Run: m.watcher.Run},
 		{Name: "signals", Run: m.followSignals},
@@ -54,7 +56,8 @@ type mpsNode struct {
 	signals <-chan os.Signal
 }
 
-// followPlan publishes the groups for every Snapshot and Config, from the device plugin's plan.
+// followPlan publishes the groups for every Snapshot and Config, from the device plugin's
+// plan.
 func (m *mpsNode) followPlan(ctx context.Context) error {
 	for {
 		c, configured := m.watcher.Configs().Latest()

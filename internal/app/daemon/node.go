@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// OpenNode returns the driver of the configured node. On a simulated node it also returns the node.
+// OpenNode returns the driver of the configured node. On a simulated node it also returns
+// the node.
 func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
 		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
@@ -29,8 +30,8 @@ func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.D
 	return nvidia.New(nvidia.Options{Library: node.NVML(), Root: node.Root(), Metrics: m}), node, nil
 }
 
-// BootID returns the boot ID of the simulated node, or of this node if that is nil; empty if
-// unknown.
+// BootID returns the boot ID of the simulated node, or of this node if that is nil; empty
+// if unknown.
 func BootID(simulated *simulator.Node) string {
 	text, err := fs.ReadFile(nodeRoot(simulated), "proc/sys/kernel/random/boot_id")
 	if err != nil {

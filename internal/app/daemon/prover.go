@@ -22,8 +22,8 @@ type Prover struct {
 	DriverRoot string
 	// SearchPath are folders below DriverRoot that are searched for libraries first.
 	SearchPath []string
-	// Simulated is true on a simulated node. Its GPUs cannot compute: without a libcuda below the
-	// driver root they pass.
+	// Simulated is true on a simulated node. Its GPUs cannot compute: without a libcuda
+	// below the driver root they pass.
 	Simulated bool
 }
 
@@ -69,8 +69,8 @@ func remedyOf(f *cuda.Failure) inventory.Remedy {
 // reservePatience is the longest wait for answers about the users of a GPU.
 const reservePatience = 10 * time.Second
 
-// reserve withholds a device from pods and claims until release is called. The device must have a
-// hold, so that it is listed as Unhealthy.
+// reserve withholds a device from pods and claims until release is called. The device must
+// have a hold, so that it is listed as Unhealthy.
 func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release func(), err error) {
 	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID},
 		func(ctx context.Context) ([]inventory.Process, error) {
@@ -83,10 +83,10 @@ func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release 
 	return release, err
 }
 
-// usersOf returns the users of devices of a GPU, by UUID: the GPU or its MIG devices. The first
-// device is reserved. Function computing returns processes; it is called only if no claim or pod
-// uses the devices. Without users and error, neither pods nor claims get the device until release
-// is called.
+// usersOf returns the users of devices of a GPU, by UUID: the GPU or its MIG devices. The
+// first device is reserved. Function computing returns processes; it is called only if no
+// claim or pod uses the devices. Without users and error, neither pods nor claims get the
+// device until release is called.
 func (d *daemon) usersOf(
 	ctx context.Context, gpu string, devices []string, computing func(context.Context) ([]inventory.Process, error),
 ) (users []string, release func(), err error) {
@@ -128,8 +128,8 @@ func (d *daemon) usersOf(
 	return users, nil, err
 }
 
-// unready returns why devices must not be allocated to a pod: the driver is not accepted, a GPU is
-// being reset, or a device has no successful CUDA check; nil if they may be.
+// unready returns why devices must not be allocated to a pod: the driver is not accepted,
+// a GPU is being reset, or a device has no successful CUDA check; nil if they may be.
 func (d *daemon) unready(devices []resource.Device) error {
 	s := d.monitor.Snapshots().Value()
 	if why := d.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
@@ -147,7 +147,8 @@ func (d *daemon) unready(devices []resource.Device) error {
 	return nil
 }
 
-// inspectForClaim returns why a claim cannot have its devices now. The reason may be temporary.
+// inspectForClaim returns why a claim cannot have its devices now. The reason may be
+// temporary.
 func (d *daemon) inspectForClaim(ctx context.Context, devices []resource.Device) error {
 	if err := d.unready(devices); err != nil {
 		return fmt.Errorf("%w yet: %w", inventory.ErrInUse, err)

@@ -14,12 +14,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once
-// true, the answer stays: a flapping readiness would let a roll-out exceed its limits. It ends only
-// while the driver's files do not fit the kernel module, until the node is restarted.
+// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are
+// ready. Once true, the answer stays: a flapping readiness would let a roll-out exceed its
+// limits. It ends only while the driver's files do not fit the kernel module, until the
+// node is restarted.
 //
-// A process asks for the lead when everything else is ready. It is ready when it leads and the
-// tasks under the lead are also ready. It is ready without the lead if a later process leads.
+// A process asks for the lead when everything else is ready. It is ready when it leads and
+// the tasks under the lead are also ready. It is ready without the lead if a later process
+// leads.
 type Readiness struct {
 	lead   *lead.Lead
 	tasks  []Task
@@ -27,7 +29,8 @@ type Readiness struct {
 	lapses func(context.Context) error // nil if an answer never ends
 }
 
-// NewReadiness returns the readiness of these tasks. They are not ready until Run has asked them.
+// NewReadiness returns the readiness of these tasks. They are not ready until Run has
+// asked them.
 func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	r := &Readiness{lead: l, answer: feed.New(status.Readiness{
 		Reason: "the daemon is starting", Since: status.Moment(time.Now()),
@@ -38,8 +41,8 @@ func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	return r
 }
 
-// EndBy makes a positive answer end while reason is not empty. The reason is queried after each
-// Snapshot. EndBy must be called before Run.
+// EndBy makes a positive answer end while reason is not empty. The reason is queried after
+// each Snapshot. EndBy must be called before Run.
 func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(context.Context) string) {
 	r.lapses = func(ctx context.Context) error {
 		yes := r.answer.Value()
@@ -49,7 +52,8 @@ func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(
 			if why := reason(ctx); why != "" {
 				now.Ready, now.Reason = false, why
 			}
-			if before := r.answer.Value(); ctx.Err() == nil && (before.Ready != now.Ready || before.Reason != now.Reason) {
+			if before := r.answer.Value(); ctx.Err() == nil &&
+				(before.Ready != now.Ready || before.Reason != now.Reason) {
 				now.Since = status.Moment(time.Now())
 				r.answer.Publish(now)
 				klog.FromContext(ctx).Info("Readiness changed", "ready", now.Ready, "reason", now.Reason)
@@ -102,8 +106,8 @@ func (r *Readiness) Run(ctx context.Context) error {
 	}
 }
 
-// ask returns whether all tasks are ready, and the reasons of the unready tasks, or else of the
-// ready tasks.
+// ask returns whether all tasks are ready, and the reasons of the unready tasks, or else
+// of the ready tasks.
 func (r *Readiness) ask(ctx context.Context) (ready bool, reason string) {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

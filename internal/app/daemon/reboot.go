@@ -27,8 +27,8 @@ func (d *daemon) askForReboot(ctx context.Context) error {
 	return asker.Run(ctx)
 }
 
-// needsReboot returns why GPUs of a Snapshot need a restart of the node; empty if no GPU does. The
-// answer is unknown before the first scan, and while scans fail.
+// needsReboot returns why GPUs of a Snapshot need a restart of the node; empty if no GPU
+// does. The answer is unknown before the first scan, and while scans fail.
 func needsReboot(s inventory.Snapshot) (reason string, known bool) {
 	var all []string
 	for _, g := range s.GPUs {

@@ -55,8 +55,8 @@ func (d *daemon) requests() requests {
 	return requests{recording.Requests{Monitor: d.monitor, Recorder: &d.recorder}, d.proofs}
 }
 
-// requests are requests to the monitor. While the driver is released, no process of a CUDA check
-// uses it.
+// requests are requests to the monitor. While the driver is released, no process of a CUDA
+// check uses it.
 type requests struct {
 	recording.Requests
 	proofs *cudacheck.Proofs
@@ -65,7 +65,8 @@ type requests struct {
 // proofsPatience is the longest wait for processes of CUDA checks to end.
 const proofsPatience = 5 * time.Second
 
-// Quiesce releases the driver, and returns when the processes of CUDA checks have also ended.
+// Quiesce releases the driver, and returns when the processes of CUDA checks have also
+// ended.
 func (r requests) Quiesce(ctx context.Context, allocate bool) error {
 	err := r.Requests.Quiesce(ctx, allocate)
 	ctx, cancel := context.WithTimeout(ctx, proofsPatience)

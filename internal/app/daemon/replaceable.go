@@ -9,13 +9,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// execPatience is how long the process waits for driver calls to return before it exits instead of
-// being replaced.
+// execPatience is how long the process waits for driver calls to return before it exits
+// instead of being replaced.
 const execPatience = 10 * time.Second
 
-// replaceable returns err, unless err requests a new process and a driver call does not return: the
-// kernel does not replace a process with a thread in the driver, and would wait forever. The
-// returned error then says so, and requests no new process.
+// replaceable returns err, unless err requests a new process and a driver call does not
+// return: the kernel does not replace a process with a thread in the driver, and would
+// wait forever. The returned error then says so, and requests no new process.
 func replaceable(ctx context.Context, err error, calls func() []inventory.Call) error {
 	if !errors.Is(err, inventory.ErrDriverReplaced) {
 		return err

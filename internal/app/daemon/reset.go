@@ -96,14 +96,14 @@ func (d *daemon) mayReset() error {
 		return err
 	}
 	if beside, _ := d.beside(); beside {
-		return errors.New("another process of this program runs on this node, and has the driver open: ask again " +
+		return errors.New("another process of this program runs on this node, and has the driver open: retry " +
 			"when it has ended")
 	}
 	return nil
 }
 
-// reserveForReset keeps claims from a GPU until release is called, and returns the users of the GPU
-// and of its MIG devices.
+// reserveForReset keeps claims from a GPU until release is called, and returns the users
+// of the GPU and of its MIG devices.
 func (d *daemon) reserveForReset(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
 	devices := []string{g.UUID}
 	for _, m := range g.MIGDevices {
@@ -127,9 +127,9 @@ func (d *daemon) lastReset() *status.Reset {
 	return &status.Reset{GPUs: s.GPUs, Phase: string(s.Phase), Since: status.Moment(s.Since), Reason: s.Reason}
 }
 
-// SimulatedSMICommand is the command in which a process of this program stands in for nvidia-smi on
-// a simulated node. Its arguments are the control socket of the daemon and the arguments of
-// nvidia-smi --gpu-reset.
+// SimulatedSMICommand is the command in which a process of this program stands in for
+// nvidia-smi on a simulated node. Its arguments are the control socket of the daemon and
+// the arguments of nvidia-smi --gpu-reset.
 const SimulatedSMICommand = "simulated-nvidia-smi"
 
 // SMIArguments are the arguments of CallSimulateReset.

@@ -18,7 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// Serving judges whether the plugin servers serve no less than was served on the node before.
+// Serving judges whether the plugin servers serve no less than was served on the node
+// before.
 type Serving struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
@@ -26,24 +27,26 @@ type Serving struct {
 	Offered *feed.Feed[resource.Plan]
 	Servers func() []serve.Status
 	Others  Others
-	// Owners are the owners of the GPUs. With a nil feed the device plugin owns all of them.
+	// Owners are the owners of the GPUs. With a nil feed the device plugin owns all of
+	// them.
 	Owners *feed.Feed[dra.Owners]
-	// Leads reports whether this process decides on the owners. If it does not, owners may be
+	// Leads reports whether this process decides on the owners. Otherwise owners may be
 	// missing: the leader publishes only owners of GPUs that it has found.
 	Leads func() bool
-	// Waiting returns sentences about GPUs whose owner does not change yet. Returning reports
-	// whether GPUs from slices will return, or wait for a lasting reason, within a minute. Both are
-	// nil if GPUs have one owner.
+	// Waiting returns sentences about GPUs whose owner does not change yet. Returning
+	// reports whether GPUs from slices will return, or wait for a lasting reason, within a
+	// minute. Both are nil if GPUs have one owner.
 	Waiting   func() []string
 	Returning func() bool
 }
 
 // Others knows the devices of all device plugins of the node.
 type Others interface {
-	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by resource.
+	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by
+	// resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Remembered returns the IDs of the healthy devices in the kubelet's checkpoint, by resource.
-	// The kubelet forgets a resource five minutes after its last server ended.
+	// Remembered returns the IDs of the healthy devices in the kubelet's checkpoint, by
+	// resource. The kubelet forgets a resource five minutes after its last server ended.
 	Remembered() (map[string][]string, error)
 	// Listening returns the names of the sockets of other GPU device plugins that accept
 	// connections.
@@ -71,7 +74,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 			return false, "it is not known yet which GPUs belong to Dynamic Resource Allocation" + s.waiting()
 		case s.Returning != nil && s.Returning():
 			return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
-		// for example a leader without a driver: this process serves no less, and asks for the lead
+		// for example a leader without a driver: this process serves no less, and asks for
+		// the lead
 		case owners == nil && len(gpus) > 0:
 			return true, "the leading process does not say which GPUs belong to Dynamic Resource Allocation"
 		}
@@ -107,7 +111,8 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	return true, "nothing to serve: " + why(seen)
 }
 
-// waiting returns why GPUs are not the device plugin's yet, after a colon; empty if none waits.
+// waiting returns why GPUs are not the device plugin's yet, after a colon; empty if none
+// waits.
 func (s *Serving) waiting() string {
 	if s.Waiting == nil {
 		return ""
@@ -118,8 +123,8 @@ func (s *Serving) waiting() string {
 	return ""
 }
 
-// unserved returns why resources of the plan are not served. If the kubelet's account can be read,
-// it must agree.
+// unserved returns why resources of the plan are not served. If the kubelet's account can
+// be read, it must agree.
 func unserved(plan, offered resource.Plan, servers []serve.Status, accountable bool) []string {
 	var reasons []string
 	for _, r := range plan.Resources {
@@ -165,17 +170,18 @@ func why(seen monitor.Status) string {
 	return "none of the node's GPUs can be offered, see status"
 }
 
-// others names another device plugin that serves GPUs on the node; empty if there is none. The
-// sources are the kubelet's account and its checkpoint, which keeps resources until five minutes
-// after their last server ended. Sockets count only if neither can be read: a plugin without
-// devices also has a socket.
+// others names another device plugin that serves GPUs on the node; empty if there is none.
+// The sources are the kubelet's account and its checkpoint, which keeps resources until
+// five minutes after the end of their last server. Sockets count only if neither source
+// can be read: a plugin without devices also has a socket.
 func (s *Serving) others(ctx context.Context, allocatable map[string][]string, failed error) string {
 	remembered, err := s.Others.Remembered()
 	for _, source := range []struct {
 		what    string
 		devices map[string][]string
 	}{
-		{"is served by another device plugin", allocatable}, {"was served until recently, and the kubelet still remembers it",
+		{"is served by another device plugin", allocatable},
+		{"was served until recently, and the kubelet still remembers it",
 			remembered},
 	} {
 		for _, name := range slices.Sorted(maps.Keys(source.devices)) {
@@ -200,8 +206,8 @@ func (s *Serving) others(ctx context.Context, allocatable map[string][]string, f
 	return ""
 }
 
-// isGPU reports whether a device of a resource is a GPU or MIG device. NVIDIA's resources may also
-// contain other kinds of devices, whose IDs are not UUIDs of NVML.
+// isGPU reports whether a device of a resource is a GPU or MIG device. NVIDIA's resources
+// may also contain other kinds of devices, whose IDs are not UUIDs of NVML.
 func isGPU(name, id string) bool {
 	return name == resource.WholeGPU || strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
 }

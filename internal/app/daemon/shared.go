@@ -18,8 +18,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Shared is the state of the GPUs that the leader publishes to its standbys, which serve the
-// kubelet as well. Create it with NewShared.
+// Shared is the state of the GPUs, published by the leader to its standbys. The standbys
+// also serve the kubelet. Create it with NewShared.
 type Shared struct {
 	lead           *lead.Lead
 	owners         *feed.Feed[dra.Owners]
@@ -32,10 +32,10 @@ type Shared struct {
 	mu         sync.Mutex      // held while a received state is published, and for changes of publishers
 }
 
-// NewShared returns the state shared by the processes of a node. The owner of each GPU is published
-// to owners, the results of CUDA checks to proofs, and holds on GPUs whose MIG layout changes to
-// dividing, which is nil if no process changes layouts. Standbys receive resets as holds.
-// changesLayouts is true if this process changes layouts.
+// NewShared returns the state shared by the processes of a node. The owner of each GPU is
+// published to owners, the results of CUDA checks to proofs, and holds on GPUs whose MIG
+// layout changes to dividing, which is nil if no process changes layouts. Standbys receive
+// resets as holds. changesLayouts is true if this process changes layouts.
 func NewShared(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold],
 	proofs *feed.Feed[cudacheck.Records],
@@ -46,8 +46,9 @@ func NewShared(
 		publishers:     feed.New(0)}
 }
 
-// holdsWithResets returns the holds together with those on GPUs that are being reset. If there are
-// no other holds, every GPU gets an entry, so that the standby may allocate the others.
+// holdsWithResets returns the holds, including the holds on GPUs being reset. Without
+// other holds, every GPU gets an entry, so that the standby may allocate the remaining
+// GPUs.
 func holdsWithResets(s reset.Status, dividing map[string]resource.GPUHold,
 	owners dra.Owners) map[string]resource.GPUHold {
 	if !s.Withholds() {
@@ -73,8 +74,8 @@ type sharedState struct {
 	Proofs   cudacheck.Records           `json:"proofs,omitempty"`
 }
 
-// Publish sends the state of this process to the standbys while it leads. Owners received from an
-// earlier leader stay valid until this process has decided itself.
+// Publish sends the state of this process to the standbys while it leads. Owners received
+// from an earlier leader stay valid until this process has decided itself.
 func (t *Shared) Publish(ctx context.Context) error {
 	if !t.changesLayouts {
 		t.dividing.Publish(nil)
@@ -117,8 +118,8 @@ func (t *Shared) Follow(ctx context.Context) error {
 	}
 }
 
-// accept publishes a received state, unless this process leads, or a publisher of an earlier tenure
-// is still running.
+// accept publishes a received state, unless this process leads, or a publisher of an
+// earlier tenure is still running.
 func (t *Shared) accept(now sharedState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -136,8 +137,9 @@ func (t *Shared) accept(now sharedState) {
 	}
 }
 
-// Publisher returns a task that runs under the lead and publishes its own decisions. A received
-// state is published until the task begins and after it has ended, even if the lead is lost before.
+// Publisher returns a task that runs under the lead and publishes its own decisions. A
+// received state is published until the task begins and after it has ended, even if the
+// lead is lost before.
 func (t *Shared) Publisher(task Task) Task {
 	run := task.Run
 	task.Lead, task.Run = true, func(ctx context.Context) error {
@@ -155,8 +157,8 @@ func (t *Shared) countPublishers(n int) {
 	t.publishers.Publish(t.publishers.Value() + n)
 }
 
-// mayDivide returns an error if MIG layouts must not change now. A standby serves the kubelet with
-// the devices that exist.
+// mayDivide returns an error if MIG layouts must not change now. A standby serves the
+// kubelet with the devices that exist.
 func (d *daemon) mayDivide() error {
 	if err := d.lead.Check(); err != nil {
 		return err

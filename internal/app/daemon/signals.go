@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// signalTimeout limits the work for one signal. The driver may have to wake its GPUs first.
+// signalTimeout limits the work for one signal. The driver may have to wake its GPUs
+// first.
 const signalTimeout = time.Minute
 
 // releasable is a monitor that can release the driver.
@@ -22,8 +23,8 @@ type releasable interface {
 	Look(ctx context.Context) (inventory.Snapshot, error)
 }
 
-// followSignals handles signals: SIGHUP reads the configuration again and scans the node, SIGUSR1
-// releases the driver, SIGUSR2 resumes its use.
+// followSignals handles signals: SIGHUP reads the configuration again and scans the node,
+// SIGUSR1 releases the driver, SIGUSR2 resumes its use.
 func followSignals(ctx context.Context, signals <-chan os.Signal, watcher *config.Watcher, m releasable) error {
 	for {
 		select {

@@ -55,7 +55,8 @@ func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	return holds
 }
 
-// givesNodes reports whether containers get device nodes of the host. A simulated GPU has none.
+// givesNodes reports whether containers get device nodes of the host. A simulated GPU has
+// none.
 func givesNodes(c config.Config) bool { return c.Edits.GivesNodes() && c.Simulate == "" }
 
 func wanted(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {

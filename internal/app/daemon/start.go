@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// LogStart logs the version, the settings and the resources in one line after the first successful
-// scan. Then, or when ctx ends, it returns nil.
+// LogStart logs the version, the settings and the resources in one line after the first
+// successful scan. Then, or when ctx ends, it returns nil.
 func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventory.Snapshot],
 	configs *feed.Feed[config.Config]) error {
 	for {
@@ -33,7 +33,8 @@ func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventor
 			}
 			klog.FromContext(ctx).Info("Started", "version", version, "driver", snapshot.Driver.Version, "gpus",
 				len(snapshot.GPUs),
-				"migDevices", migDevices, "leftOut", len(snapshot.LeftOut), "resources", resources, "deviceListStrategy",
+				"migDevices", migDevices, "leftOut", len(snapshot.LeftOut), "resources", resources,
+				"deviceListStrategy",
 				strategies,
 				"migStrategy", c.Resource.MIG.String(), "sharing", c.Resource.Sharing.Mode.String())
 			return nil

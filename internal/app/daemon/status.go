@@ -82,8 +82,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	return s, nil
 }
 
-// addSteps adds the states on the way to GPUs for pods, if a CUDA check or a range of drivers is
-// configured.
+// addSteps adds the states on the way to GPUs for pods, if a CUDA check or a range of
+// drivers is configured.
 func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	c := d.watcher.Configs().Value()
 	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
@@ -101,7 +101,8 @@ func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	s.Steps = d.progress.Steps(*s, e, time.Now())
 }
 
-// absent returns the metrics of GPUs that the driver does not provide, a sentence for each reason.
+// absent returns the metrics of GPUs that the driver does not provide, a sentence for each
+// reason.
 func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 	refused := map[string][]string{}
 	for _, sample := range samples {
@@ -119,8 +120,9 @@ func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 // shownLead returns the part of the status about the lead.
 func shownLead(s lead.Status) status.Lead {
 	return status.Lead{
-		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys, PreviousLeader: s.PreviousLeader,
-		Problem: s.Problem,
+		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys,
+		PreviousLeader: s.PreviousLeader,
+		Problem:        s.Problem,
 	}
 }
 
@@ -129,8 +131,8 @@ func unwatched(gpus, reason string) string {
 	return fmt.Sprintf("%s: no driver events; faults are found by polling only (%s)", gpus, reason)
 }
 
-// addCalls adds the pending calls into the driver. While a wait for events hangs, no GPU has
-// events.
+// addCalls adds the pending calls into the driver. While a wait for events hangs, no GPU
+// has events.
 func addCalls(s *status.Status, calls []inventory.Call) {
 	s.Hanging = len(calls)
 	for _, c := range calls {

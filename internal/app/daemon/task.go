@@ -1,9 +1,9 @@
-// Package daemon contains the long-running programs: the daemon that serves the kubelet, the runner
-// of the MPS control daemons, and gpu-feature-discovery. It creates the real adapters and owners,
-// and joins them to tasks in two groups. Observation finds out the state of the node and the wishes
-// of its operator, and outputs act on the results. Tasks that only join others are also here: the
-// health policy, the replacement of the driver, the checks before a container starts, and the calls
-// at the control socket.
+// Package daemon contains the long-running programs: the daemon that serves the kubelet,
+// the runner of the MPS control daemons, and gpu-feature-discovery. It creates the real
+// adapters and owners, and joins them to tasks in two groups. Observation finds out the
+// state of the node and the settings of its operator, and outputs act on the results.
+// Tasks that only join others are also here: the health policy, the replacement of the
+// driver, the checks before a container starts, and the calls at the control socket.
 //
 // Package cli runs the programs, and package cluster adds tasks.
 package daemon
@@ -20,24 +20,25 @@ import (
 // A Task is an activity that lives as long as the daemon.
 type Task struct {
 	Name string
-	// Run blocks until ctx ends, and then returns nil. An error ends the daemon. A finished task
-	// may return nil earlier.
+	// Run blocks until ctx ends, and then returns nil. An error ends the daemon. A
+	// finished task may return nil earlier.
 	Run func(ctx context.Context) error
-	// Lead is true if the task runs only while this process leads on the node: ctx ends with the
-	// lead, and Run is called again when the process leads again. Ready counts only meanwhile.
+	// Lead is true if the task runs only while this process leads on the node: ctx ends
+	// with the lead, and Run is called again when the process leads again. Ready counts
+	// only meanwhile.
 	Lead bool
-	// Ready reports whether the task is ready, with a reason if there is something to say. It may
-	// wait until ctx ends. A task without Ready is always ready.
+	// Ready reports whether the task is ready, with a reason if there is something to say.
+	// It may wait until ctx ends. A task without Ready is always ready.
 	Ready func(ctx context.Context) (ready bool, reason string)
-	// Alive returns an error if the task is stuck: if its loop makes no round before ctx ends. A
-	// task that waits for the driver or for the kubelet is not stuck. A task without Alive is never
-	// stuck.
+	// Alive returns an error if the task is stuck: if its loop makes no round before ctx
+	// ends. A task that waits for the driver or for the kubelet is not stuck. A task
+	// without Alive is never stuck.
 	Alive func(ctx context.Context) error
 }
 
-// RunTasks runs tasks until ctx ends, and then returns nil; it returns the error of the first
-// failed task. Outputs end first, even after a failed observation, so that they can still use the
-// observation while they end. Tasks under the lead are outputs.
+// RunTasks runs tasks until ctx ends, and then returns nil; it returns the error of the
+// first failed task. Outputs end first, even after a failed observation, so that they can
+// still use the observation while they end. Tasks under the lead are outputs.
 func RunTasks(ctx context.Context, l *lead.Lead, observation, outputs []Task) error {
 	observing, stop := context.WithCancel(context.WithoutCancel(ctx))
 	serving, end := context.WithCancel(ctx)

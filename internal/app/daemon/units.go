@@ -16,8 +16,8 @@ import (
 // errNoKubelet is why the kubelet's checkpoint is not read.
 var errNoKubelet = errors.New("the kubelet's directory is not used")
 
-// unitHolders returns the containers with units of GPUs, each with its receipt. Facts that are
-// unknown at the end of ctx are omitted.
+// unitHolders returns the containers with units of GPUs, each with its receipt. Facts that
+// are unknown at the end of ctx are omitted.
 func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
 	if !slices.ContainsFunc(devices, func(c kubelet.ContainerDevice) bool { return resource.UnitMiB(c.Resource) > 0 }) {
 		return nil // without reading the checkpoint
@@ -45,8 +45,8 @@ type LimitReader struct {
 	Containers func(wanted func(uid string) bool) (map[string][]kubelet.SeenContainer, error)
 }
 
-// Into adds the driver's limits to GPUs whose limits the driver enforces, for pods with units of
-// them. It reads nothing if this process sees no cgroups of pods.
+// Into adds the driver's limits to GPUs whose limits the driver enforces, for pods with
+// units of them. It reads nothing if this process sees no cgroups of pods.
 func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, plan resource.Plan,
 	answers []kubelet.Answer) {
 	pods := map[string]map[string]bool{} // UIDs of pods, by UUID of the GPU
@@ -93,7 +93,8 @@ func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, p
 		for uid := range of {
 			for _, c := range seen[uid] {
 				if mib, known := limits[uuid][c.Cgroup]; known {
-					gpu.Read[uid] = append(gpu.Read[uid], unitreport.Cgroup{LimitMiB: mib, HasGPU: slices.Contains(c.Nodes, node)})
+					gpu.Read[uid] = append(gpu.Read[uid],
+						unitreport.Cgroup{LimitMiB: mib, HasGPU: slices.Contains(c.Nodes, node)})
 				}
 			}
 		}

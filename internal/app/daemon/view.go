@@ -19,40 +19,42 @@ import (
 type View struct {
 	// Config is the configuration at the start, for settings that need a restart.
 	Config config.Config
-	// Configs are the configurations in force. ConfigErrors are the reasons why the present file is
-	// not in force.
+	// Configs are the configurations in force. ConfigErrors are the reasons why the
+	// present file is not in force.
 	Configs      *feed.Feed[config.Config]
 	ConfigErrors *feed.Feed[error]
 	// Snapshots are the states of the GPUs.
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Labels are the wanted labels of the node; nil until they are known. LabelsProblem receives
-	// the reason why the node does not have them.
+	// Labels are the wanted labels of the node; nil until they are known. LabelsProblem
+	// receives the reason why the node does not have them.
 	Labels        *feed.Feed[map[string]string]
 	LabelsProblem *feed.Feed[error]
-	// Lead knows whether this process leads. It is queried before each write that only the leader
-	// makes.
+	// Lead knows whether this process leads. It is queried before each write that only the
+	// leader makes.
 	Lead *lead.Lead
-	// MIGChoice chooses the MIG layout, and MIG is the progress of the node; both are nil if
-	// layouts are not changed.
+	// MIGChoice chooses the MIG layout, and MIG is the progress of the node; both are nil
+	// if layouts are not changed.
 	MIGChoice *choice.Chooser
 	MIG       *feed.Feed[mig.Status]
 	// DRA has the parts for Dynamic Resource Allocation; nil if there are none.
 	DRA *DRA
 	// Offered is the part of the plan that the servers offer.
 	Offered *feed.Feed[resource.Plan]
-	// Fewer is the number of a change to fewer devices that waits for a call of Proceed with the
-	// number; 0 if none waits. Listed returns the number of devices in the lists, by resource.
+	// Fewer is the number of a change to fewer devices that waits for a call of Proceed
+	// with the number; 0 if none waits. Listed returns the number of devices in the lists,
+	// by resource.
 	Fewer   *feed.Feed[uint64]
 	Proceed func(number uint64)
 	Listed  func() map[string]int
 	// Status returns the daemon's present status.
 	Status func(context.Context) (status.Status, error)
-	// Quiesce releases the driver, and Resume resumes its use, like the commands of these names.
+	// Quiesce releases the driver, and Resume resumes its use, like the commands of these
+	// names.
 	Quiesce, Resume func(context.Context) error
 	// Held returns the devices of pods, according to PodResources.
 	Held func(context.Context) ([]kubelet.HeldDevice, error)
-	// ClaimsOf returns the names and UIDs of the prepared claims that have one of the GPUs or MIG
-	// devices, by UUID; nil without claims.
+	// ClaimsOf returns the names and UIDs of the prepared claims that have one of the GPUs
+	// or MIG devices, by UUID; nil without claims.
 	ClaimsOf func(devices []string) []dra.Claim
 	// Checkpoint returns the kubelet's record of devices and pods; nil without a kubelet.
 	Checkpoint func() (kubelet.Checkpoint, error)

@@ -11,10 +11,11 @@ import (
 )
 
 const (
-	// watchEvery is the interval of updates for changes without a feed: pending calls and phases of
-	// servers.
+	// watchEvery is the interval of updates for changes without a feed: pending calls and
+	// phases of servers.
 	watchEvery = time.Second
-	// watchGap is the shortest interval of two updates. One change often causes another at once.
+	// watchGap is the shortest interval of two updates. One change often causes another at
+	// once.
 	watchGap = 100 * time.Millisecond
 )
 
@@ -29,9 +30,9 @@ func (d *daemon) streams() map[string]control.Stream {
 	}
 }
 
-// watch sends the status now, and again whenever it changes in more than the time of the last scan.
-// It costs nothing while nobody watches. A slow client receives the newest status, but not every
-// status.
+// watch sends the status now, and again whenever it changes in more than the time of the
+// last scan. It costs nothing while nobody watches. A slow client receives the newest
+// status, but not every status.
 func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
