@@ -71,7 +71,7 @@ func (r *claimReader) lastRead(
 
 // driverClaim returns the part of a claim that belongs to the driver with this name.
 func driverClaim(c kubeapi.ResourceClaim, driver string) dra.Claim {
-	claim := dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, PodClaim: c.PodClaim}
+	claim := dra.Claim{UID: c.UID, Namespace: c.Namespace, Name: c.Name, PodClaim: c.PodClaim, OwnerPod: c.OwnerPod}
 	for _, pod := range c.Pods {
 		claim.Pods = append(claim.Pods, pod.UID)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -249,4 +250,16 @@ func TestKernelLogIsSwitched(t *testing.T) {
 	c.KernelLog = true
 	d.watcher.Configs().Publish(c)
 	sick(simulator.KindLoggedXID, 1)
+}
+
+// TestPodUIDsOfClaims: the pod of a claim has its UID in metrics, also where the kubelet's folder is
+// not used.
+func TestPodUIDsOfClaims(t *testing.T) {
+	t.Parallel()
+	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...)
+	d.dra.Claims.Status().Publish([]claims.ClaimStatus{{Namespace: "ns", Name: "c", OwnerPod: "pod-1"}})
+	got := d.podDevices().WithPodUIDs([]kubelet.ContainerDevice{{Claim: kubelet.ClaimResource{Namespace: "ns", Name: "c"}}})
+	if len(got) != 1 || got[0].PodUID != "pod-1" {
+		t.Errorf("%+v", got)
+	}
 }

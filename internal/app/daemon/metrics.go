@@ -73,14 +73,20 @@ func (d *daemon) podDevices() podDevices {
 
 // WithPodUIDs implements telemetry.PodLister.
 func (p podDevices) WithPodUIDs(devices []kubelet.ContainerDevice) []kubelet.ContainerDevice {
-	if p.directory == nil {
-		return devices
+	if p.directory != nil {
+		if checkpoint, err := p.directory.Checkpoint(); err == nil { // otherwise doctor and the log have the reason
+			devices = checkpoint.WithPodUIDs(devices)
+		}
 	}
-	checkpoint, err := p.directory.Checkpoint()
-	if err != nil {
-		return devices // doctor and the log say why it cannot be read
+	return claims.WithPodUIDs(devices, p.preparedClaims())
+}
+
+// preparedClaims returns the claims that are prepared on the node.
+func (p podDevices) preparedClaims() []claims.ClaimStatus {
+	if p.dra == nil {
+		return nil
 	}
-	return checkpoint.WithPodUIDs(devices)
+	return p.dra.Claims.Status().Value()
 }
 
 // UnitHolders implements telemetry.PodLister.
@@ -94,11 +100,7 @@ func (p podDevices) ContainerDevices(ctx context.Context) ([]kubelet.ContainerDe
 	if err != nil {
 		return nil, err
 	}
-	var prepared []claims.ClaimStatus
-	if p.dra != nil {
-		prepared = p.dra.Claims.Status().Value()
-	}
-	return claims.Identify(devices, prepared), nil
+	return claims.Identify(devices, p.preparedClaims()), nil
 }
 
 // gpuMetrics returns the sources of the metrics of GPUs.

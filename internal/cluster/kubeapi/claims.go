@@ -20,6 +20,9 @@ type ResourceClaim struct {
 	Pods []Pod
 	// PodClaim is the pod's name for a claim created from a template; empty for other claims.
 	PodClaim string
+	// OwnerPod is the UID of the pod that the claim was created for; empty if it was not created for
+	// one pod. No other pod can use such a claim.
+	OwnerPod string
 }
 
 // A DeviceAllocation has the devices of a claim, of all drivers.
@@ -108,6 +111,11 @@ func (o *claimObject) claim() ResourceClaim {
 	}
 	if o.Status.Allocation != nil {
 		claim.Allocation = &o.Status.Allocation.Devices
+	}
+	for _, owner := range o.Metadata.OwnerReferences {
+		if owner.Controller && owner.Kind == "Pod" {
+			claim.OwnerPod = owner.UID
+		}
 	}
 	for _, user := range o.Status.ReservedFor {
 		if user.APIGroup == "" && user.Resource == "pods" {

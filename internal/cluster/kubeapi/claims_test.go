@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
@@ -18,6 +19,8 @@ func TestResourceClaim(t *testing.T) {
 	server, client := cluster(t)
 	if err := server.ChangeClaim("ns", "a", func(c *resourceapi.ResourceClaim) {
 		c.Annotations = map[string]string{"resource.kubernetes.io/pod-claim-name": "gpus"}
+		yes := true
+		c.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", UID: "job"}, {Kind: "Pod", UID: "pod", Controller: &yes}}
 		c.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 			Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1",
 				Device: "gpu-0"}},
@@ -32,7 +35,7 @@ func TestResourceClaim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := kubeapi.ResourceClaim{UID: string(object.UID), Namespace: "ns", Name: "a", PodClaim: "gpus",
+	want := kubeapi.ResourceClaim{UID: string(object.UID), Namespace: "ns", Name: "a", PodClaim: "gpus", OwnerPod: "pod",
 		Allocation: &kubeapi.DeviceAllocation{
 			Results: []kubeapi.DeviceResult{{Request: "gpu", Driver: "gpu.nvidia.com", Pool: "node-1", Device: "gpu-0"}},
 		}}

@@ -95,7 +95,7 @@ func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node
 	r := record{
 		Version: recordVersion, Boot: c.options.BootID, Driver: recordDriver(c.options.DriverName),
 		UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name,
-		Prepared: time.Now().UTC(), Pods: claim.Pods, Devices: devices,
+		Prepared: time.Now().UTC(), Pods: claim.Pods, OwnerPod: claim.OwnerPod, Devices: devices,
 	}
 	if former.UID != "" {
 		r.inherit(former)

@@ -305,6 +305,8 @@ type ClaimStatus struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
+	// OwnerPod is the UID of the only pod that can use the claim; empty if several pods can.
+	OwnerPod string `json:"-"`
 	// Driver is the name of the driver that prepared the claim; empty for dra.Driver.
 	Driver string `json:"driver,omitempty"`
 	// Since is when the claim was first prepared.

@@ -34,6 +34,23 @@ func Identify(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubel
 	return all
 }
 
+// WithPodUIDs returns devices with the UIDs of their pods, where a device belongs to a claim that
+// only one pod can use.
+func WithPodUIDs(devices []kubelet.ContainerDevice, prepared []ClaimStatus) []kubelet.ContainerDevice {
+	type name struct{ namespace, name string }
+	owners := map[name]string{}
+	for _, c := range prepared {
+		owners[name{c.Namespace, c.Name}] = c.OwnerPod
+	}
+	devices = slices.Clone(devices)
+	for i, d := range devices {
+		if d.PodUID == "" {
+			devices[i].PodUID = owners[name{d.Claim.Namespace, d.Claim.Name}]
+		}
+	}
+	return devices
+}
+
 // Of returns the names and UIDs of the claims with at least a part of the GPUs or MIG
 // devices, given by UUID.
 func Of(prepared []ClaimStatus, devices []string) (all []dra.Claim) {

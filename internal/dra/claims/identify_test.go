@@ -17,8 +17,9 @@ func TestIdentify(t *testing.T) {
 	r.pools.Publish(r.pools.Value().Shared(4))
 	admin := claim("admin", gpuC)
 	admin.Results[0].AdminAccess = true
-	share := part("share", 20, gpuA)
-	r.prepare(c, claim("mig", migB0))
+	share, mig := part("share", 20, gpuA), claim("mig", migB0)
+	mig.OwnerPod = "pod-1"
+	r.prepare(c, mig)
 	r.prepare(c, share)
 	r.prepare(c, admin)
 
@@ -43,6 +44,13 @@ func TestIdentify(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	var uids []string
+	for _, d := range claims.WithPodUIDs(append(want, kubelet.ContainerDevice{PodUID: "known"}), c.Status().Value()) {
+		uids = append(uids, d.PodUID)
+	}
+	if diff := cmp.Diff([]string{"", "pod-1", "", "known"}, uids); diff != "" {
+		t.Errorf("UIDs of pods (-want +got):\n%s", diff)
 	}
 	for _, tt := range []struct {
 		devices []string

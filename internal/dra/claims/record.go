@@ -62,6 +62,8 @@ type record struct {
 	// Pods are the UIDs of the pods of the claim at its preparation. Later pods may be
 	// missing: the kubelet does not announce them.
 	Pods []string `json:"pods,omitempty"`
+	// OwnerPod is the UID of the only pod that can use the claim; empty if several pods can.
+	OwnerPod string `json:"ownerPod,omitempty"`
 	// Adopted says that NVIDIA's driver prepared the claim.
 	Adopted bool `json:"adopted,omitempty"`
 	// Released says that the claim was unprepared, but its MIG devices are not destroyed

@@ -294,7 +294,7 @@ func (c *Claims) publishLocked() {
 	all := make([]ClaimStatus, 0, len(c.records))
 	for _, r := range c.records {
 		s := ClaimStatus{
-			UID: r.UID, Namespace: r.Namespace, Name: r.Name, Driver: r.Driver, Since: r.Prepared,
+			UID: r.UID, Namespace: r.Namespace, Name: r.Name, OwnerPod: r.OwnerPod, Driver: r.Driver, Since: r.Prepared,
 			Restarted: r.beforeRestart(c.options.BootID), Making: r.incomplete(),
 		}
 		if r.Released {

@@ -171,7 +171,7 @@ func (s *Servers) findHeldForms() {
 	s.forms.blocked.Update(len(gpus) > 0, s.collaborators.Clock.Now(), blockedFor,
 		"there is no PodResources socket of the kubelet, and the end of that pod is seen when another one gets a GPU")
 	if s.forms.blocked.Counts() {
-		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldShape) bool { return gpus[s.gpuOf(h)] })
+		s.forms.held = slices.DeleteFunc(s.forms.held, func(h resource.HeldShape) bool { return gpus[h.GPU] })
 		maps.DeleteFunc(old, func(_ resource.Device, f *oldForm) bool { return gpus[f.device.GPU] })
 	}
 	slices.SortFunc(s.forms.held, func(a, b resource.HeldShape) int {
@@ -201,7 +201,6 @@ func (s *Servers) unblockable() map[string]bool {
 		free := slices.ContainsFunc(r.Devices, func(d resource.Device) bool {
 			waits, pods := false, true
 			for _, c := range s.forms.held {
-				c.GPU = s.gpuOf(c)
 				if c.Conflicts(d) {
 					_, served := s.resources[c.Resource]
 					named := s.holders.IsNamed(holders.Key{Resource: c.Resource, ID: c.ID})
@@ -220,16 +219,6 @@ func (s *Servers) unblockable() map[string]bool {
 		}
 	}
 	return gpus
-}
-
-// gpuOf returns the GPU of a held form, if the node has the GPU.
-func (s *Servers) gpuOf(c resource.HeldShape) string {
-	if c.GPU != "" {
-		return c.GPU
-	}
-	uuid, _ := resource.SplitID(c.ID)
-	device, _ := s.wanted.plan.NodeDevice(uuid)
-	return device.GPU
 }
 
 // offer decides which devices of an old form are on offer. If the GPU is healthy and no other form
@@ -359,7 +348,8 @@ func (s *Servers) findUnservedForms() []resource.HeldShape {
 	add := func(name, id, reason string) {
 		uuid, _ := resource.SplitID(id)
 		if _, served := s.resources[name]; !served && (s.wanted.uuids[uuid] || resource.MayBeOurs(name, id)) {
-			foreign = append(foreign, resource.HeldShape{Resource: name, ID: id, Reason: reason})
+			device, _ := s.wanted.plan.NodeDevice(uuid)
+			foreign = append(foreign, resource.HeldShape{Resource: name, ID: id, GPU: device.GPU, Reason: reason})
 		}
 	}
 	for key, holder := range s.holders.Complete().Held {

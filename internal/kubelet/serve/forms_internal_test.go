@@ -200,3 +200,41 @@ func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	}
 	c.lists()
 }
+
+// TestARetiringDeviceThatAnotherPluginOffers is neither Healthy nor given: a pod may use its GPU.
+func TestARetiringDeviceThatAnotherPluginOffers(t *testing.T) {
+	t.Parallel()
+	c := newChanging(t, 1)
+	c.plan(1)
+	c.plan(2)
+	c.holds("G0")
+	c.lists("G0")
+	offers := kubelet.Checkpoint{Healthy: map[string][]string{"nvidia.com/other": {"G0"}}}
+	c.drop(evidence{Account: holders.Account{Kubelet: 1, Began: c.clock.Now(), Held: c.held},
+		others: others{checkpoint: offers}}, c.clock.Now())
+	c.lists()
+	if got := c.allocate("G0"); !strings.HasPrefix(got, "refused") {
+		t.Errorf("Allocate: %s", got)
+	}
+}
+
+// TestUnitsThatAllLeft: once their pods have ended, nothing is read for units any more.
+func TestUnitsThatAllLeft(t *testing.T) {
+	t.Parallel()
+	const units = "volcano.sh/gpu-mem.1Gi"
+	c := newChanging(t, 1)
+	c.gpus[0].MemoryBytes = 4 << 30
+	inUnits := resource.Options{Units: resource.Units{Name: units},
+		Selectors: []resource.Selector{{Where: "x", Devices: []resource.Ref{"0"}, Units: true}}}
+	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, inUnits), Options{}, 1)
+	c.held[keyOf(units, "G0::1")] = holders.Holder{Pod: "p"}
+	c.reads()
+	c.plan(1)
+	clear(c.held)
+	for range 12 {
+		c.reads()
+	}
+	if waits, _ := c.waits(false); waits {
+		t.Error("new evidence is awaited")
+	}
+}

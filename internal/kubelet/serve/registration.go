@@ -162,7 +162,8 @@ func newServer(s *service) *grpc.Server {
 	limit := newRequestLimit()
 	server := grpc.NewServer(
 		grpc.MaxRecvMsgSize(maxRequest),
-		grpc.InitialWindowSize(window),
+		grpc.InitialWindowSize(streamWindow),
+		grpc.InitialConnWindowSize(connectionWindow),
 		grpc.InTapHandle(limit.tap),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.StatsHandler(limit),

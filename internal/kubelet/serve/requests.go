@@ -27,8 +27,12 @@ const (
 	readPatience = time.Second
 	// requestPatience is how long a request waits for a place. Then it ends.
 	requestPatience = 30 * time.Second
-	// window is how much of a waiting request is received, in bytes.
-	window = 64 << 10
+	// streamWindow is how much of a waiting request is received, in bytes.
+	streamWindow = 256 << 10
+	// connectionWindow is how much the kubelet may send before the server has read it, in bytes. The
+	// server reads as fast as it can, so the window takes no memory. With the default of 64 KiB, a request
+	// with 8,000 devices takes a third longer: gRPC enlarges the window itself only where no window is set.
+	connectionWindow = 1 << 20
 )
 
 // A requestLimit makes requests wait before they are read while other requests are answered, so

@@ -69,6 +69,7 @@ func (s *Servers) useOf(l *list, containers map[string]string) resource.UnitUse 
 // offerUnits returns which devices of a resource in units are on offer; nil for other resources.
 func (s *Servers) offerUnits(l *list, r resource.Resource) []bool {
 	if !r.InUnits() {
+		l.units.used = 0
 		return nil
 	}
 	now, containers := s.collaborators.Clock.Now(), s.holders.Containers(l.name)

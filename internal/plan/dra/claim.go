@@ -14,6 +14,9 @@ type Claim struct {
 	Pods []string
 	// PodClaim is the pod's name of a claim from a template; empty for any other claim.
 	PodClaim string
+	// OwnerPod is the UID of the pod that the claim was created for; empty if it was not created for
+	// one pod. No other pod can use such a claim.
+	OwnerPod string
 	// Configs are the opaque configurations for this driver: first from classes, then from the
 	// claim.
 	Configs []OpaqueConfig

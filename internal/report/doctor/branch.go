@@ -33,11 +33,13 @@ func maintained(f *NodeFacts, r *findings) {
 	switch {
 	case f.Simulated || f.Today.IsZero() || branch == 0:
 	case known && !f.Today.Before(until.AddDate(0, 1, 0)):
-		r.warn(fmt.Sprintf("NVIDIA has not maintained driver branch R%d since the end of %s: its bugs are no longer fixed",
-			branch,
-			until.Format("January 2006")), []string{"/proc/driver/nvidia/version: " + f.Module.Value}, newerDriver)
+		r.warn("branch-unmaintained",
+			fmt.Sprintf("NVIDIA has not maintained driver branch R%d since the end of %s: its bugs are no longer fixed",
+				branch,
+				until.Format("January 2006")), []string{"/proc/driver/nvidia/version: " + f.Module.Value}, newerDriver)
 	case !known && branch < oldest:
-		r.warn(fmt.Sprintf("NVIDIA no longer maintains driver branch R%d: its bugs are no longer fixed", branch),
+		r.warn("branch-unmaintained",
+			fmt.Sprintf("NVIDIA no longer maintains driver branch R%d: its bugs are no longer fixed", branch),
 			[]string{"/proc/driver/nvidia/version: " + f.Module.Value}, newerDriver)
 	}
 }

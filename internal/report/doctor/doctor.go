@@ -39,7 +39,10 @@ func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil
 // A Finding is a result of a check. A check may have several.
 type Finding struct {
 	// Check is the name of the check.
-	Check    string   `json:"check"`
+	Check string `json:"check"`
+	// Code is the kind of a problem, for programs: it stays the same when Message is reworded. It is
+	// empty if Severity is OK or NotChecked.
+	Code     string   `json:"code,omitempty"`
 	Severity Severity `json:"severity"`
 	// Message is a sentence without a full stop.
 	Message string `json:"message"`
@@ -49,6 +52,14 @@ type Finding struct {
 	// belong in the daemon's container.
 	Remedy []string `json:"remedy,omitempty"`
 }
+
+// The codes that kubectl gpu why looks for. The program knows them by their text.
+const (
+	// codeNoGPUs is the code of each problem because of which containers start without GPUs.
+	codeNoGPUs = "containers-get-no-gpus"
+	// codeNeedsClass is the code of a node whose pods with GPUs need a runtime class.
+	codeNeedsClass = "pods-need-runtime-class"
+)
 
 // A Fact is a reading of a part of the node.
 type Fact[T any] struct {
@@ -208,7 +219,7 @@ var Checks = []Check{
 func Examine(f NodeFacts) []Finding {
 	all := findings{check: "configuration"}
 	if f.Settings.Problem != "" {
-		all.fail(f.Settings.Problem, nil, "gpu-device-plugin config check "+f.Settings.ConfigFile)
+		all.fail("config-invalid", f.Settings.Problem, nil, "gpu-device-plugin config check "+f.Settings.ConfigFile)
 	}
 	for _, c := range Checks {
 		all.check = c.Name
@@ -239,24 +250,27 @@ type findings struct {
 	list  []Finding
 }
 
-func (f *findings) add(s Severity, message string, evidence, remedy []string) {
-	f.list = append(f.list, Finding{Check: f.check, Severity: s, Message: message, Evidence: evidence, Remedy: remedy})
+func (f *findings) add(s Severity, code, message string, evidence, remedy []string) {
+	f.list = append(f.list,
+		Finding{Check: f.check, Code: code, Severity: s, Message: message, Evidence: evidence, Remedy: remedy})
 }
 
-func (f *findings) ok(message string, evidence ...string) { f.add(OK, message, evidence, nil) }
+func (f *findings) ok(message string, evidence ...string) { f.add(OK, "", message, evidence, nil) }
 
-func (f *findings) info(message string, evidence []string, remedy ...string) {
-	f.add(Info, message, evidence, remedy)
+func (f *findings) skip(message string, remedy ...string) {
+	f.add(NotChecked, "", message, nil, remedy)
 }
 
-func (f *findings) skip(message string, remedy ...string) { f.add(NotChecked, message, nil, remedy) }
-
-func (f *findings) warn(message string, evidence []string, remedy ...string) {
-	f.add(Warning, message, evidence, remedy)
+func (f *findings) info(code, message string, evidence []string, remedy ...string) {
+	f.add(Info, code, message, evidence, remedy)
 }
 
-func (f *findings) fail(message string, evidence []string, remedy ...string) {
-	f.add(Error, message, evidence, remedy)
+func (f *findings) warn(code, message string, evidence []string, remedy ...string) {
+	f.add(Warning, code, message, evidence, remedy)
+}
+
+func (f *findings) fail(code, message string, evidence []string, remedy ...string) {
+	f.add(Error, code, message, evidence, remedy)
 }
 
 // hasProblem reports whether the check has a finding worse than ok.
@@ -273,7 +287,7 @@ func (f *findings) hasWarning() bool {
 func require[T any](f *findings, fact Fact[T]) bool {
 	switch {
 	case fact.Hung:
-		f.warn(fact.Missing, nil, "dmesg | tail -50")
+		f.warn("read-hangs", fact.Missing, nil, "dmesg | tail -50")
 	case fact.Missing != "":
 		f.skip(fact.Missing)
 	}

@@ -31,48 +31,54 @@ func allocation(f *NodeFacts, r *findings) {
 	slicesOfNode := "kubectl get resourceslices --field-selector spec.driver=" + driver + ",spec.nodeName=NODE"
 	switch d := s.DRA.Driver; {
 	case d.NameConflict != "":
-		r.fail("Another driver named "+driver+" is registered with the kubelet: this driver publishes nothing "+
-			"until the other one is removed",
+		r.fail("dra-driver-twice",
+			"Another driver named "+driver+" is registered with the kubelet: this driver publishes nothing "+
+				"until the other one is removed",
 			[]string{d.NameConflict}, "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE "+
 				"'nvidia|gpu|dra'", slicesOfNode)
 	case !d.Registered && f.Settings.Claims:
-		r.fail("The kubelet has not registered the driver for claims: "+cmp.Or(d.Problem,
+		r.fail("dra-not-registered", "The kubelet has not registered the driver for claims: "+cmp.Or(d.Problem,
 			"it has not checked the driver's socket yet"),
 			nil,
 			registrations, "ls -l /var/lib/kubelet/plugins_registry   # in the container: the same path has to be mounted")
 	}
 	driverName(s.DRA, r)
 	if s.DRA.Problem != "" {
-		r.fail("The ResourceSlices of this node are not as wanted: "+s.DRA.Problem, nil, served, slicesOfNode)
+		r.fail("slices-differ",
+			"The ResourceSlices of this node are not as wanted: "+s.DRA.Problem, nil, served, slicesOfNode)
 	}
 	switch s.DRA.API {
 	case "", "v1":
 	default:
-		r.info("The API server serves resource.k8s.io as "+s.DRA.API+", and may drop newer fields, such as taints",
+		r.info("dra-api-old",
+			"The API server serves resource.k8s.io as "+s.DRA.API+", and may drop newer fields, such as taints",
 			[]string{"status: dra: api: " + s.DRA.API}, served)
 	}
 	onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI && !f.Settings.DeviceNodes
 	if onlyEnvvar && s.DRA.Mode == "split" {
-		r.fail("A container with nvidia.com/gpu and a claim gets only the GPU of its claim: the CDI spec of the "+
-			"claim sets NVIDIA_VISIBLE_DEVICES=void, by which NVIDIA's runtime would give it the other GPU",
+		r.fail("dra-cdi-spec",
+			"A container with nvidia.com/gpu and a claim gets only the GPU of its claim: the CDI spec of the "+
+				"claim sets NVIDIA_VISIBLE_DEVICES=void, by which NVIDIA's runtime would give it the other GPU",
 			[]string{"status: dra: mode: split", "the device list strategy is envvar"},
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet")
 	}
 	const gates = "kubectl get --raw /metrics | grep 'kubernetes_feature_enabled.*DRA'"
 	if s.DRA.NoTaints {
-		r.warn("The API server does not keep taints of devices: a faulty GPU is left out of its slice, and "+
-			"claims that tolerate the fault do not get it", []string{"status: dra: noTaints: true"},
+		r.warn("dra-no-taints",
+			"The API server does not keep taints of devices: a faulty GPU is left out of its slice, and "+
+				"claims that tolerate the fault do not get it", []string{"status: dra: noTaints: true"},
 			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's; gpu-node-agent notices "+
 				"within an hour", gates)
 	}
 	if s.DRA.NoCounters {
-		r.fail("The API server keeps no counters of devices: MIG devices created for claims are not published, "+
-			"and GPUs in MIG mode are offered to nobody", []string{"status: dra: noCounters: true"},
+		r.fail("dra-no-counters",
+			"The API server keeps no counters of devices: MIG devices created for claims are not published, "+
+				"and GPUs in MIG mode are offered to nobody", []string{"status: dra: noCounters: true"},
 			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent "+
 				"notices within an hour", gates)
 	}
 	if s.DRA.NoShares {
-		r.warn("The API server keeps no shares of devices: GPUs to be shared are allocated as a whole",
+		r.warn("dra-no-shares", "The API server keeps no shares of devices: GPUs to be shared are allocated as a whole",
 			[]string{"status: dra: noShares: true"},
 			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent "+
 				"notices within an hour", gates)
@@ -92,7 +98,7 @@ func waiting(s *status.DRA, r *findings) {
 		report = r.info // the driver releases claims as their pods end
 	}
 	for _, sentence := range s.Waiting() {
-		report("No new pod gets "+sentence, nil,
+		report("gpu-changes-owner", "No new pod gets "+sentence, nil,
 			"gpu-device-plugin status   # shows what each GPU waits for, and the prepared claims",
 			"kubectl get resourceclaims -A   # shows the pods that have reserved them")
 	}
@@ -101,11 +107,11 @@ func waiting(s *status.DRA, r *findings) {
 // driverName judges the name of the driver.
 func driverName(s *status.DRA, r *findings) {
 	if s.Driver.CompetingDriver != "" {
-		r.fail("No GPU is offered to claims: "+s.Driver.CompetingDriver, nil,
+		r.fail("dra-competing-driver", "No GPU is offered to claims: "+s.Driver.CompetingDriver, nil,
 			"kubectl get resourceslices --field-selector spec.driver="+draDriver+",spec.nodeName=NODE")
 	}
 	if s.DriverNameKept != "" {
-		r.warn("The driver does not use the configured name: "+s.DriverNameKept, nil,
+		r.warn("dra-driver-name", "The driver does not use the configured name: "+s.DriverNameKept, nil,
 			"gpu-device-plugin status   # shows the prepared claims")
 	}
 }
@@ -144,11 +150,12 @@ func offeredTwice(f *NodeFacts, s status.Status, r *findings) (inSlices int) {
 		}
 		switch {
 		case held[g.UUID] != "":
-			r.fail(name+" is in a ResourceSlice, and a pod has it by a device plugin: two pods can have it",
+			r.fail("gpu-held-twice", name+" is in a ResourceSlice, and a pod has it by a device plugin: two pods can have it",
 				[]string{g.UUID, "PodResources: " + held[g.UUID]}, remedy...)
 		case offered[g.UUID] != "":
-			r.fail(name+" is in a ResourceSlice, and the kubelet offers it as a device of "+offered[g.UUID]+
-				": two pods can get it",
+			r.fail("gpu-offered-twice",
+				name+" is in a ResourceSlice, and the kubelet offers it as a device of "+offered[g.UUID]+
+					": two pods can get it",
 				[]string{g.UUID, "PodResources: " + offered[g.UUID]}, remedy...)
 		}
 	}

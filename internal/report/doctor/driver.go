@@ -101,10 +101,10 @@ func gpus(f *NodeFacts, r *findings) {
 		if more := len(away) - maxAwayShown; more > 0 {
 			evidence = append(evidence, fmt.Sprintf("and %d more", more))
 		}
-		r.info(fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
+		r.info("gpus-given-away", fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
 	}
 	if f.WSL && len(f.GPUs.Value) == 0 {
-		r.warn("This node is WSL, Windows' subsystem for Linux: its GPU belongs to Windows, behind /dev/dxg, "+
+		r.warn("wsl", "This node is WSL, Windows' subsystem for Linux: its GPU belongs to Windows, behind /dev/dxg, "+
 			"and this program does not offer it", []string{"/dev/dxg, or WSL in /proc/sys/kernel/osrelease"},
 			"# use a node on which Linux has the GPU and NVIDIA's driver; NVIDIA's device plugin offers the GPU of WSL")
 		return
@@ -113,7 +113,8 @@ func gpus(f *NodeFacts, r *findings) {
 		return
 	}
 	if len(f.GPUs.Value) == 0 {
-		r.info("No NVIDIA GPU is on the PCI bus", []string{"/sys/bus/pci/devices: no display device of vendor 0x10de"},
+		r.info("no-gpus",
+			"No NVIDIA GPU is on the PCI bus", []string{"/sys/bus/pci/devices: no display device of vendor 0x10de"},
 			"lspci -d 10de:")
 		return
 	}
@@ -122,7 +123,7 @@ func gpus(f *NodeFacts, r *findings) {
 		switch g.Driver {
 		case "nvidia":
 		case "nouveau":
-			r.fail("GPU "+g.Address+" is bound to nouveau, so NVIDIA's driver cannot use it", evidence,
+			r.fail("gpu-bound-to-nouveau", "GPU "+g.Address+" is bound to nouveau, so NVIDIA's driver cannot use it", evidence,
 				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf",
 				"update-initramfs -u || dracut --force", "systemctl reboot")
 		default:
@@ -130,7 +131,7 @@ func gpus(f *NodeFacts, r *findings) {
 			if g.Driver != "" {
 				bound = "is bound to " + g.Driver
 			}
-			r.warn("GPU "+g.Address+" "+bound+", not to nvidia", evidence, kernelMessages,
+			r.warn("gpu-not-bound", "GPU "+g.Address+" "+bound+", not to nvidia", evidence, kernelMessages,
 				"echo "+g.Address+" > /sys/bus/pci/drivers/nvidia/bind")
 		}
 	}
@@ -149,7 +150,7 @@ func driver(f *NodeFacts, r *findings) {
 	}
 	module := f.Module.Value
 	if module == "" {
-		r.fail("The kernel module nvidia is not loaded",
+		r.fail("module-not-loaded", "The kernel module nvidia is not loaded",
 			[]string{"/proc/driver/nvidia/version and /sys/module/nvidia: do not exist"},
 			"modprobe nvidia", kernelMessages)
 	}
@@ -159,7 +160,7 @@ func driver(f *NodeFacts, r *findings) {
 	l := f.Library.Value
 	switch {
 	case l.Path == "":
-		r.fail("NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
+		r.fail("library-missing", "NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
 			[]string{"driver root: " + l.Root}, "find / -xdev -name 'libnvidia-ml.so.1'",
 			"gpu-device-plugin doctor --driver-root FOLDER   # the folder below which the driver is installed",
 			"gpu-device-plugin doctor --library-search-path FOLDER   # the folder of the library; the daemon needs the same")
@@ -168,14 +169,14 @@ func driver(f *NodeFacts, r *findings) {
 		r.skip("The name of the library has no version: " + l.Path)
 		return
 	case module != "" && module != l.Version:
-		r.fail(fmt.Sprintf("Driver %s on disk, %s loaded: the driver was upgraded, and "+
+		r.fail("driver-mismatch", fmt.Sprintf("Driver %s on disk, %s loaded: the driver was upgraded, and "+
 			"no new container can use a GPU until the node is restarted",
 			l.Version, module), []string{"/proc/driver/nvidia/version: " + module, l.Path}, "systemctl reboot")
 		return
 	}
 	maintained(f, r)
 	if len(l.Others) > 0 {
-		r.info("The same folder has libraries of other driver versions",
+		r.info("other-libraries", "The same folder has libraries of other driver versions",
 			[]string{l.Path, "others: " + strings.Join(l.Others, ", ")})
 	}
 	if !r.hasProblem() {
@@ -209,7 +210,8 @@ func deviceNodes(f *NodeFacts, r *findings) {
 			"/proc/devices")
 	}
 	if own := f.Container; own.Missing == "" && !slices.ContainsFunc(own.Value.Nodes, named("nvidiactl")) {
-		r.fail("This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
+		r.fail("container-without-nodes",
+			"This container has no /dev/nvidiactl: NVML cannot be used in it", []string{"/dev of this container"},
 			"kubectl get runtimeclass nvidia   # and in the pod: runtimeClassName: nvidia, or privileged: true")
 	}
 	migCapabilities(f, r)
@@ -240,7 +242,7 @@ func migCapabilities(f *NodeFacts, r *findings) {
 		return
 	}
 	slices.Sort(shut)
-	r.warn("This container cannot open "+strings.Join(shut, " and ")+
+	r.warn("mig-capabilities", "This container cannot open "+strings.Join(shut, " and ")+
 		": MIG devices cannot be seen, or layouts cannot be changed. NVIDIA's container toolkit 1.18.0 to 1.20.0 "+
 		"ignores NVIDIA_MIG_MONITOR_DEVICES and NVIDIA_MIG_CONFIG_DEVICES; 1.20.1 does not",
 		[]string{"/dev of this container"}, "nvidia-ctk --version   # on the node; install 1.20.1 or newer",
@@ -264,15 +266,17 @@ func judgeNodes(d Devices, r *findings) {
 		n := d.Nodes[i]
 		switch {
 		case !n.Character:
-			r.fail(path+" is not a character device", []string{path}, "rm "+path, modprobe)
+			r.fail("node-not-a-device", path+" is not a character device", []string{path}, "rm "+path, modprobe)
 		case n.Numbered && w.Major != 0 && (n.Major != w.Major || n.Minor != w.Minor):
-			r.fail(fmt.Sprintf("%s has the device number %d:%d, but the driver has %d:%d", path, n.Major, n.Minor, w.Major,
-				w.Minor),
+			r.fail("node-number-wrong",
+				fmt.Sprintf("%s has the device number %d:%d, but the driver has %d:%d", path, n.Major, n.Minor, w.Major,
+					w.Minor),
 				[]string{fmt.Sprintf("%s: %d:%d", path, n.Major, n.Minor), "/proc/devices"}, "rm "+path, modprobe)
 		}
 	}
 	if len(missing) > 0 {
-		r.fail("Device nodes are missing: "+strings.Join(missing, ", "), []string{"/proc/driver/nvidia/gpus"},
+		r.fail("nodes-missing",
+			"Device nodes are missing: "+strings.Join(missing, ", "), []string{"/proc/driver/nvidia/gpus"},
 			modprobe, "nvidia-smi -L   # as root; creates the nodes of all GPUs")
 	}
 	caps := d.Majors["nvidia-caps"]
@@ -282,8 +286,9 @@ func judgeNodes(d Devices, r *findings) {
 			continue
 		}
 		if n.Major != caps || n.Minor != minor {
-			r.fail(fmt.Sprintf("%s/%s has the device number %d:%d, but the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor,
-				caps, minor),
+			r.fail("node-number-wrong",
+				fmt.Sprintf("%s/%s has the device number %d:%d, but the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor,
+					caps, minor),
 				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # creates them")
 		}
 	}
@@ -297,9 +302,10 @@ func kernelLog(f *NodeFacts, r *findings) {
 	case f.Settings.KernelLog:
 		r.ok("XIDs are also read from the kernel log", "health.kernelLog: true")
 	default:
-		r.info("The kernel log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as "+
-			"events, are in no metric, and GPUXidCritical cannot fire for them; the next scan finds most of their "+
-			"effects",
+		r.info("kernel-log-off",
+			"The kernel log is not read: XIDs 62, 79, 119 and 120, which several drivers do not report as "+
+				"events, are in no metric, and GPUXidCritical cannot fire for them; the next scan finds most of their "+
+				"effects",
 			[]string{"health.kernelLog: false"},
 			"gpu-device-plugin --kernel-log   # Helm: kernelLog: true")
 	}
@@ -320,13 +326,13 @@ func companions(f *NodeFacts, r *findings) {
 		case slices.Contains(f.Devices.Value.Companions, c.Device):
 			r.ok(c.Name+" is loaded", node)
 		case loaded:
-			r.warn(c.Name+" is loaded, but has no device node: no container gets it",
+			r.warn("companion-without-node", c.Name+" is loaded, but has no device node: no container gets it",
 				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+
 					c.Module)
 		case c.Auto:
 			r.ok(c.Name+" is not loaded, and no container gets it", c.Option+"=auto")
 		default:
-			r.warn(c.Name+" is configured, but not loaded: no container gets it",
+			r.warn("companion-not-loaded", c.Name+" is configured, but not loaded: no container gets it",
 				[]string{c.Option + "=true", "/proc/modules has no " + c.Module},
 				"modprobe "+c.Module, "gpu-device-plugin "+c.Option+"=auto   # if only some nodes have it")
 		}
@@ -358,9 +364,10 @@ func driverUpgrade(f *NodeFacts, r *findings) {
 		r.ok("The GPU operator evicts the pods of all resources before an upgrade of its driver container")
 		return
 	}
-	r.info("An upgrade of the operator's driver container does not evict pods with "+strings.Join(unseen, ", ")+
-		", and cannot unload the driver while they run: drain the node first", []string{"driver root " +
-		f.Settings.DriverRoot},
+	r.info("upgrade-misses-pods",
+		"An upgrade of the operator's driver container does not evict pods with "+strings.Join(unseen, ", ")+
+			", and cannot unload the driver while they run: drain the node first", []string{"driver root " +
+			f.Settings.DriverRoot},
 		"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data")
 }
 
@@ -383,7 +390,7 @@ func persistence(f *NodeFacts, r *findings) {
 	const service = "systemctl enable --now nvidia-persistenced"
 	switch {
 	case len(off) > 0:
-		r.warn("Persistence mode is off on "+status.GPUList(off)+
+		r.warn("persistence-off", "Persistence mode is off on "+status.GPUList(off)+
 			": the driver loses clocks, power limits and error counts of unused GPUs, and no new NVML "+
 			"session is opened to find a returned GPU", []string{"status: persistenceMode: false"},
 			service, "nvidia-smi -pm 1")
@@ -416,7 +423,7 @@ func fabricManager(f *NodeFacts, r *findings) {
 	}
 	switch {
 	case len(waiting) > 0:
-		r.fail("The NVSwitch fabric is not ready for "+status.GPUList(waiting)+
+		r.fail("fabric-not-ready", "The NVSwitch fabric is not ready for "+status.GPUList(waiting)+
 			": Fabric Manager is not running, or has not registered the GPUs",
 			[]string{"status: remedy: fabric"}, service, log)
 	case registered > 0:
@@ -431,7 +438,8 @@ func fabricManager(f *NodeFacts, r *findings) {
 		r.ok("Fabric Manager is running", "process nv-fabricmanager",
 			status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
 	default:
-		r.fail("The node has NVSwitches, but Fabric Manager is not running: CUDA cannot be initialized",
+		r.fail("fabric-manager-off",
+			"The node has NVSwitches, but Fabric Manager is not running: CUDA cannot be initialized",
 			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus",
 				"no process nv-fabricmanager"}, service, log)
 	}

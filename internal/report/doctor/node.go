@@ -75,7 +75,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		own := strings.HasPrefix(s.Kind, f.Settings.CDIVendor+"/")
 		switch {
 		case s.Problem != "":
-			r.warn("A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path,
+			r.warn("cdi-spec-unreadable", "A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path,
 				"mv "+s.Path+" /root/   # if nothing needs it")
 		case len(s.Absent) > 0:
 			commands := "nvidia-ctk cdi generate --output=" + s.Path
@@ -84,7 +84,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 			} else if !strings.HasPrefix(s.Kind, "nvidia.com/") {
 				commands = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program must write the spec again"
 			}
-			r.warn(fmt.Sprintf("The CDI spec of %s is out of date: of its %s, %d cannot be found",
+			r.warn("cdi-spec-old", fmt.Sprintf("The CDI spec of %s is out of date: of its %s, %d cannot be found",
 				s.Kind, status.Count(s.Named, "file"), len(s.Absent)),
 				[]string{s.Path, s.Absent[0] + " does not exist"}, commands)
 		}
@@ -103,7 +103,8 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		}
 	}
 	for _, pair := range slices.Sorted(maps.Keys(twice)) {
-		r.fail("Two CDI specs name the same device, so container runtimes ignore both: "+twice[pair], []string{pair},
+		r.fail("cdi-device-twice",
+			"Two CDI specs name the same device, so container runtimes ignore both: "+twice[pair], []string{pair},
 			"ls -l "+strings.ReplaceAll(pair, " and ", " ")+"   # keep the newer one")
 	}
 	if !r.hasProblem() {
@@ -124,14 +125,16 @@ func selinux(f *NodeFacts, r *findings) {
 	}
 	evidence := []string{"/sys/fs/selinux/enforce: 1", "type of this process: " + cmp.Or(s.Domain, "none")}
 	if s.Container && s.Domain == "container_t" {
-		r.fail("SELinux enforces, and this container has the type container_t: it cannot connect to the kubelet's socket",
+		r.fail("selinux-domain",
+			"SELinux enforces, and this container has the type container_t: it cannot connect to the kubelet's socket",
 			evidence,
 			"kubectl -n kube-system patch ds/gpu-device-plugin -p "+
 				`'{"spec":{"template":{"spec":{"securityContext":{"seLinuxOptions":{"type":"spc_t"}}}}}}'`)
 	}
 	if s.UseDevices != nil && !*s.UseDevices {
-		r.warn("SELinux enforces, and container_use_devices is off: containers cannot open /dev/nvidia*, unless "+
-			"the device nodes have the label container_file_t",
+		r.warn("selinux-devices",
+			"SELinux enforces, and container_use_devices is off: containers cannot open /dev/nvidia*, unless "+
+				"the device nodes have the label container_file_t",
 			append(evidence, "/sys/fs/selinux/booleans/container_use_devices: 0"),
 			"setsebool -P container_use_devices on")
 	}
@@ -146,12 +149,14 @@ func kubelet(f *NodeFacts, r *findings) {
 	}
 	k := f.Kubelet.Value
 	if k.Problem != "" {
-		r.fail("The kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet",
+		r.fail("kubelet-folder",
+			"The kubelet's folder cannot be used: "+k.Problem, []string{k.Socket}, "systemctl status kubelet",
 			"ls -l /var/lib/kubelet/device-plugins")
 		return
 	}
 	if k.Refused != "" {
-		r.fail("The kubelet does not answer: it is not running, or its socket is elsewhere", []string{k.Refused},
+		r.fail("kubelet-silent",
+			"The kubelet does not answer: it is not running, or its socket is elsewhere", []string{k.Refused},
 			"systemctl status kubelet", "journalctl -u kubelet -n 50")
 	}
 	var foreign []string
@@ -162,12 +167,14 @@ func kubelet(f *NodeFacts, r *findings) {
 	}
 	const pods = "kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'"
 	if len(foreign) > 0 {
-		r.warn("Another device plugin for GPUs is running on this node: two plugins must not serve the same resource",
+		r.warn("other-plugin",
+			"Another device plugin for GPUs is running on this node: two plugins must not serve the same resource",
 			foreign, pods)
 	}
 	if len(k.DRADrivers) > 0 {
-		r.fail("The DRA driver gpu.nvidia.com is also running on this node: the driver and a device plugin can "+
-			"allocate one GPU to two pods",
+		r.fail("other-dra-driver",
+			"The DRA driver gpu.nvidia.com is also running on this node: the driver and a device plugin can "+
+				"allocate one GPU to two pods",
 			k.DRADrivers, pods, "kubectl get resourceslices --field-selector spec.driver=gpu.nvidia.com,spec.nodeName=NODE",
 			"# let only one of them have the GPUs of this node: keep the other's DaemonSet away by a node label")
 	}
@@ -178,8 +185,9 @@ func kubelet(f *NodeFacts, r *findings) {
 		serves := func(s status.Resource) bool { return s.Name == name }
 		if f.Daemon.Missing == "" && k.Registered[name] > 0 && strings.HasPrefix(name, "nvidia.com/") &&
 			!slices.ContainsFunc(f.Daemon.Value.Status.Resources, serves) {
-			r.warn("The kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+
-				", which this daemon does not serve",
+			r.warn("kubelet-counts-differ",
+				"The kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+
+					", which this daemon does not serve",
 				[]string{folder(k.Socket) + "kubelet_internal_checkpoint"}, pods)
 		}
 	}
@@ -196,7 +204,8 @@ func podResources(f *NodeFacts, r *findings) {
 	case p.Problem == "":
 		r.ok("PodResources answers; the kubelet counts " + status.Count(p.Devices, "device"))
 	case f.Kubelet.Missing == "" && f.Kubelet.Value.Refused == "":
-		r.warn("PodResources does not answer, so the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
+		r.warn("pod-resources-silent",
+			"PodResources does not answer, so the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
 			"ls -l "+p.Socket+"   # in a container: mount its folder")
 	default:
 		r.skip("Neither PodResources nor the kubelet answers: " + p.Problem)
@@ -264,7 +273,7 @@ func unhealthyDevices(s status.Status, r *findings) {
 		if len(indices) > 1 {
 			are = " are "
 		}
-		r.fail(status.GPUList(indices)+are+c.state+": "+cmp.Or(c.reason, "none"),
+		r.fail("gpu-not-healthy", status.GPUList(indices)+are+c.state+": "+cmp.Or(c.reason, "none"),
 			append(evidence, "remedy: "+cmp.Or(c.remedy, "none")), commandsFor[c]...)
 	}
 }
@@ -275,20 +284,23 @@ func daemon(f *NodeFacts, r *findings) {
 	}
 	s := f.Daemon.Value.Status
 	if s.Simulated != "" {
-		r.info("The GPUs of this node are simulated: pods cannot use them", []string{"status: simulated: " + s.Simulated})
+		r.info("gpus-simulated",
+			"The GPUs of this node are simulated: pods cannot use them", []string{"status: simulated: " + s.Simulated})
 	}
 	if s.Stale != "" {
-		r.fail("The last scan of the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status", kernelMessages)
+		r.fail("scan-failed", "The last scan of the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status", kernelMessages)
 	}
 	if s.ConfigError != "" {
-		r.fail("The configuration file as it is now is not in use: "+s.ConfigError, []string{s.ConfigFile},
+		r.fail("config-not-in-use",
+			"The configuration file as it is now is not in use: "+s.ConfigError, []string{s.ConfigFile},
 			"gpu-device-plugin config check "+s.ConfigFile)
 	}
 	if s.Readiness.Reason != "" && !s.Readiness.Ready {
-		r.fail("The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
+		r.fail("daemon-not-ready",
+			"The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
 	}
 	if s.Quiet {
-		r.warn("quiesce released NVML: new pods may get no GPU, and faults of GPUs are not found",
+		r.warn("quiesced", "quiesce released NVML: new pods may get no GPU, and faults of GPUs are not found",
 			[]string{"status: quiet: true"}, "gpu-device-plugin resume")
 	}
 	for _, c := range s.Calls {
@@ -296,20 +308,21 @@ func daemon(f *NodeFacts, r *findings) {
 		if c.GPU != nil {
 			call += fmt.Sprintf(" of GPU %d", *c.GPU)
 		}
-		r.fail("A driver call has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
+		r.fail("driver-call-hangs",
+			"A driver call has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
 			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data   # if the call does not return", "systemctl reboot")
 	}
 	unhealthyDevices(s, r)
 	for _, served := range s.Resources {
 		if served.Problem != "" {
-			r.warn(served.Name+": "+served.Problem, []string{"server: " + served.Server},
+			r.warn("resource-not-served", served.Name+": "+served.Problem, []string{"server: " + served.Server},
 				"journalctl -u kubelet -n 50 | grep -i device")
 		}
 	}
 	reportedProblems(s, r)
 	layout(s.MIG, r)
 	if state := s.Summary.State; !r.hasWarning() && state != "" && state != status.AllServed && state != status.Starting {
-		r.warn("The daemon is "+state+": "+s.Summary.Text, nil, "gpu-device-plugin status")
+		r.warn("daemon-degraded", "The daemon is "+state+": "+s.Summary.Text, nil, "gpu-device-plugin status")
 	}
 	if !r.hasProblem() {
 		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
@@ -321,26 +334,27 @@ func daemon(f *NodeFacts, r *findings) {
 // events and metrics.
 func reportedProblems(s status.Status, r *findings) {
 	for _, line := range s.NVSwitches {
-		r.fail(line+", a fatal error: NVLinks of the node's GPUs have failed", []string{"status: nvswitches"},
+		r.fail("nvswitch-fatal",
+			line+", a fatal error: NVLinks of the node's GPUs have failed", []string{"status: nvswitches"},
 			"journalctl -k | grep SXid",
 			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data", "systemctl reboot")
 	}
 	for _, line := range slices.Concat(s.LeftOut, s.Unwatched, s.Warnings) {
-		r.warn(line, nil, "gpu-device-plugin status")
+		r.warn("daemon-warning", line, nil, "gpu-device-plugin status")
 	}
 	for _, line := range status.Held(s.Holds) {
-		r.warn("Not offered to pods yet: "+line, []string{"status: holds"}, "gpu-device-plugin status")
+		r.warn("not-offered-yet", "Not offered to pods yet: "+line, []string{"status: holds"}, "gpu-device-plugin status")
 	}
 	for _, output := range []struct{ what, problem string }{
 		{"Metrics are not served", s.MetricsError}, {"The labels of the node are not written", s.LabelsError},
 		{"The API server is not reached", s.APIServerError},
 	} {
 		if output.problem != "" {
-			r.warn(output.what+": "+output.problem, nil, "gpu-device-plugin status")
+			r.warn("output-failed", output.what+": "+output.problem, nil, "gpu-device-plugin status")
 		}
 	}
 	for _, line := range s.MetricsAbsent {
-		r.info(line, []string{"status: metricsAbsent"},
+		r.info("metrics-absent", line, []string{"status: metricsAbsent"},
 			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # makes the container privileged")
 	}
 }
@@ -356,10 +370,10 @@ func layout(m *status.MIGLayout, r *findings) {
 		text += ": " + m.Reason
 	}
 	if m.State == "failed" {
-		r.fail(text, evidence, "gpu-device-plugin mig status")
+		r.fail("mig-layout-failed", text, evidence, "gpu-device-plugin mig status")
 		return
 	}
-	r.info(text, evidence, "gpu-device-plugin mig status")
+	r.info("mig-layout-pending", text, evidence, "gpu-device-plugin mig status")
 }
 
 func mps(f *NodeFacts, r *findings) {
@@ -367,7 +381,7 @@ func mps(f *NodeFacts, r *findings) {
 	const start = "kubectl -n kube-system get pods -l app.kubernetes.io/name=gpu-device-plugin-mps-control-daemon"
 	runs := f.runs(control)
 	for _, reason := range f.Daemon.Value.Status.MPS {
-		r.fail(reason, nil, start)
+		r.fail("mps-daemon-silent", reason, nil, start)
 	}
 	switch {
 	case r.hasProblem():
@@ -377,11 +391,13 @@ func mps(f *NodeFacts, r *findings) {
 		r.ok("An MPS control daemon is running", "process "+control)
 	case f.Settings.MPS:
 		if require(r, f.Processes) {
-			r.fail("GPUs are shared by MPS, but no MPS control daemon is running", []string{"no process " + control}, start)
+			r.fail("mps-daemon-off",
+				"GPUs are shared by MPS, but no MPS control daemon is running", []string{"no process " + control}, start)
 		}
 	case runs:
-		r.info("An MPS control daemon is running, but the configuration does not share GPUs by MPS: GPUs in the "+
-			"compute mode EXCLUSIVE_PROCESS refuse other work", []string{"process " + control},
+		r.info("mps-daemon-unused",
+			"An MPS control daemon is running, but the configuration does not share GPUs by MPS: GPUs in the "+
+				"compute mode EXCLUSIVE_PROCESS refuse other work", []string{"process " + control},
 			"nvidia-smi --query-gpu=index,compute_mode --format=csv")
 	default:
 		r.ok("GPUs are not shared by MPS")

@@ -19,7 +19,7 @@ type Reader struct {
 
 var (
 	// forwarded are the commands of the daemon that kubectl gpu runs in its pod.
-	forwarded = regexp.MustCompile(`^gpu-device-plugin (status|quiesce|resume|validate|reset)\b`)
+	forwarded = regexp.MustCompile(`^gpu-device-plugin (status|quiesce|resume|validate|reset|health clear)\b`)
 	// inTheContainer are the other commands of a running daemon.
 	inTheContainer = regexp.MustCompile(`^gpu-device-plugin [a-z]`)
 	// nodeName is the placeholder for the name of the node.

@@ -136,7 +136,8 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 	case !differ:
 		r.list = append(r.list, first...)
 	case least > NotChecked:
-		r.add(least, message, one.evidence(), []string{one.versionCommand(), one.checkCommand()})
+		r.add(least, "runtime-version-unknown", message, one.evidence(),
+			[]string{one.versionCommand(), one.checkCommand()})
 	default:
 		r.skip(message, one.versionCommand())
 	}
@@ -161,16 +162,18 @@ func containerRuntime(f *NodeFacts, r *findings) {
 	}
 	one := f.Runtime.Value
 	for _, p := range one.Problems {
-		r.warn("A configuration file of "+one.title()+" cannot be read", []string{p}, one.checkCommand())
+		r.warn("runtime-config-unreadable",
+			"A configuration file of "+one.title()+" cannot be read", []string{p}, one.checkCommand())
 	}
 	judgeIgnored(one, r)
 	eachReading(f, r, func(one Runtime, reading Reading, to *findings) {
 		switch {
 		case reading.Refused != "":
-			to.fail(one.title()+" does not start with its configuration: "+reading.Refused, one.evidence(), one.checkCommand())
+			to.fail("runtime-config-refused",
+				one.title()+" does not start with its configuration: "+reading.Refused, one.evidence(), one.checkCommand())
 			return
 		case reading.Disabled:
-			to.fail("The CRI plugin of "+one.title()+" is disabled, and the kubelet cannot use it",
+			to.fail("cri-disabled", "The CRI plugin of "+one.title()+" is disabled, and the kubelet cannot use it",
 				one.evidence("disabled_plugins has cri"),
 				"# in "+one.Config+": remove cri from disabled_plugins", one.restart())
 			return
@@ -195,7 +198,7 @@ func judgeIgnored(one Runtime, r *findings) {
 		return
 	}
 	slices.Sort(lines)
-	r.warn(one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: "+
+	r.warn("runtimes-ignored", one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: "+
 		"they are in a section that the runtime does not read",
 		one.evidence(slices.Compact(lines)...), one.edit("move the runtimes to the section that is read")...)
 }
@@ -213,15 +216,16 @@ func judgeCDI(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	finds := func(folder string) bool { return sameFolder(folder, f.Settings.CDIFolder) }
 	switch uses := f.Settings.CDI || f.Settings.Claims; {
 	case !uses && !reading.CDI && reading.CDISetting != nil:
-		to.info("CDI is off in "+one.title()+"; the device list strategy does not use it", one.evidence(setting))
+		to.info("cdi-off", "CDI is off in "+one.title()+"; the device list strategy does not use it", one.evidence(setting))
 	case !uses:
 	case !reading.CDIExists:
-		to.fail(one.title()+" is too old for CDI, and "+used+": containers get no GPUs", one.evidence(), one.upgrade())
+		to.fail(codeNoGPUs,
+			one.title()+" is too old for CDI, and "+used+": containers get no GPUs", one.evidence(), one.upgrade())
 	case !reading.CDI:
-		to.fail("CDI is off in "+one.title()+", and "+used+": containers get no GPUs", one.evidence(setting),
+		to.fail(codeNoGPUs, "CDI is off in "+one.title()+", and "+used+": containers get no GPUs", one.evidence(setting),
 			one.enableCDI()...)
 	case !slices.ContainsFunc(reading.CDIFolders, finds):
-		to.fail(one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
+		to.fail(codeNoGPUs, one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
 			one.evidence("cdi_spec_dirs = "+strings.Join(reading.CDIFolders, ", ")),
 			"gpu-device-plugin --cdi-dir "+append(reading.CDIFolders,
 				"/var/run/cdi")[0]+"   # or add the folder to cdi_spec_dirs")
@@ -256,23 +260,26 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 		evidence = one.evidence(h.Name+": "+h.Program, "without NVIDIA's runtime: "+without)
 	}
 	if other, differs := reading.otherCgroups(h); found && differs {
-		to.fail(fmt.Sprintf("systemd makes the cgroups of the runtime %s and not those of the runtime %s: "+
-			"containers of one runtime are outside the cgroups of their pods", other[0], other[1]),
+		to.fail("cgroup-drivers-differ",
+			fmt.Sprintf("systemd makes the cgroups of the runtime %s and not those of the runtime %s: "+
+				"containers of one runtime are outside the cgroups of their pods", other[0], other[1]),
 			append(evidence, "SystemdCgroup of "+other[0]+" = true, of "+other[1]+" = false"),
 			one.edit("set SystemdCgroup = true in the options of the runtime "+other[1])...)
 	}
 	switch {
 	case h.Absent:
-		to.fail(fmt.Sprintf("The program of the runtime %s does not exist: pods with this runtime cannot start",
-			h.Name), evidence, "ls -l "+h.Program)
+		to.fail("runtime-program-missing",
+			fmt.Sprintf("The program of the runtime %s does not exist: pods with this runtime cannot start",
+				h.Name), evidence, "ls -l "+h.Program)
 	case found && isDefault:
 		to.ok("NVIDIA's runtime is the default of "+one.title(), evidence...)
 	case found && needed && one.Name == Docker:
-		to.fail("NVIDIA's runtime is not the default of Docker, and pods cannot choose another runtime: containers "+
-			"get no GPUs", evidence,
+		to.fail(codeNoGPUs,
+			"NVIDIA's runtime is not the default of Docker, and pods cannot choose another runtime: containers "+
+				"get no GPUs", evidence,
 			one.makeDefault(true)...)
 	case found && needed:
-		to.info("NVIDIA's runtime is a runtime class of "+one.title()+
+		to.info(codeNeedsClass, "NVIDIA's runtime is a runtime class of "+one.title()+
 			" and not the default: pods with GPUs need runtimeClassName",
 			evidence, append([]string{"kubectl get runtimeclass " + h.Name, "# or make it the default:"},
 				one.makeDefault(true)...)...)
@@ -283,7 +290,8 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 		if works {
 			remedy = append(remedy, "# or without NVIDIA's runtime: runtime: none in the chart's values")
 		}
-		to.fail(one.title()+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
+		to.fail(codeNoGPUs,
+			one.title()+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
 			slices.Concat(evidence, []string{"default runtime: " + cmp.Or(reading.Default, "none")}, reading.Ignored), remedy...)
 	default:
 		to.ok("NVIDIA's runtime is not needed: devices are passed by CDI", evidence...)
@@ -343,24 +351,28 @@ func judgeToolkit(f *NodeFacts, one Runtime, reading Reading, r *findings) {
 	}
 	judgeNoCgroups(f, one, r)
 	if f.Settings.VolumeMounts && !t.VolumeMounts {
-		r.fail("NVIDIA's runtime ignores devices named by mounts, and the device list strategy is "+
+		r.fail(codeNoGPUs, "NVIDIA's runtime ignores devices named by mounts, and the device list strategy is "+
 			"volume-mounts: containers get no GPUs", []string{where, mounts + " = false"}, one.toolkit(mounts, true)...)
 	}
 	switch onlyEnvvar := f.Settings.Envvar && !f.Settings.VolumeMounts && !f.Settings.CDI; {
 	case onlyEnvvar && !t.EnvvarUnprivileged:
-		r.fail("NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device "+
-			"list strategy is envvar: they get no GPUs", evidence, append(one.toolkit(mounts, true),
-			"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")...)
+		r.fail(codeNoGPUs,
+			"NVIDIA's runtime ignores NVIDIA_VISIBLE_DEVICES in containers without privileges, and the device "+
+				"list strategy is envvar: they get no GPUs", evidence, append(one.toolkit(mounts, true),
+				"gpu-device-plugin --device-list-strategy=volume-mounts   # in the DaemonSet")...)
 	case !t.EnvvarUnprivileged:
 	case onlyEnvvar:
-		r.warn("Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the "+
-			"device list strategy envvar requires this", evidence, append([]string{
-			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/platforms.md",
-		}, one.toolkit(envvar, false)...)...)
+		r.warn("all-gpus-by-variable",
+			"Every pod that NVIDIA's runtime starts can get all GPUs with NVIDIA_VISIBLE_DEVICES=all; the "+
+				"device list strategy envvar requires this", evidence, append([]string{
+				"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; see docs/platforms.md",
+			}, one.toolkit(envvar, false)...)...)
 	case isDefault:
-		r.warn("Every pod can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence, one.toolkit(envvar, false)...)
+		r.warn("all-gpus-by-variable",
+			"Every pod can get all GPUs with NVIDIA_VISIBLE_DEVICES=all", evidence, one.toolkit(envvar, false)...)
 	default:
-		r.info("Every pod with the runtime class of NVIDIA's runtime can get all GPUs with NVIDIA_VISIBLE_DEVICES=all",
+		r.info("all-gpus-by-variable",
+			"Every pod with the runtime class of NVIDIA's runtime can get all GPUs with NVIDIA_VISIBLE_DEVICES=all",
 			evidence,
 			one.toolkit(envvar, false)...)
 	}
@@ -381,12 +393,14 @@ func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 		"gpu-device-plugin --pass-device-specs   # in the DaemonSet; or this")
 	switch t.Mode {
 	case "legacy":
-		r.fail("NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is only for rootless containers",
+		r.fail("no-cgroups",
+			"NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is only for rootless containers",
 			evidence,
 			remedy...)
 	case "auto":
-		r.warn("NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: "+
-			"no-cgroups = true is only for rootless containers", evidence, remedy...)
+		r.warn("no-cgroups",
+			"NVIDIA's runtime before version 1.18 of the toolkit does not let containers open their GPUs: "+
+				"no-cgroups = true is only for rootless containers", evidence, remedy...)
 	}
 }
 
@@ -413,9 +427,10 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 		inSpec = true
 	}
 	if !inSpec {
-		r.warn("Containers can lose their GPUs at `systemctl daemon-reload`: systemd makes their cgroups, and a "+
-			"hook of NVIDIA's runtime (mode legacy, or auto before version 1.18 of the toolkit) adds the devices "+
-			"without the knowledge of systemd", evidence,
+		r.warn("daemon-reload",
+			"Containers can lose their GPUs at `systemctl daemon-reload`: systemd makes their cgroups, and a "+
+				"hook of NVIDIA's runtime (mode legacy, or auto before version 1.18 of the toolkit) adds the devices "+
+				"without the knowledge of systemd", evidence,
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet; or:",
 			"gpu-device-plugin --pass-device-specs   # in the DaemonSet")
 		return
@@ -430,8 +445,9 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 		}
 	}
 	if len(unlinked) > 0 {
-		r.info("Links to device nodes are missing in /dev/char: with runc 1.1.3 to 1.1.6, or systemd before 240, "+
-			"containers lose their GPUs at `systemctl daemon-reload`", append(evidence, inventory.Few(unlinked)+" do not exist"),
+		r.info("dev-char-links",
+			"Links to device nodes are missing in /dev/char: with runc 1.1.3 to 1.1.6, or systemd before 240, "+
+				"containers lose their GPUs at `systemctl daemon-reload`", append(evidence, inventory.Few(unlinked)+" do not exist"),
 			"nvidia-ctk system create-dev-char-symlinks --create-all")
 		return
 	}

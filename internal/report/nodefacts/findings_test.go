@@ -198,6 +198,9 @@ func (r row) run(t *testing.T) {
 		case f.Check == "":
 			t.Errorf("no check: %+v", f)
 		}
+		if isProblem := f.Severity != doctor.OK && f.Severity != doctor.NotChecked; isProblem != (f.Code != "") {
+			t.Errorf("code %q: %+v", f.Code, f)
+		}
 	}
 	if !found {
 		for _, f := range doctor.Examine(facts) {
@@ -218,7 +221,7 @@ var justDaemon = []string{"daemon", "dra"}
 // TestFindings: each check in both directions. The good node is the other direction for all checks.
 func TestFindings(t *testing.T) {
 	t.Parallel()
-	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
+	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, readerRows, claimRows, capabilityRows) {
 		t.Run(r.check+" "+r.name, r.run)
 	}
 }
@@ -227,7 +230,7 @@ func TestFindings(t *testing.T) {
 func TestEveryCheckHasBothDirections(t *testing.T) {
 	t.Parallel()
 	content, not := map[string]bool{}, map[string]bool{}
-	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, claimRows, capabilityRows) {
+	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, readerRows, claimRows, capabilityRows) {
 		content[r.check] = content[r.check] || r.severity == doctor.OK
 		not[r.check] = not[r.check] || r.severity > doctor.OK
 	}
@@ -515,44 +518,6 @@ var daemonRows = []row{
 		},
 		check: "daemon", severity: doctor.Error, says: "recovery action",
 		remedy: "delete the pods that use GPU 0 together with other GPUs; no reset is needed",
-	},
-	{
-		name: "read by kubectl", settings: func(s *doctor.Settings) {
-			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x", MayReset: true}
-		},
-		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
-		},
-		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "kubectl gpu reset node-1 --gpu 0",
-	},
-	{
-		name: "read by kubectl, and the daemon may not reset GPUs", settings: func(s *doctor.Settings) {
-			s.Reader = doctor.Reader{Namespace: "gpu", Pod: "daemon-x"}
-		},
-		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
-		},
-		check: "daemon", severity: doctor.Error, says: "XID 62",
-		remedy: "kubectl gpu reset NODE --gpu 0   # needs hostDev: true in the chart",
-	},
-	{
-		name: "read by kubectl, for a command of the container", settings: func(s *doctor.Settings) {
-			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
-		},
-		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 54", string(inventory.RemedyHuman)
-		},
-		check: "daemon", severity: doctor.Error, says: "XID 54",
-		remedy: "kubectl -n gpu exec daemon-x -- gpu-device-plugin health clear --gpu ",
-	},
-	{
-		name: "read by kubectl, for the node", settings: func(s *doctor.Settings) {
-			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
-		},
-		status: func(s *status.Status) {
-			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Lost", "XID 79", string(inventory.RemedyReboot)
-		},
-		check: "daemon", severity: doctor.Error, says: "XID 79", remedy: "kubectl drain node-1 --ignore-daemonsets",
 	},
 	{
 		name: "simulated", status: func(s *status.Status) { s.Simulated = "dgx-h100" },

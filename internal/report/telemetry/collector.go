@@ -78,9 +78,12 @@ func sendDaemon(out *page, s status.Status) {
 }
 
 func sendResources(out *page, s status.Status) {
-	held := map[string]int{}
+	held, seen := map[string]int{}, map[[2]string]bool{}
 	for _, h := range s.Holds {
-		held[h.Resource]++
+		if device := [2]string{h.Resource, h.Device}; !seen[device] { // a device may have several holds
+			seen[device] = true
+			held[h.Resource]++
+		}
 	}
 	for _, r := range s.Resources {
 		devices.send(out, float64(r.Healthy), r.Name, "healthy")

@@ -57,7 +57,8 @@ func full() status.Status {
 			{Index: "1:1", UUID: "MIG-1", GPU: "GPU-b", Model: "MIG 1g.10gb", Profile: "1g.10gb", State: "Suspect"},
 		},
 		LeftOut: []string{"GPU 2: x"}, Warnings: []string{"x", "y"},
-		Holds: []status.Hold{{Resource: "a/b", Device: "GPU-a"}},
+		Holds: []status.Hold{{Resource: "a/b", Device: "GPU-a", Reason: "x"},
+			{Resource: "a/b", Device: "GPU-a", Reason: "y", Waits: true}}, // one device
 		Resources: []status.Resource{
 			{Name: "a/b", Planned: true, Devices: 8, Healthy: 7, Server: "serving", Agreed: true,
 				Departing: []status.Departing{{ID: "GPU-z"}}},

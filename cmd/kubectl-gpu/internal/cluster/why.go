@@ -88,6 +88,12 @@ func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, no
 	return why.Daemon{Status: &a.Status}
 }
 
+// The codes of doctor's findings on how containers get GPUs.
+const (
+	doctorNoGPUs     = "containers-get-no-gpus"
+	doctorNeedsClass = "pods-need-runtime-class"
+)
+
 // doctorOf returns doctor's findings on how containers get GPUs on the node of a daemon's pod;
 // empty if doctor cannot be run.
 func (c *Client) doctorOf(ctx context.Context, pod *corev1.Pod) (d why.Doctor) {
@@ -100,16 +106,16 @@ func (c *Client) doctorOf(ctx context.Context, pod *corev1.Pod) (d why.Doctor) {
 		return d
 	}
 	var report struct {
-		Findings []struct{ Message string }
+		Findings []struct{ Code, Message string }
 	}
 	if json.Unmarshal(out.text.Bytes(), &report) != nil {
 		return d
 	}
 	for _, f := range report.Findings {
 		switch {
-		case strings.HasSuffix(f.Message, "containers get no GPUs") && d.None == "":
+		case f.Code == doctorNoGPUs && d.None == "":
 			d.None = f.Message
-		case strings.HasSuffix(f.Message, "pods with GPUs need runtimeClassName"):
+		case f.Code == doctorNeedsClass:
 			d.NeedsClass = f.Message
 		}
 	}

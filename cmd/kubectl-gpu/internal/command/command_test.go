@@ -318,7 +318,7 @@ func TestFailures(t *testing.T) {
 		t.Errorf("a node that is not there: %d, %s", code, problems)
 	}
 	for _, wrong := range [][]string{{"-o", "xml"}, {"--ask", "perhaps"}, {"--daemon-selector", "=="}, {"status"},
-		{"status", "a", "b"}, {"doctor", "--", "a"}} {
+		{"status", "a", "b"}, {"doctor", "--", "a"}, {"health", "clear", "a"}, {"health", "clear", "--gpu", "3"}} {
 		if out, problems, code := s.run(wrong...); code != 1 || !strings.HasPrefix(problems, "error: ") || out != "" {
 			t.Errorf("%v: %d, %s%s", wrong, code, problems, out)
 		}
@@ -432,6 +432,8 @@ func TestCommandsOfANode(t *testing.T) {
 		{"quiesce b", "ran quiesce\nran quiesce\n", "old-b quiesce, new-b quiesce"},
 		{"reset b --gpu 3 --gpu 4 --wait 10m", "ran reset --gpu=3,4 --wait=10m0s\n", "old-b reset --gpu=3,4 --wait=10m0s"},
 		{"reset a --gpu GPU-x", "ran reset --gpu=GPU-x\n", "daemon-a reset --gpu=GPU-x"},
+		{"health clear b --gpu 3", "ran health clear --gpu=3\nran health clear --gpu=3\n",
+			"old-b health clear --gpu=3, new-b health clear --gpu=3"},
 		{"resume b", "ran resume\nran resume\n", "old-b resume, new-b resume"},
 	} {
 		got := s.must(strings.Fields(tt.arguments)...)

@@ -66,6 +66,30 @@ func (p *plugin) newReset() *cobra.Command {
 	return cmd
 }
 
+func (p *plugin) newHealth() *cobra.Command {
+	health := &cobra.Command{Use: "health", Short: "Clear faults of GPUs of a node"}
+	var gpu string
+	clearing := &cobra.Command{
+		Use: "clear NODE --gpu GPU", Short: "Clear the faults of a GPU or MIG device of a node",
+		Example: "  kubectl gpu health clear node-1 --gpu 3",
+		Long: "clear runs gpu-device-plugin health clear in the daemon's pod on the node NODE. It removes the recorded\n" +
+			"faults of a GPU or MIG device, including those that only an operator can remove. Run it after the\n" +
+			"repair: the daemon checks the device at once, and finds a fault again that still exists. During a\n" +
+			"rolling update a node can have two such pods; the command then runs in both, because both have a\n" +
+			"record of the faults.",
+		Args: needs("a node", 1), ValidArgsFunction: p.completeNodes(1),
+		RunE: func(cmd *cobra.Command, arguments []string) error {
+			return p.runInPods(cmd, arguments[0], true, []string{"health", "clear", "--gpu=" + gpu})
+		},
+	}
+	clearing.Flags().StringVar(&gpu, "gpu", "", "index or UUID of the GPU or MIG device")
+	if err := clearing.MarkFlagRequired("gpu"); err != nil {
+		panic(err) // the flag was declared above
+	}
+	health.AddCommand(clearing)
+	return health
+}
+
 // forward returns a command that runs the daemon's command of the same name in the daemon's pod on
 // a node. During a rolling update a node has two such pods. The command runs in the pod of the
 // leader; with each, it runs in both pods, because both have the driver open.

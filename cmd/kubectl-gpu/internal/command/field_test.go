@@ -134,6 +134,7 @@ func doctored(told status.Status, handlers ...doctor.RuntimeHandler) daemon {
 		}
 		text, _ := json.Marshal(map[string]any{"findings": doctor.Examine(doctor.NodeFacts{
 			Settings: doctor.Settings{Envvar: true},
+			Toolkit:  doctor.Fact[doctor.Toolkit]{Value: doctor.Toolkit{EnvvarUnprivileged: true}},
 			Runtime: doctor.Fact[doctor.Runtime]{Value: doctor.Runtime{Name: doctor.Containerd, Readings: []doctor.Reading{
 				{Default: "runc", Handlers: append(handlers, doctor.RuntimeHandler{Name: "runc", Program: "/usr/bin/runc"})},
 			}}},
