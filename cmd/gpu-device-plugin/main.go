@@ -1,4 +1,5 @@
-// Command gpu-device-plugin offers the NVIDIA GPUs of a Kubernetes node to its kubelet.
+// Command gpu-device-plugin offers the NVIDIA GPUs of a Kubernetes node to the
+// kubelet.
 package main
 
 import (

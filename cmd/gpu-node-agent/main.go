@@ -1,5 +1,5 @@
-// Command gpu-node-agent offers the NVIDIA GPUs of a Kubernetes node to its kubelet, and talks to
-// the API server about them.
+// Command gpu-node-agent offers the NVIDIA GPUs of a Kubernetes node to the
+// kubelet, and talks to the API server about the GPUs.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Package cluster reads the objects of nodes and GPUs from the API server, and runs commands in the
-// daemon's pods. Except for the flags in package command, it is the only package of this module
-// that uses client-go. Package view makes all decisions.
+// Package cluster reads the objects of nodes and GPUs from the API server, and runs
+// commands in the daemon's pods. Only this package and the flags in package command use
+// client-go. Package view makes all decisions.
 package cluster
 
 import (

@@ -32,9 +32,10 @@ const (
 	program = view.Program
 )
 
-// Run runs a command of the daemon's program in one of its pods. The error is the error of the
-// command, with its exit status as in k8s.io/client-go/util/exec, or says why the command did not
-// run. If it is the error of ctx, the command may still write to out and problems.
+// Run runs a command of the daemon's program in one of the daemon's pods. The error is the
+// error of the command, with its exit status as in k8s.io/client-go/util/exec, or says why
+// the command did not run. After the error of ctx, the command may still write to out and
+// problems.
 func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writer, arguments ...string) error {
 	container := pod.Spec.Containers[0].Name
 	for _, each := range pod.Spec.Containers {
@@ -42,7 +43,8 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 			container = program
 		}
 	}
-	request := c.core.RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").VersionedParams(
+	request := c.core.RESTClient().Post().
+		Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").VersionedParams(
 		&corev1.PodExecOptions{Container: container, Command: append([]string{program}, arguments...), Stdout: true,
 			Stderr: true},
 		scheme.ParameterCodec)
@@ -73,7 +75,8 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 	}
 }
 
-// status asks the daemon of a pod for its status, with the holders of devices if it supports them.
+// status asks the daemon of a pod for its status, including the holders of devices if
+// supported.
 func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, responseTimeout, fmt.Errorf("no answer within %v", responseTimeout))
 	defer cancel()
@@ -206,8 +209,8 @@ func (c *Client) DaemonsOf(ctx context.Context, node string) ([]*corev1.Pod, err
 	for _, p := range pods {
 		if p.Namespace != pods[0].Namespace {
 			return nil,
-				fmt.Errorf("pods of two namespaces have the labels of the daemon on node %s, %s and %s: set --daemon-namespace",
-					node, pods[0].Namespace, p.Namespace)
+				fmt.Errorf("pods of two namespaces have the labels of the daemon on node %s, %s and %s: set "+
+					"--daemon-namespace", node, pods[0].Namespace, p.Namespace)
 		}
 	}
 	if len(pods) == 1 {

@@ -32,8 +32,8 @@ func (c *Client) daemonSets(ctx context.Context, d *view.Deployment) {
 	var err error
 	d.Sets, err = listPages(ctx, metav1.ListOptions{}, c.apps.DaemonSets(c.options.DaemonNamespace).List, take)
 	if apierrors.IsForbidden(err) && c.options.DaemonNamespace == "" {
-		if d.Sets, err = listPages(ctx, metav1.ListOptions{}, c.apps.DaemonSets(defaultNamespace).List, take); err == nil &&
-			len(d.Sets) == 0 {
+		d.Sets, err = listPages(ctx, metav1.ListOptions{}, c.apps.DaemonSets(defaultNamespace).List, take)
+		if err == nil && len(d.Sets) == 0 {
 			err = fmt.Errorf("you may not list DaemonSets of all namespaces, and %s has none of it", defaultNamespace)
 		}
 	}

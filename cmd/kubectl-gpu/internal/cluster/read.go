@@ -21,8 +21,8 @@ import (
 // pageSize is the number of objects in one page of a list.
 const pageSize = 500
 
-// Read reads the objects of nodes with GPUs from the API server; with names, only of these nodes.
-// Facts.Missing has sentences about objects that could not be read.
+// Read reads the objects of nodes with GPUs from the API server; with names, only of these
+// nodes. Facts.Missing has sentences about unreadable objects.
 func (c *Client) Read(ctx context.Context, names ...string) view.Facts {
 	names = slices.Compact(slices.Sorted(slices.Values(names))) // without duplicates
 	return c.read(ctx, names, view.HasGPUs)
@@ -76,7 +76,8 @@ func missingText(what string, err error) string {
 // listPages reads a list page by page, and returns the results of take. If the list expires, it is
 // read again once, without pages.
 func listPages[L interface{ GetContinue() string }, T any](
-	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error), take func(L) []T,
+	ctx context.Context, o metav1.ListOptions, list func(context.Context, metav1.ListOptions) (L, error),
+	take func(L) []T,
 ) (all []T, err error) {
 	o.Limit = pageSize
 	for {
@@ -98,12 +99,13 @@ func listPages[L interface{ GetContinue() string }, T any](
 // nodes returns the named nodes, or all nodes, and the names that no node has.
 func (c *Client) nodes(ctx context.Context, names []string) (all []corev1.Node, unknown []string, err error) {
 	if len(names) == 0 {
-		all, err = listPages(ctx, metav1.ListOptions{}, c.core.Nodes().List, func(l *corev1.NodeList) (nodes []corev1.Node) {
-			for i := range l.Items {
-				nodes = append(nodes, trimNode(&l.Items[i]))
-			}
-			return nodes
-		})
+		all, err = listPages(ctx, metav1.ListOptions{}, c.core.Nodes().List,
+			func(l *corev1.NodeList) (nodes []corev1.Node) {
+				for i := range l.Items {
+					nodes = append(nodes, trimNode(&l.Items[i]))
+				}
+				return nodes
+			})
 		return all, nil, err
 	}
 	var failed []error
@@ -142,7 +144,8 @@ func trimNode(n *corev1.Node) corev1.Node {
 // fields.
 func writersOfLabels(n *corev1.Node) (writers []metav1.ManagedFieldsEntry) {
 	for _, m := range n.ManagedFields {
-		if m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.GetRawBytes(), []byte(`"f:nvidia.com/`)) && m.Subresource == "" {
+		if m.FieldsV1 != nil && bytes.Contains(m.FieldsV1.GetRawBytes(), []byte(`"f:nvidia.com/`)) &&
+			m.Subresource == "" {
 			writers = append(writers, metav1.ManagedFieldsEntry{Manager: m.Manager, Time: m.Time})
 		}
 	}
@@ -157,8 +160,8 @@ func writers(all []metav1.ManagedFieldsEntry) (some []metav1.ManagedFieldsEntry)
 	return some
 }
 
-// pods returns the pods that may be related to GPUs: pods that request extended resources or
-// claims, and the daemon's pods.
+// pods returns the pods with a possible relation to GPUs: pods that request extended
+// resources or claims, and the daemon's pods.
 func (c *Client) pods(ctx context.Context, names []string) (all []corev1.Pod, err error) {
 	selectors := []string{""}
 	if len(names) > 0 {
@@ -213,30 +216,33 @@ func (c *Client) slices(
 	ctx context.Context, names []string, wanted func(*resourceapi.ResourceSlice) bool,
 ) ([]resourceapi.ResourceSlice, error) {
 	list := c.resource.ResourceSlices().List
-	return listPages(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
-		for i := range l.Items {
-			s := &l.Items[i]
-			if node := s.Spec.NodeName; wanted(s) && (len(names) == 0 || node != nil && slices.Contains(names, *node)) {
-				s.ManagedFields = writers(s.ManagedFields)
-				some = append(some, *s.DeepCopy())
+	return listPages(ctx, metav1.ListOptions{}, list,
+		func(l *resourceapi.ResourceSliceList) (some []resourceapi.ResourceSlice) {
+			for i := range l.Items {
+				s := &l.Items[i]
+				if node := s.Spec.NodeName; wanted(s) &&
+					(len(names) == 0 || node != nil && slices.Contains(names, *node)) {
+					s.ManagedFields = writers(s.ManagedFields)
+					some = append(some, *s.DeepCopy())
+				}
 			}
-		}
-		return some
-	})
+			return some
+		})
 }
 
 // claims returns the ResourceClaims that have devices.
 func (c *Client) claims(ctx context.Context) ([]resourceapi.ResourceClaim, error) {
 	list := c.resource.ResourceClaims(metav1.NamespaceAll).List
-	return listPages(ctx, metav1.ListOptions{}, list, func(l *resourceapi.ResourceClaimList) (some []resourceapi.ResourceClaim) {
-		for i := range l.Items {
-			if claim := &l.Items[i]; claim.Status.Allocation != nil {
-				claim.ManagedFields = nil
-				some = append(some, *claim.DeepCopy())
+	return listPages(ctx, metav1.ListOptions{}, list,
+		func(l *resourceapi.ResourceClaimList) (some []resourceapi.ResourceClaim) {
+			for i := range l.Items {
+				if claim := &l.Items[i]; claim.Status.Allocation != nil {
+					claim.ManagedFields = nil
+					some = append(some, *claim.DeepCopy())
+				}
 			}
-		}
-		return some
-	})
+			return some
+		})
 }
 
 // NodeNames returns the names of all nodes from their metadata.

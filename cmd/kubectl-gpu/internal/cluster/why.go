@@ -20,8 +20,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/why"
 )
 
-// Why returns the known facts about a pod and the cluster. missing has sentences about objects that
-// could not be read.
+// Why returns the known facts about a pod and the cluster. missing has sentences about
+// unreadable objects.
 func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects, missing []string, err error) {
 	if o.Pod, err = c.core.Pods(namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
 		return o, nil, c.whyNoPod(ctx, namespace, name, err)
@@ -74,8 +74,8 @@ func (c *Client) Why(ctx context.Context, namespace, name string) (o why.Objects
 func (c *Client) daemonOf(ctx context.Context, f view.Facts, pod *corev1.Pod, node string) why.Daemon {
 	if pod == nil {
 		if f.PodsUnknown {
-			return why.Daemon{Problem: fmt.Sprintf("whether a daemon runs on node %s is not known, as pods could not be listed",
-				node)}
+			return why.Daemon{Problem: fmt.Sprintf("whether a daemon runs on node %s is not known, as pods could "+
+				"not be listed", node)}
 		}
 		return why.Daemon{Problem: fmt.Sprintf("no daemon runs on node %s: %s", node,
 			f.Absence(node, c.IsDaemon, time.Now()))}
@@ -135,8 +135,8 @@ func (c *Client) events(ctx context.Context, namespace, name string) ([]eventsv1
 	return l.Items, nil
 }
 
-// whyNoPod adds to the error for a missing pod why its controller could not create it, for example
-// because of a quota.
+// whyNoPod adds to the error for a missing pod why its controller could not create the
+// pod, for example because of a quota.
 func (c *Client) whyNoPod(ctx context.Context, namespace, name string, notFound error) error {
 	if !apierrors.IsNotFound(notFound) {
 		return notFound
@@ -147,7 +147,8 @@ func (c *Client) whyNoPod(ctx context.Context, namespace, name string, notFound 
 	}
 	for _, e := range view.Newest(events) {
 		if e.Reason == "FailedCreate" {
-			return fmt.Errorf("there is no pod %s, because %s %s could not make one: %s", name, e.Regarding.Kind, name, e.Note)
+			return fmt.Errorf("there is no pod %s, because %s %s could not make one: %s", name, e.Regarding.Kind, name,
+				e.Note)
 		}
 	}
 	return fmt.Errorf("%w; give the name of a ReplicaSet or Job to see why it makes no pod, such as a quota", notFound)

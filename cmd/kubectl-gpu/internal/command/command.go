@@ -41,7 +41,8 @@ func Run(ctx context.Context, arguments []string, in io.Reader, out, problems io
 	return 1
 }
 
-// needs returns the check of a command's arguments: from one to most of what is named.
+// needs returns the check of a command's arguments: from one to most names of the given
+// kind.
 func needs(what string, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, arguments []string) error {
 		if len(arguments) > 0 && len(arguments) <= most {
@@ -79,8 +80,8 @@ func newRoot() *cobra.Command {
 			"node's daemon by pods/exec. If no daemon runs on a node, the reason is printed on standard error.\n\n" +
 			"Objects that you may not read and daemons that do not respond are reported on standard error.\n" +
 			"Everything else is printed, and the exit status is 1.",
-		Example: "  kubectl gpu\n  kubectl gpu --unhealthy\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list node-1\n  kubectl gpu why " +
-			"my-pod -n my-namespace\n" +
+		Example: "  kubectl gpu\n  kubectl gpu --unhealthy\n  kubectl gpu node-1 node-2 -o wide\n  kubectl gpu list " +
+			"node-1\n  kubectl gpu why my-pod -n my-namespace\n" +
 			"  kubectl gpu doctor node-1",
 		SilenceUsage: true, SilenceErrors: true, SuggestionsMinimumDistance: 2,
 		Annotations:       map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl gpu"},
@@ -152,8 +153,8 @@ func (p *plugin) validate() error {
 	return fmt.Errorf("--ask %s: use auto, always or never", p.ask)
 }
 
-// statuses asks the daemons of the pods for their status, and prints on standard error which
-// daemons did not respond.
+// statuses asks the daemons of the pods for their status, and prints the daemons without a
+// response on standard error.
 func (p *plugin) statuses(cmd *cobra.Command, client *cluster.Client, pods []*corev1.Pod) map[string]view.Answer {
 	answers := map[string]view.Answer{}
 	for _, a := range client.Statuses(cmd.Context(), pods) {

@@ -25,7 +25,8 @@ func (p *plugin) newDoctor() *cobra.Command {
 func (p *plugin) newValidate() *cobra.Command {
 	cmd := p.forward("validate", "Check that CUDA works on the unused GPUs of a node",
 		"  kubectl gpu validate node-1\n  kubectl gpu validate node-1 --gpu 3", false)
-	cmd.Flags().String("gpu", "", "comma-separated indexes or UUIDs of the GPUs and MIG devices to check (default: all)")
+	cmd.Flags().String("gpu", "", "comma-separated indexes or UUIDs of the GPUs and MIG devices to check (default: "+
+		"all)")
 	return cmd
 }
 
@@ -59,7 +60,8 @@ func (p *plugin) newReset() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringSliceVar(&gpus, "gpu", nil, "index or UUID of a GPU; may be repeated")
-	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for pods and processes that use the GPUs (0: do not wait)")
+	cmd.Flags().DurationVar(&wait, "wait", 0, "how long to wait for pods and processes that use the GPUs (0: do not "+
+		"wait)")
 	if err := cmd.MarkFlagRequired("gpu"); err != nil {
 		panic(err) // the flag was declared above
 	}
@@ -72,7 +74,8 @@ func (p *plugin) newHealth() *cobra.Command {
 	clearing := &cobra.Command{
 		Use: "clear NODE --gpu GPU", Short: "Clear the faults of a GPU or MIG device of a node",
 		Example: "  kubectl gpu health clear node-1 --gpu 3",
-		Long: "clear runs gpu-device-plugin health clear in the daemon's pod on the node NODE. It removes the recorded\n" +
+		Long: "clear runs gpu-device-plugin health clear in the daemon's pod on the node NODE. It removes the " +
+			"recorded\n" +
 			"faults of a GPU or MIG device, including those that only an operator can remove. Run it after the\n" +
 			"repair: the daemon checks the device at once, and finds a fault again that still exists. During a\n" +
 			"rolling update a node can have two such pods; the command then runs in both, because both have a\n" +
@@ -90,9 +93,10 @@ func (p *plugin) newHealth() *cobra.Command {
 	return health
 }
 
-// forward returns a command that runs the daemon's command of the same name in the daemon's pod on
-// a node. During a rolling update a node has two such pods. The command runs in the pod of the
-// leader; with each, it runs in both pods, because both have the driver open.
+// forward returns a command that runs the daemon's command of the same name in the
+// daemon's pod on a node. During a rolling update a node has two such pods. The command
+// runs in the leader's pod; with each, the command runs in both pods, because both have
+// the driver open.
 func (p *plugin) forward(name, short, example string, each bool) *cobra.Command {
 	where := "During a rolling update a node can have two such pods; the\ncommand then runs in the pod of the leader."
 	if each {

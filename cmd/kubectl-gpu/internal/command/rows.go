@@ -104,8 +104,8 @@ func (p *plugin) forMachines(rows []view.Node) []view.Node {
 	return rows
 }
 
-// unknownWord returns the error for a first word that is neither a command nor a node; near are the
-// commands that are spelled much like it.
+// unknownWord returns the error for a first word that is neither a command nor a node;
+// near are the commands with a similar spelling.
 func unknownWord(word string, near []string) error {
 	problem := fmt.Sprintf("%q is neither a command nor a node", word)
 	if len(near) > 0 {
@@ -114,9 +114,9 @@ func unknownWord(word string, near []string) error {
 	return errors.New(problem + "; kubectl gpu --help lists the commands")
 }
 
-// learnResources asks daemons which resources they serve, if the name of a resource does not show
-// whether it is for GPUs: one daemon for each such resource. It does not report a daemon that does
-// not respond, because that daemon may be unrelated.
+// learnResources asks daemons for their resources, if the name of a resource does not show
+// whether the resource is for GPUs: one daemon for each such resource. Daemons without a
+// response are not reported, because they may be unrelated.
 func (p *plugin) learnResources(cmd *cobra.Command, client *cluster.Client, facts *view.Facts,
 	daemons map[string]*corev1.Pod) {
 	if p.ask == "never" {
@@ -131,8 +131,9 @@ func (p *plugin) learnResources(cmd *cobra.Command, client *cluster.Client, fact
 	facts.Learn(client.Statuses(cmd.Context(), pods))
 }
 
-// explainAbsence prints on standard error which nodes have no running daemon, and why, and adds the
-// reason to the rows. whole says that the rows cover the whole cluster.
+// explainAbsence prints on standard error the nodes without a running daemon, with the
+// reasons, and adds the reasons to the rows. whole says that the rows cover the whole
+// cluster.
 func (p *plugin) explainAbsence(
 	cmd *cobra.Command, client *cluster.Client, facts view.Facts, rows []view.Node, whole bool,
 ) map[string]string {
@@ -249,7 +250,8 @@ func (p *plugin) printGPUs(cmd *cobra.Command, names []string) error {
 		fmt.Fprintln(w, "\tREMEDY\tREASON")
 		for _, r := range rows {
 			fmt.Fprint(w, strings.Join([]string{
-				r.Node, dash(r.Index), dash(r.Model), toCell(r.State), toCell(holderNames(r)), percent(r.Utilization), memory(r),
+				r.Node, dash(r.Index), dash(r.Model), toCell(r.State), toCell(holderNames(r)), percent(r.Utilization),
+				memory(r),
 				sources([]view.Source{r.Source}),
 			}, "\t"))
 			if p.format == "wide" {

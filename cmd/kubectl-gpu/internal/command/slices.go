@@ -25,8 +25,9 @@ func (p *plugin) newSlices() *cobra.Command {
 			"With --template karpenter the output is a NodeOverlay with spec.resourceSlices, as in Karpenter's\n" +
 			"design, without values of a single machine such as UUIDs and PCI addresses. Add the requirements\n" +
 			"that select your instance type.",
-		Example: "  kubectl gpu slices --profile dgx-h100\n  kubectl gpu slices --profile dgx-h100 --template karpenter",
-		Args:    cobra.NoArgs,
+		Example: "  kubectl gpu slices --profile dgx-h100\n  kubectl gpu slices --profile dgx-h100 --template " +
+			"karpenter",
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			slices, err := machines.Slices(profile)
 			if err != nil {
@@ -43,9 +44,9 @@ func (p *plugin) newSlices() *cobra.Command {
 				}
 			case "karpenter":
 				objects = []any{map[string]any{
-					"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay", "metadata": map[string]any{"name": profile,
-						"annotations": mark},
-					"spec": map[string]any{"requirements": []any{}, "resourceSlices": machines.Template(slices)},
+					"apiVersion": "karpenter.sh/v1alpha1", "kind": "NodeOverlay",
+					"metadata": map[string]any{"name": profile, "annotations": mark},
+					"spec":     map[string]any{"requirements": []any{}, "resourceSlices": machines.Template(slices)},
 				}}
 			default:
 				return fmt.Errorf("--template %s: the only template is karpenter", template)

@@ -78,16 +78,16 @@ func align(table string) string {
 	return strings.ReplaceAll(b.String(), second, "")
 }
 
-// The columns of a table whose cells move to a line of their own, and the one that gets narrower, if
+// The columns whose cells move to a separate line, and the column that gets narrower, if
 // the table is wider than the terminal.
 const (
 	remedyTitle, reasonTitle, modelTitle = "REMEDY", "REASON", "MODEL"
 	minModel                             = 8
 )
 
-// fit returns a table whose cells are separated by tabs in at most so many columns; 0 for any
-// number. If it is too wide, reasons and remedies follow their row, the model gets narrower, and the
-// last columns are left out. A line without tabs is folded.
+// fit returns a table with cells separated by tabs in at most so many columns; 0 for any
+// number. In a too wide table, reasons and remedies follow their row, the model gets
+// narrower, and the last columns are left out. A line without tabs is folded.
 func fit(table string, columns int) string {
 	aligned := align(table)
 	if columns == 0 || !slices.ContainsFunc(strings.Split(aligned, "\n"), func(line string) bool {
@@ -146,7 +146,7 @@ func narrow(rows [][]string, columns int) string {
 	for _, width := range widths {
 		total += width + gap
 	}
-	spare := 0 // columns that the model can do without
+	spare := 0 // columns to take from the model
 	if model >= 0 {
 		spare = max(0, widths[model]-minModel)
 	}
@@ -164,7 +164,7 @@ func narrow(rows [][]string, columns int) string {
 	return b.String()
 }
 
-// cut takes the middle out of a text that is wider than width: models often differ at their end.
+// cut takes the middle out of a text wider than width: models often differ at their end.
 func cut(text string, width int) string {
 	runes := []rune(text)
 	if len(runes) <= width {
@@ -177,8 +177,8 @@ func cut(text string, width int) string {
 // toCell returns a text for a cell of a table: one line, no tabs, limited length.
 func toCell(text string) string { return truncate(text, maxCell) }
 
-// printLine prints a sentence on a line. Other programs may have written parts of it, for example
-// the note of an Event, and these may contain terminal escape sequences.
+// printLine prints a sentence on a line. Parts of the sentence may come from other
+// programs, such as the note of an Event, and may contain terminal escape sequences.
 func printLine(out io.Writer, sentence string) error {
 	_, err := io.WriteString(out, terminal.Printable(truncate(sentence, maxSentence), terminal.Caret)+"\n")
 	return err

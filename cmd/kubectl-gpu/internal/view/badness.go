@@ -13,8 +13,8 @@ import (
 // notReadyBadness is worse than any number of devices that are not healthy.
 const notReadyBadness = 1 << 30
 
-// Badness returns how bad a node is: 0 if it is healthy, and otherwise more for each device that
-// pods cannot get. A node whose kubelet does not respond is the worst.
+// Badness returns how bad a node is: 0 for a healthy node, and otherwise more for each
+// device missing for pods. A node whose kubelet does not respond is the worst.
 func (n Node) Badness() int64 {
 	missing := n.All - n.Healthy
 	if n.All == 0 {
@@ -66,8 +66,8 @@ func SortGPUs(gpus []GPU) {
 	slices.SortStableFunc(gpus, func(a, b GPU) int { return cmp.Compare(b.Badness(), a.Badness()) })
 }
 
-// RemedyText returns what makes the GPU usable again, in words where the name of the remedy does not
-// say what to do; empty if it needs none.
+// RemedyText returns the remedy of the GPU, in words if its name does not say what to do;
+// empty for a GPU without a fault.
 func (g GPU) RemedyText() string {
 	if g.Remedy == string(inventory.RemedyHuman) {
 		return "manual (needs an operator)"

@@ -66,8 +66,8 @@ func (t Trouble) FullText() string {
 	return text
 }
 
-// Text says what is wrong with the container, without its name and without a full stop; where is
-// empty or "on node NAME".
+// Text describes the problem of the container, without its name and without a full stop;
+// where is empty or "on node NAME".
 func (t Trouble) Text(where string, now time.Time) string {
 	if where != "" {
 		where = " " + where

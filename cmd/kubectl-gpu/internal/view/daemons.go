@@ -59,8 +59,8 @@ func (f Facts) Daemons(isDaemon func(*corev1.Pod) bool) map[string]*corev1.Pod {
 func (f Facts) DisputedNodes(isDaemon func(*corev1.Pod) bool) (sentences []string) {
 	_, disputed := f.daemons(isDaemon)
 	for _, node := range slices.Sorted(maps.Keys(disputed)) {
-		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have its "+
-			"labels: set --daemon-namespace", node))
+		sentences = append(sentences, fmt.Sprintf("the daemon of node %s is not asked: pods of two namespaces have "+
+			"its labels: set --daemon-namespace", node))
 	}
 	return sentences
 }
@@ -153,8 +153,8 @@ func (f Facts) AbsenceSentences(absent map[string]string, daemons map[string]*co
 		sentences = append(sentences, begin+inventory.Few(byReason[reason])+": "+strings.TrimSuffix(reason, ".")+".")
 	}
 	if more > 0 {
-		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d more nodes, for other reasons; run the command "+
-			"with their names to see why.",
+		sentences = append(sentences, fmt.Sprintf("No daemon runs on %d more nodes, for other reasons; run the "+
+			"command with their names to see why.",
 			more))
 	}
 	return sentences
@@ -228,7 +228,7 @@ func (f Facts) NotRunning(isDaemon func(*corev1.Pod) bool) (pods []*corev1.Pod, 
 }
 
 func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string {
-	var pod *corev1.Pod // the youngest that may still start
+	var pod *corev1.Pod // the youngest pod that may still start
 	for _, p := range pods {
 		younger := pod != nil && IsOver(pod) == IsOver(p) && pod.CreationTimestamp.Before(&p.CreationTimestamp)
 		if !Runs(p) && (pod == nil || IsOver(pod) && !IsOver(p) || younger) {
@@ -246,7 +246,7 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 		set := &f.Sets[i]
 		name := "DaemonSet " + set.Namespace + "/" + set.Name
 		template := &corev1.Pod{Spec: set.Spec.Template.Spec}
-		alone := *n // without taints and states that DaemonSet pods ignore
+		alone := *n // without taints and states ignored by DaemonSet pods
 		alone.Spec.Unschedulable, alone.Spec.Taints = false, nil
 		if text := ExcludedBy(&alone, template); text != "" {
 			reason = fmt.Sprintf("%s does not select it: %s%s",
@@ -255,8 +255,8 @@ func (f Facts) absence(n *corev1.Node, pods []*corev1.Pod, now time.Time) string
 		}
 		tolerations := slices.Concat(template.Spec.Tolerations, daemonSetTolerations)
 		if t := untoleratedTaint(n, tolerations); t != nil {
-			return fmt.Sprintf("%s does not tolerate its taint %s: add a toleration to the DaemonSet, or remove the taint", name,
-				taintText(*t))
+			return fmt.Sprintf("%s does not tolerate its taint %s: add a toleration to the DaemonSet, or remove the "+
+				"taint", name, taintText(*t))
 		}
 		if note := f.Warnings["DaemonSet "+set.Namespace+"/"+set.Name]; note != "" {
 			return fmt.Sprintf("%s cannot make its pod: %s", name, strings.TrimSuffix(note, "."))
@@ -332,7 +332,8 @@ func labelRemedy(p *corev1.Pod) string {
 		e := term.MatchExpressions
 		// NVIDIA's labels may be set by users; node-feature-discovery and cloud providers set their own
 		// labels.
-		if len(term.MatchFields) == 0 && len(e) == 1 && e[0].Operator == corev1.NodeSelectorOpIn && len(e[0].Values) > 0 &&
+		if len(term.MatchFields) == 0 && len(e) == 1 && e[0].Operator == corev1.NodeSelectorOpIn &&
+			len(e[0].Values) > 0 &&
 			strings.HasPrefix(e[0].Key, nvidiaPrefix) {
 			labels = append(labels, e[0].Key+"="+e[0].Values[0])
 			break

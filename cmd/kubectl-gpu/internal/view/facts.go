@@ -121,7 +121,8 @@ func LeadFirst(answers []Answer) ([]*corev1.Pod, error) {
 	}
 	if !slices.ContainsFunc(answers, func(a Answer) bool { return a.Err == nil && a.Status.Lead.This }) {
 		return nil, errors.Join(append([]error{fmt.Errorf(
-			"%d pods of the daemon run on the node, and none of them says that it leads; try again in a minute", len(answers))},
+			"%d pods of the daemon run on the node, and none of them says that it leads; try again in a minute",
+			len(answers))},
 			problems...)...)
 	}
 	return pods, nil

@@ -50,8 +50,8 @@ func untoleratedTaint(n *corev1.Node, tolerations []corev1.Toleration) *corev1.T
 // maxTerms is the number of affinity terms in a sentence.
 const maxTerms = 12
 
-// selectorMismatch says which labels the pod's nodeSelector or affinity requires, and what the node
-// has instead.
+// selectorMismatch returns the labels required by the pod's nodeSelector or affinity, and
+// the labels of the node.
 func selectorMismatch(n *corev1.Node, p *corev1.Pod) string {
 	var parts []string
 	for _, key := range slices.Sorted(maps.Keys(p.Spec.NodeSelector)) {
@@ -99,12 +99,12 @@ func requiredTerms(p *corev1.Pod) []corev1.NodeSelectorTerm {
 	return a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
 }
 
-// unmetRequirement returns the first requirement of a term that a node does not meet, and its
+// unmetRequirement returns the first requirement of a term not met by a node, and its
 // label; empty if the node meets all.
 func unmetRequirement(n *corev1.Node, term corev1.NodeSelectorTerm) (want, key string) {
 	for _, r := range term.MatchFields {
-		if r.Key == "metadata.name" && !matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}},
-			n) {
+		if r.Key == "metadata.name" &&
+			!matches(corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{r}}, n) {
 			return "the node " + strings.Join(r.Values, " or "), ""
 		}
 	}

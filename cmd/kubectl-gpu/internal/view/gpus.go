@@ -32,7 +32,8 @@ type GPU struct {
 	Remedy string    `json:"cure,omitempty"`
 	// Source is the source of the row, and its time.
 	Source Source `json:"source,omitzero"`
-	// Holders are the containers that hold the device; HoldersKnown says that no other container does.
+	// Holders are the containers that hold the device; HoldersKnown says that the list is
+	// complete.
 	Holders      []Holder `json:"holders"`
 	HoldersKnown bool     `json:"holdersKnown"`
 	// Utilization is in percent, and memory in MiB; nil if the daemon does not measure them.
@@ -92,7 +93,8 @@ func (f Facts) GPUs(daemons map[string]*corev1.Pod, answers map[string]Answer, n
 				rows = append(rows, sliceRow(node.Name, d, append(claimed[d.name], recorded[d.UUID]...), outdated))
 			}
 			if len(rows) == had {
-				rows = append(rows, emptyRow(node, cmp.Or(outdated, "its daemon was not asked, and the node has no ResourceSlice")))
+				rows = append(rows, emptyRow(node, cmp.Or(outdated, "its daemon was not asked, and the node has no "+
+					"ResourceSlice")))
 			}
 			continue
 		}
@@ -125,10 +127,11 @@ func emptyRow(n Node, reason string) GPU {
 	return row
 }
 
-// sliceRow returns the row of a device known only by its slice. outdated says why the slice may be
-// outdated; empty if it is not.
+// sliceRow returns the row of a device known only by its slice. outdated says why the
+// slice may be outdated; empty if the slice is current.
 func sliceRow(node string, d Device, holders []Holder, outdated string) GPU {
-	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy", Holders: unique(holders),
+	row := GPU{Node: node, Index: d.name.device, UUID: d.UUID, Model: d.Model, State: "Healthy",
+		Holders:      unique(holders),
 		HoldersKnown: true}
 	row.Source = Source{From: fromSlice, At: d.written}
 	if d.Profile != "" {
@@ -181,7 +184,8 @@ func (f Facts) holdersByClaim() map[deviceName][]Holder {
 	for name, claims := range f.usesByDevice() {
 		for _, g := range claims {
 			for _, user := range podsOf(g.claim.Status.ReservedFor) {
-				holders[name] = append(holders[name], Holder{Namespace: g.claim.Namespace, Pod: user, Claim: g.claim.Name})
+				holders[name] = append(holders[name],
+					Holder{Namespace: g.claim.Namespace, Pod: user, Claim: g.claim.Name})
 			}
 		}
 	}
@@ -197,8 +201,8 @@ func podsOf(users []resourceapi.ResourceClaimConsumerReference) (names []string)
 	return names
 }
 
-// holdersByStatus returns the containers that hold devices according to the pods' status, by UUID.
-// The kubelet records this with its feature gate ResourceHealthStatus.
+// holdersByStatus returns the containers that hold devices according to the pods' status,
+// by UUID. The kubelet records devices with its feature gate ResourceHealthStatus.
 func (f Facts) holdersByStatus() map[string][]Holder {
 	holders := map[string][]Holder{}
 	for i := range f.Pods {
@@ -213,7 +217,8 @@ func (f Facts) holdersByStatus() map[string][]Holder {
 				}
 				for _, d := range r.Resources {
 					uuid, _, _ := strings.Cut(string(d.ResourceID), "::")
-					holders[uuid] = append(holders[uuid], Holder{Namespace: p.Namespace, Pod: p.Name, Container: c.Name})
+					holders[uuid] = append(holders[uuid],
+						Holder{Namespace: p.Namespace, Pod: p.Name, Container: c.Name})
 				}
 			}
 		}

@@ -22,9 +22,9 @@ type Node struct {
 	Model string `json:"model,omitempty"`
 	// GPUs is the number of physical GPUs; 0 if unknown.
 	GPUs int `json:"gpus,omitempty"`
-	// All is the number of devices that pods can request as resources or from ResourceSlices: GPUs,
-	// MIG devices, shares and units. Healthy is the number of allocatable devices, Allocated the
-	// number of devices that pods have. Resources has the numbers of each resource.
+	// All is the number of devices for pods, as resources or from ResourceSlices: GPUs,
+	// MIG devices, shares and units. Healthy is the number of allocatable devices,
+	// Allocated the number of devices of pods. Resources has the numbers of each resource.
 	All       int64          `json:"all"`
 	Healthy   int64          `json:"healthy"`
 	Allocated int64          `json:"allocated"`
@@ -35,12 +35,12 @@ type Node struct {
 	LayoutState string `json:"migLayoutState,omitempty"`
 	// DriverVersion is the version of the NVIDIA driver.
 	DriverVersion string `json:"driverVersion,omitempty"`
-	// Version is the version of the daemon or the tag of its image, and Since the time when its pod
-	// became ready; zero if it is not.
+	// Version is the version of the daemon or the tag of its image, and Since the time
+	// when its pod became ready; zero for a pod that is not ready.
 	Version string    `json:"version,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
-	// Condition is the status of the condition GPUHealthy, with its reason and message; empty if the
-	// Node does not have it.
+	// Condition is the status of the condition GPUHealthy, with its reason and message;
+	// empty if the Node has no such condition.
 	Condition string `json:"condition,omitempty"`
 	Reason    string `json:"reason,omitempty"`
 	Message   string `json:"message,omitempty"`
@@ -56,8 +56,8 @@ type Node struct {
 	Sources map[string]Source `json:"sources,omitempty"`
 	// Stale are sentences about labels that differ from the daemon's status.
 	Stale []string `json:"stale,omitempty"`
-	// NotReadySince is the time since when the kubelet has not responded, so that the Node's status is
-	// out of date; zero if it responds.
+	// NotReadySince is since when the kubelet has not responded: the Node's status is out
+	// of date. It is zero if the kubelet responds.
 	NotReadySince time.Time `json:"notReadySince,omitzero"`
 }
 
@@ -142,7 +142,8 @@ func (f Facts) Rows(daemons map[string]*corev1.Pod, answers map[string]Answer, a
 				row.All, row.Healthy, row.Allocated = row.All+r.All, row.Healthy+r.Healthy, row.Allocated+r.Allocated
 			}
 		}
-		if all || row.All > 0 || row.Daemon != "" || row.GPUs > 0 || row.Resources != nil || looksLikeGPUs(nodes[name]) {
+		if all || row.All > 0 || row.Daemon != "" || row.GPUs > 0 || row.Resources != nil ||
+			looksLikeGPUs(nodes[name]) {
 			rows = append(rows, row)
 		}
 	}
@@ -253,8 +254,8 @@ func (n *Node) addDaemon(p *corev1.Pod) {
 	}
 }
 
-// addAnswer adds the daemon's answer. It takes precedence over labels and slices, which may be left
-// over.
+// addAnswer adds the daemon's answer. The answer takes precedence over labels and slices,
+// because they may be outdated.
 func (n *Node) addAnswer(a Answer) {
 	s := a.Status
 	from := Source{From: fromDaemon, At: s.Looked}
@@ -317,8 +318,8 @@ func sameModel(label, model string) bool {
 type Device struct {
 	name                                deviceName
 	UUID, Model, Profile, DriverVersion string
-	// Tainted says that no new claim gets the device, and Counted that the device uses counters shared
-	// with other devices.
+	// Tainted says that no new claim gets the device, and Counted that the device uses
+	// counters shared with other devices.
 	Tainted, Counted bool
 	written          time.Time // last write of the slice; zero if unknown
 }
@@ -366,7 +367,8 @@ func device(name deviceName, d resourceapi.Device) Device {
 		name: name, UUID: text("uuid"), Model: text("productName"), Profile: text("profile"),
 		DriverVersion: text("driverVersion"),
 		Counted:       len(d.ConsumesCounters) > 0 && text("type") == "mig",
-		Tainted:       slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != "None" }),
+		Tainted: slices.ContainsFunc(d.Taints,
+			func(t resourceapi.DeviceTaint) bool { return t.Effect != "None" }),
 	}
 }
 

@@ -57,16 +57,18 @@ func FromPlugins(p *corev1.Pod) map[corev1.ResourceName]int64 {
 // MayAskForGPUs reports whether a pod may request GPUs: by any extended resource or any claim.
 func MayAskForGPUs(p *corev1.Pod) bool { return len(p.Spec.ResourceClaims) > 0 || len(Extended(p)) > 0 }
 
-// IsGPU reports whether a resource is for GPUs, parts of GPUs or units of their memory, by its name
-// or because a daemon serves it.
+// IsGPU reports whether a resource is for GPUs, parts of GPUs or units of their memory, by
+// its name or because a daemon serves the resource.
 func (f Facts) IsGPU(name corev1.ResourceName) bool {
 	n := string(name)
-	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) || strings.HasPrefix(n, vgpuPrefix) ||
+	return strings.HasPrefix(n, nvidiaPrefix) || strings.HasPrefix(n, volcanoPrefix) ||
+		strings.HasPrefix(n, vgpuPrefix) ||
 		f.Served[name]
 }
 
-// UnclearResources returns one daemon of a node with the resource for each resource whose name does
-// not show whether it is for GPUs. wanted are the names to find out about; nil for all.
+// UnclearResources returns the resources whose names do not show whether they are for
+// GPUs, each with the daemon of a node with the resource. wanted limits the names; nil for
+// all.
 func (f Facts) UnclearResources(daemons map[string]*corev1.Pod,
 	wanted map[corev1.ResourceName]int64) map[corev1.ResourceName]*corev1.Pod {
 	who := map[corev1.ResourceName]*corev1.Pod{}
@@ -76,7 +78,8 @@ func (f Facts) UnclearResources(daemons map[string]*corev1.Pod,
 			continue
 		}
 		for name := range f.Nodes[i].Status.Capacity {
-			if _, asked := wanted[name]; IsExtended(name) && !f.IsGPU(name) && who[name] == nil && (wanted == nil || asked) {
+			if _, asked := wanted[name]; IsExtended(name) && !f.IsGPU(name) && who[name] == nil &&
+				(wanted == nil || asked) {
 				who[name] = pod
 			}
 		}

@@ -45,9 +45,11 @@ var features = structured.Features{
 func newAllocation(o Objects) *allocation {
 	a := &allocation{o: o, cache: cel.NewCache(256, cel.Features{EnableConsumableCapacity: true}),
 		state: structured.AllocatedState{
-			AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
-			AggregatedCapacity: structured.NewConsumedCapacityCollection(),
-		}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}, words: map[string]string{}, named: map[string][]reference{}}
+			AllocatedDevices:         sets.New[structured.DeviceID](),
+			AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+			AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+		}, holders: map[structured.DeviceID][]*resourceapi.ResourceClaim{}, words: map[string]string{},
+		named: map[string][]reference{}}
 	for i := range o.Claims {
 		c := &o.Claims[i]
 		if c.Status.Allocation == nil {
@@ -168,13 +170,14 @@ func (a *allocation) requestText(c *resourceapi.ResourceClaim, request string) s
 	return cmp.Or(a.words[request], fmt.Sprintf("request %s of claim %s", request, c.Name))
 }
 
-// reason says what excludes the devices of a node: it first checks each requirement for each
-// device, and then finds a requirement without which the allocation is possible.
+// reason says what excludes the devices of a node. It first checks each requirement for
+// each device, and then looks for a single requirement that prevents the allocation.
 func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi.ResourceClaim) string {
 	a.maxSteps = allSteps
 	if of.unknown && of.lacking == "" {
-		return fmt.Sprintf("Whether node %s has devices for its claims together takes too many steps to find out, also "+
-			"for the scheduler, which gives up after 10 s: request fewer devices in a claim, or select them more closely.", of.node.Name)
+		return fmt.Sprintf("Whether node %s has devices for its claims together takes too many steps to find out, "+
+			"also for the scheduler, which gives up after 10 s: request fewer devices in a claim, or select them "+
+			"more closely.", of.node.Name)
 	}
 	without := a.enoughWithout(ctx, of.node, claims)
 	switch {
@@ -183,21 +186,22 @@ func (a *allocation) reason(ctx context.Context, of offer, claims []*resourceapi
 	case of.lacking != "":
 		return of.lacking + "."
 	case without != "":
-		return fmt.Sprintf("No node has devices for its claims with %s; node %s has enough without.", without, of.node.Name)
+		return fmt.Sprintf("No node has devices for its claims with %s; node %s has enough without.", without,
+			of.node.Name)
 	}
 	empty := newAllocation(Objects{Slices: a.o.Slices, Classes: a.o.Classes})
 	empty.maxSteps = allSteps
 	if possible, err := empty.possible(ctx, of.node, claims); err == nil && possible {
-		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when other "+
-			"claims end.", of.node.Name)
+		return fmt.Sprintf("No node has enough devices, counters or memory free for its claims; node %s has when "+
+			"other claims end.", of.node.Name)
 	}
 	return fmt.Sprintf("No node has devices for all requests of its claims together; node %s has some for each.",
 		of.node.Name)
 }
 
-// noneFor says what excludes the devices of a node from a request with too few devices; of several
-// alternatives, from the first. It is empty if there are enough. most is the largest number of
-// devices for an alternative.
+// noneFor says what excludes the devices of a node from a request with too few devices.
+// Among several alternatives, the text is about the first. The text is empty if there are
+// enough devices. most is the largest number of devices for an alternative.
 func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi.DeviceRequest) (text string,
 	most int) {
 	alternatives := []resourceapi.ExactDeviceRequest{}
@@ -217,15 +221,16 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 			return "", most
 		}
 		if left > 0 || reason == "" {
-			reason = strings.TrimPrefix(reason+fmt.Sprintf("; it has %d of %d devices", left, alternatives[i].Count), "; ")
+			reason = strings.TrimPrefix(reason+fmt.Sprintf("; it has %d of %d devices", left, alternatives[i].Count),
+				"; ")
 		}
 		text = cmp.Or(text, reason)
 	}
 	return text, most
 }
 
-// excluded says what excludes which devices of a node from a request, and how many devices are
-// left.
+// excluded describes the devices of a node excluded from a request, with reasons, and
+// returns the number of devices left.
 func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string,
 	left int) {
 	var all []*exclusionGroup // by the excluding requirement, in the order of the first device
@@ -255,7 +260,7 @@ func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceap
 	return strings.Join(parts, "; "), left
 }
 
-// exclusionGroup is a requirement with the devices that it excludes, grouped by value.
+// exclusionGroup is a requirement with its excluded devices, grouped by value.
 type exclusionGroup struct {
 	by      string
 	values  []string            // in the order of the first device
@@ -294,7 +299,7 @@ func (e *exclusionGroup) String() string {
 
 // An exclusion is what excludes a device from a request.
 type exclusion struct {
-	by     string // empty if nothing excludes it
+	by     string // empty for a device that is not excluded
 	values string // the device's values for a selector
 }
 
@@ -343,7 +348,7 @@ func (a *allocation) excludes(
 			s.Spec.Pool.ResourceSliceCount)}
 	}
 	if ptr.Deref(r.AdminAccess, false) {
-		return exclusion{} // also while another claim has it
+		return exclusion{} // also while another claim has the device
 	}
 	id := idOf(s, d)
 	if a.state.AllocatedDevices.Has(id) {

@@ -28,7 +28,7 @@ type contents struct {
 	counters   map[string]*counter // by "NAME of SET"; nil until needed
 }
 
-// A counter is the rest of a counter, and the claims that use it.
+// A counter is the rest of a counter, and the claims that use the counter.
 type counter struct {
 	left   resource.Quantity
 	claims []*resourceapi.ResourceClaim
@@ -55,8 +55,8 @@ func newestSlices(all []*resourceapi.ResourceSlice) (map[pool]*contents, map[str
 	return pools, onNode
 }
 
-// capacityOf names a capacity of which the device has too little left for a request; empty if it
-// has enough.
+// capacityOf names a capacity with too little left on the device for a request; empty if
+// there is enough.
 func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device,
 	r *resourceapi.ExactDeviceRequest) string {
 	if r.Capacity == nil {
@@ -74,8 +74,8 @@ func (a *allocation) capacityOf(id structured.DeviceID, d resourceapi.Device,
 	return ""
 }
 
-// counterOf names a counter of which the device's pool has too little left, and the claims that use
-// it; empty if it has enough.
+// counterOf names a counter with too little left in the device's pool, and the claims that
+// use the counter; empty if there is enough.
 func (a *allocation) counterOf(s *resourceapi.ResourceSlice, d resourceapi.Device) string {
 	if len(d.ConsumesCounters) == 0 {
 		return ""

@@ -34,8 +34,8 @@ func stateText(d status.Device) string {
 	return text + "; remedy: " + d.Remedy
 }
 
-// notAllocatable says which devices of a resource the daemon does not offer, and why; empty if
-// there are none. Devices with the same reason share one text.
+// notAllocatable describes the devices of a resource that the daemon does not offer, with
+// reasons; empty without such devices. Devices with the same reason share one text.
 func notAllocatable(s status.Status, resource corev1.ResourceName) string {
 	var parts []string
 	at := slices.IndexFunc(s.Resources, func(r status.Resource) bool { return r.Name == string(resource) })
@@ -82,7 +82,7 @@ func sameAsItsGPU(all []status.Device, d status.Device) bool {
 	})
 }
 
-// departing says which devices have left a resource, and what they wait for.
+// departing describes the devices that have left a resource, and what they wait for.
 func departing(all []status.Departing) string {
 	reasons := &reasons{}
 	for _, d := range all {

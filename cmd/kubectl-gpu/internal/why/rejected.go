@@ -13,10 +13,11 @@ var admissions = []struct{ has, means string }{
 	{"no healthy devices present", stale},
 	{"requested number of devices unavailable", stale},
 	{"previously allocated devices are no longer healthy",
-		"the node or the kubelet was restarted, and the GPU of the pod is Unhealthy. Repair the GPU, or create the pod " +
-			"again"},
+		"the node or the kubelet was restarted, and the GPU of the pod is Unhealthy. Repair the GPU, or create the " +
+			"pod again"},
 	{"cannot allocate unregistered device",
-		"the node was restarted, and the kubelet admitted the pod before the daemon had registered. Create the pod again"},
+		"the node was restarted, and the kubelet admitted the pod before the daemon had registered. Create the pod " +
+			"again"},
 	{"unknown device", "the kubelet chose from a list that had just changed. Create the pod again"},
 	{"maximum request size for shared resources is 1", "the configuration allows one share for each container. " +
 		"Request one"},
@@ -36,7 +37,8 @@ const stale = "the scheduler's count was older than the kubelet's: a GPU had bec
 
 // endings explains other reasons of failed pods.
 var endings = map[string]string{
-	"Evicted":          "the node was short of memory, disk or process IDs, or the pod was evicted. This is not a GPU problem",
+	"Evicted": "the node was short of memory, disk or process IDs, or the pod was evicted. This is not a " +
+		"GPU problem",
 	"DeadlineExceeded": "it ran for longer than activeDeadlineSeconds. This is not a GPU problem",
 	"Preempting":       "the kubelet ended it for a critical pod. Its controller creates a new pod",
 	"Terminated":       "the node was shut down. Its controller creates a new pod",
@@ -44,7 +46,8 @@ var endings = map[string]string{
 	"NodeLost":         "its node does not respond. Its controller creates a new pod",
 }
 
-// failed explains a failed pod: the kubelet rejected or ended it, or its containers failed.
+// failed explains a failed pod: the kubelet rejected or ended the pod, or its containers
+// failed.
 func (o Objects) failed(ctx context.Context) string {
 	p := o.Pod
 	message := strings.TrimSuffix(strings.TrimSpace(p.Status.Message), ".")
@@ -65,13 +68,13 @@ func (o Objects) failed(ctx context.Context) string {
 	return text + o.badGPU(ctx, t.Container) + o.nextStep(ctx, t.FullText(), t.Container)
 }
 
-// rejected explains a pod that the kubelet did not admit. The kubelet never retries it.
+// rejected explains a pod refused by the kubelet. The kubelet never retries the admission.
 func (o Objects) rejected(ctx context.Context, message string) string {
 	p := o.Pod
 	begin := fmt.Sprintf("The kubelet of node %s did not admit it (%s): ", p.Spec.NodeName, p.Status.Reason)
 	if p.Status.Reason == "TopologyAffinityError" {
-		return begin + "no NUMA node has enough free GPUs for the policy of its Topology Manager. Request fewer GPUs, " +
-			"or change the policy."
+		return begin + "no NUMA node has enough free GPUs for the policy of its Topology Manager. Request fewer " +
+			"GPUs, or change the policy."
 	}
 	if resource, out := strings.CutPrefix(p.Status.Reason, "OutOf"); out {
 		return begin + o.tooFew(ctx, resource, message)

@@ -46,7 +46,8 @@ func (a *allocation) requirements(c *resourceapi.ResourceClaim) iter.Seq2[string
 			} else if constraint.DistinctAttribute != nil {
 				what = "the constraint distinctAttribute " + string(*constraint.DistinctAttribute)
 			}
-			if !less(what+" of claim "+c.Name, func(d *resourceapi.DeviceClaim) { d.Constraints = slices.Delete(d.Constraints, i, i+1) }) {
+			if !less(what+" of claim "+c.Name,
+				func(d *resourceapi.DeviceClaim) { d.Constraints = slices.Delete(d.Constraints, i, i+1) }) {
 				return
 			}
 		}

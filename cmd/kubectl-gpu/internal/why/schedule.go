@@ -31,8 +31,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 	}
 	for _, name := range slices.Sorted(maps.Keys(o.Own)) {
 		if o.Own[name] == nil {
-			return fmt.Sprintf("Its claim %s does not exist: create the ResourceClaim, or the ResourceClaimTemplate of "+
-				"that name.",
+			return fmt.Sprintf("Its claim %s does not exist: create the ResourceClaim, or the ResourceClaimTemplate "+
+				"of that name.",
 				name)
 		}
 	}
@@ -42,7 +42,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 	}
 	for _, c := range o.Pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-			text := "There are GPUs for it, and the scheduler says" + view.Ago(", ", c.LastTransitionTime.Time, o.Now) + ": " +
+			text := "There are GPUs for it, and the scheduler says" +
+				view.Ago(", ", c.LastTransitionTime.Time, o.Now) + ": " +
 				strings.TrimSuffix(c.Message, ".") + "."
 			if o.Pod.Status.NominatedNodeName != "" {
 				text += fmt.Sprintf(" It waits for pods on node %s that are ended for it.",
@@ -52,8 +53,8 @@ func unscheduled(ctx context.Context, o Objects) string {
 		}
 	}
 	if group := o.Pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
-		return fmt.Sprintf("There are GPUs for it, and it is scheduled together with the other pods of its PodGroup %s: "+
-			"see kubectl describe podgroup -n %s %s.", *group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
+		return fmt.Sprintf("There are GPUs for it, and it is scheduled together with the other pods of its PodGroup "+
+			"%s: see kubectl describe podgroup -n %s %s.", *group.PodGroupName, o.Pod.Namespace, *group.PodGroupName)
 	}
 	if name := o.Pod.Spec.SchedulerName; name != "" && name != corev1.DefaultSchedulerName {
 		return fmt.Sprintf("There are GPUs for it, and its scheduler %s has not processed it yet: check whether that "+
@@ -71,14 +72,14 @@ func gatekeeper(gate string) string {
 	return ""
 }
 
-// A search looks for a node that has everything that a pod requests.
+// A search looks for a node with everything requested by a pod.
 type search struct {
 	o         Objects
 	names     []corev1.ResourceName // sorted names of the explained resources
 	want      map[corev1.ResourceName]int64
 	allocated map[string]map[corev1.ResourceName]int64 // by node
 	claims    []*resourceapi.ResourceClaim             // without an allocation
-	extended  map[string]*resourceapi.ResourceClaim    // claims that the scheduler creates, by the resources
+	extended  map[string]*resourceapi.ResourceClaim    // claims created by the scheduler, by the resources
 	maximum   map[corev1.ResourceName]int64            // maximum on one node
 	a         *allocation
 }
@@ -109,7 +110,7 @@ func newSearch(o Objects) *search {
 	return s
 }
 
-// explain says why no node has what the pod requests; empty if one has.
+// explain says why no node has what the pod requests; empty if a node has.
 func (s *search) explain(ctx context.Context) string {
 	if len(s.names)+len(s.claims) == 0 {
 		return ""
@@ -135,13 +136,13 @@ func (s *search) explain(ctx context.Context) string {
 	return s.sentence(ctx, best)
 }
 
-// A verdict is what a node has for the pod, and why it is not enough.
+// A verdict is a node's offer for the pod, and why the offer is not enough.
 type verdict struct {
 	node     *corev1.Node
 	excluded string // why the pod cannot run there, whatever is free
 	counts   []count
 	claims   []*resourceapi.ResourceClaim
-	offer    *offer // for these claims; nil if there are none
+	offer    *offer // for the claims; nil without claims
 }
 
 // A count is what a node has of a resource.
@@ -198,9 +199,9 @@ func (v *verdict) free() (n int64) {
 	return n
 }
 
-// verdictOf examines a node; nil if the node has nothing of the request. Like the scheduler, it
-// takes a resource from claims if the node's device plugin does not have it and a DeviceClass names
-// it.
+// verdictOf examines a node; nil if the node has nothing of the request. Like the
+// scheduler, verdictOf takes a resource from claims if the node's device plugin does not
+// have the resource and a DeviceClass names the resource.
 func (s *search) verdictOf(ctx context.Context, n *corev1.Node) (*verdict, error) {
 	v := &verdict{node: n, excluded: view.ExcludedBy(n, s.o.Pod)}
 	var byClaims []corev1.ResourceName
@@ -258,7 +259,8 @@ func (s *search) sentence(ctx context.Context, v *verdict) string {
 	return strings.Join(parts, " ")
 }
 
-// byClaims says which resources of the pod a node provides by claims, and by which class.
+// byClaims lists the resources of the pod provided by claims on a node, with their
+// classes.
 func (s *search) byClaims(v *verdict) string {
 	var texts []string
 	for _, name := range s.names {
@@ -324,7 +326,8 @@ func (s *search) notAllocatable(ctx context.Context, n *corev1.Node, resource co
 		if c.Type == view.ConditionType && c.Status != corev1.ConditionTrue && c.Message != "" {
 			return fmt.Sprintf("its condition %s, written%s, says: %s; %s", c.Type,
 				cmp.Or(view.Ago(" ", c.LastHeartbeatTime.Time, s.o.Now),
-					" at a time that is not known"), strings.TrimSuffix(view.Condensed(c.Message), "."), strings.TrimSuffix(d.Problem, ".")), 0
+					" at a time that is not known"), strings.TrimSuffix(view.Condensed(c.Message), "."),
+				strings.TrimSuffix(d.Problem, ".")), 0
 		}
 	}
 	return "why is not known: " + strings.TrimSuffix(d.Problem, "."), 0
@@ -346,8 +349,8 @@ func (s *search) noNode(ctx context.Context) string {
 	return "No node has devices in ResourceSlices. " + s.o.daemonsAre(ctx, "")
 }
 
-// noNodeHas says that no node has a resource, and which resources nodes have; empty if a node has
-// it.
+// noNodeHas says that no node has a resource, and lists the resources of the nodes; empty
+// if a node has the resource.
 func (s *search) noNodeHas(ctx context.Context, name corev1.ResourceName) string {
 	zero := ""
 	for i := range s.o.Nodes {
@@ -361,8 +364,8 @@ func (s *search) noNodeHas(ctx context.Context, name corev1.ResourceName) string
 		}
 	}
 	if class := view.ClassOf(name, s.o.Classes); class != nil {
-		return fmt.Sprintf("No node has %s, neither by a device plugin nor, for its class %s, in ResourceSlices. ", name,
-			class.Name) +
+		return fmt.Sprintf("No node has %s, neither by a device plugin nor, for its class %s, in ResourceSlices. ",
+			name, class.Name) +
 			s.o.daemonsAre(ctx, zero)
 	}
 	text := fmt.Sprintf("No node has %s, and no DeviceClass has it as its extendedResourceName", name)
@@ -393,7 +396,7 @@ func (o Objects) daemonsAre(ctx context.Context, node string) string {
 		node, strings.TrimSuffix(says, "."), node)
 }
 
-// servedNames names the GPU resources that nodes have, and the resources that claims provide.
+// servedNames names the GPU resources of nodes, and the resources provided by claims.
 func (o Objects) servedNames() string {
 	names := map[string]bool{}
 	for i := range o.Nodes {
@@ -435,9 +438,9 @@ func (s *search) claimFor(names []corev1.ResourceName) *resourceapi.ResourceClai
 	return s.extended[key]
 }
 
-// extendedClaim returns the claim that the scheduler creates for a pod's extended resources, and
-// descriptions of its requests by name. Containers that run before others reuse the devices of
-// those.
+// extendedClaim returns the scheduler's claim for a pod's extended resources, and
+// descriptions of its requests by name. Containers reuse the devices of containers that
+// ran before.
 func extendedClaim(
 	p *corev1.Pod, names []corev1.ResourceName, classes []*resourceapi.DeviceClass,
 ) (*resourceapi.ResourceClaim, map[string]string) {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// assigned explains a pod that is on a node: why its containers do not run, or whether they have
+// assigned explains a pod on a node: why its containers do not run, or whether they have
 // their GPUs.
 func (o Objects) assigned(ctx context.Context) string {
 	p := o.Pod
@@ -53,14 +53,14 @@ func (o Objects) starting(ctx context.Context) string {
 			return fmt.Sprintf("Node %s cannot prepare its claim: %s. The kubelet retries.", p.Spec.NodeName, note) +
 				o.nextStep(ctx, note, "")
 		}
-		return fmt.Sprintf("It is on node %s, and its containers cannot be created (%s%s): %s.", p.Spec.NodeName, e.Reason, ago,
-			note) +
+		return fmt.Sprintf("It is on node %s, and its containers cannot be created (%s%s): %s.", p.Spec.NodeName,
+			e.Reason, ago, note) +
 			o.nextStep(ctx, e.Reason+": "+note, "")
 	}
 	for _, c := range p.Status.InitContainerStatuses {
 		if c.State.Running != nil && (c.Started == nil || !*c.Started || !isSidecar(p, c.Name)) {
-			return fmt.Sprintf("It is on node %s, and waits for its init container %s, which runs%s.", p.Spec.NodeName, c.Name,
-				view.Ago(" since it was started ", c.State.Running.StartedAt.Time, o.Now))
+			return fmt.Sprintf("It is on node %s, and waits for its init container %s, which runs%s.", p.Spec.NodeName,
+				c.Name, view.Ago(" since it was started ", c.State.Running.StartedAt.Time, o.Now))
 		}
 	}
 	return fmt.Sprintf("It is on node %s, and its containers are being created.", p.Spec.NodeName)
@@ -75,17 +75,18 @@ func isSidecar(p *corev1.Pod, name string) bool {
 	})
 }
 
-// nextSteps has the next step for a container that does not start or run, by a text in the message
-// of the kubelet or the container runtime. The first match counts. Steps that concern the node
-// refer to doctor.
+// nextSteps has the next step for a container that does not start or run, by a text in the
+// message of the kubelet or the container runtime. The first match counts. Steps about the
+// node refer to doctor.
 var nextSteps = []struct {
 	has  []string
 	then string
 	node bool // doctor finds the cause
 }{
 	{[]string{"no runtime for", "runtime handler", "RuntimeHandler", "invalid runtime name", "unknown runtime"},
-		"The container runtime of the node does not know the runtime class of the pod: configure the runtime there, as " +
-			"NVIDIA's container toolkit does, or remove runtimeClassName from the pod if GPUs are injected by CDI", true},
+		"The container runtime of the node does not know the runtime class of the pod: configure the runtime there, " +
+			"as NVIDIA's container toolkit does, or remove runtimeClassName from the pod if GPUs are injected by CDI",
+		true},
 	{[]string{"unresolvable CDI devices", "CDI device injection failed", "cdi devices"},
 		"The container runtime does not find the CDI spec of the device: CDI is off there, or it looks in another " +
 			"folder", true},
@@ -103,11 +104,12 @@ var nextSteps = []struct {
 	{[]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
 		"RegistryUnavailable"},
 		"This is not a GPU problem: check the name of the image, and the right to pull it", false},
-	{[]string{"CreateContainerConfigError"}, "This is not a GPU problem: make what the message names, or correct the pod",
-		false},
+	{[]string{"CreateContainerConfigError"}, "This is not a GPU problem: make what the message names, or correct " +
+		"the pod", false},
 	{[]string{"executable file not found", "no such file or directory"},
 		"The image lacks what the container runs: check the command and the image", false},
-	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "This is not a GPU problem: check its volumes", false},
+	{[]string{"FailedMount", "FailedAttachVolume", "FailedMapVolume"}, "This is not a GPU problem: check its volumes",
+		false},
 	{[]string{"NetworkNotReady", "network plugin", "failed to setup network"},
 		"This is not a GPU problem: check the network plugin of the node", false},
 }
@@ -157,8 +159,8 @@ func (o Objects) recordedGPUs(d Daemon, container string) (uuids []string) {
 	return uuids
 }
 
-// badGPU says that a device of a container that does not run is not healthy, with the daemon's
-// reason; empty if none is. The result begins with a space.
+// badGPU describes an unhealthy device of a container that does not run, with the daemon's
+// reason; empty if all devices are healthy. The result begins with a space.
 func (o Objects) badGPU(ctx context.Context, container string) string {
 	if !o.asksForGPUs() {
 		return ""
@@ -186,9 +188,10 @@ func (o Objects) checkGPUs(ctx context.Context, container string) string {
 	if len(uuids) == 0 || o.badGPU(ctx, container) != "" {
 		return ""
 	}
-	return fmt.Sprintf(" The daemon calls its GPUs Healthy: %s. Check that CUDA works on them once no pod uses them: "+
-		"kubectl gpu validate %s --gpu %s; and what a container gets: gpu-device-plugin check-container --devices %d in a pod "+
-		"with this program and the same limits.", inventory.Few(uuids), o.Pod.Spec.NodeName, strings.Join(uuids, ","),
+	return fmt.Sprintf(" The daemon calls its GPUs Healthy: %s. Check that CUDA works on them once no pod uses "+
+		"them: kubectl gpu validate %s --gpu %s; and what a container gets: gpu-device-plugin check-container "+
+		"--devices %d in a pod with this program and the same limits.",
+		inventory.Few(uuids), o.Pod.Spec.NodeName, strings.Join(uuids, ","),
 		len(uuids))
 }
 
@@ -202,13 +205,14 @@ func (o Objects) crashed(container string) *corev1.ContainerStateTerminated {
 	return nil
 }
 
-// restarts says that a running container has crashed, and how to check its GPUs; empty if it has
-// not. The result begins with a space.
+// restarts says that a running container has crashed, and how to check its GPUs; empty
+// without a crash. The result begins with a space.
 func (o Objects) restarts(ctx context.Context, users []string) string {
 	for _, name := range users {
 		if ended := o.crashed(name); ended != nil {
-			return fmt.Sprintf(" But container %s has crashed before: it ended%s (%s, exit status %d). See what it printed: "+
-				"kubectl logs -n %s %s -c %s --previous.", name, view.Ago(" ", ended.FinishedAt.Time, o.Now), ended.Reason,
+			return fmt.Sprintf(" But container %s has crashed before: it ended%s (%s, exit status %d). See what it "+
+				"printed: kubectl logs -n %s %s -c %s --previous.", name, view.Ago(" ", ended.FinishedAt.Time, o.Now),
+				ended.Reason,
 				ended.ExitCode, o.Pod.Namespace, o.Pod.Name, name) + o.checkGPUs(ctx, name)
 		}
 	}
@@ -278,20 +282,22 @@ func (o Objects) hiddenGPUs(ctx context.Context) string {
 // server.
 const sharedMemory = "/dev/shm"
 
-// hiddenMemory names the first container whose own volume at /dev/shm hides the shared memory of
-// MPS that a resource of the container mounts; empty if there is none. The kubelet lists the mounts
-// of a device plugin before the volumes of the pod, and the container runtime mounts them in this
-// order. The result begins with a space.
+// hiddenMemory names the first container whose own volume at /dev/shm hides the shared
+// memory of MPS mounted by a resource of the container; empty if there is none. The
+// kubelet lists the mounts of a device plugin before the volumes of the pod, and the
+// container runtime mounts in this order. The result begins with a space.
 func hiddenMemory(p *corev1.Pod, resources []status.Resource) string {
 	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-		at := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == sharedMemory })
+		at := slices.IndexFunc(c.VolumeMounts,
+			func(m corev1.VolumeMount) bool { return path.Clean(m.MountPath) == sharedMemory })
 		if at < 0 {
 			continue
 		}
 		for _, r := range resources {
 			if r.MPS && amount(&c, corev1.ResourceName(r.Name)) > 0 {
-				return fmt.Sprintf(" Container %s mounts the volume %s at %s. It hides the shared memory of MPS, which shares "+
-					"%s: remove that mount from the pod. The shared memory of MPS holds up to half of the node's memory.",
+				return fmt.Sprintf(" Container %s mounts the volume %s at %s. It hides the shared memory of MPS, "+
+					"which shares %s: remove that mount from the pod. The shared memory of MPS holds up to half of "+
+					"the node's memory.",
 					c.Name, c.VolumeMounts[at].Name, sharedMemory, r.Name)
 			}
 		}
@@ -343,28 +349,29 @@ func (o Objects) running(ctx context.Context) string {
 		devices := o.devicesOf(*d.Status, name)
 		if len(devices) == 0 {
 			return fmt.Sprintf("%s, and the kubelet has given container %s no GPU: a pod that was not placed by the "+
-				"scheduler (spec.nodeName, a static pod) starts so where the node does not have its resource. Create it again "+
-				"without spec.nodeName.", begin, name)
+				"scheduler (spec.nodeName, a static pod) starts so where the node does not have its resource. "+
+				"Create it again without spec.nodeName.", begin, name)
 		}
 		for _, uuid := range devices {
 			if text := illnessOf(*d.Status, uuid); text != "" {
-				return fmt.Sprintf("%s, and container %s has %s, which is not healthy: %s. The pod keeps running; delete it "+
-					"to get another GPU.",
+				return fmt.Sprintf("%s, and container %s has %s, which is not healthy: %s. The pod keeps running; "+
+					"delete it to get another GPU.",
 					begin, name, uuid, text)
 			}
 		}
 		has = append(has, fmt.Sprintf("container %s has %s", name, inventory.Few(devices))+o.receipts(*d.Status, name))
 	}
 	if unseen := o.hiddenGPUs(ctx); unseen != "" {
-		return begin + ", and the kubelet has given it GPUs that its containers may not see: " + strings.Join(has, "; ") +
+		return begin + ", and the kubelet has given it GPUs that its containers may not see: " +
+			strings.Join(has, "; ") +
 			"." + unseen
 	}
 	return begin + " and has its GPUs: " + strings.Join(has, "; ") + "." + o.restarts(ctx, users)
 }
 
-// recordedDevices says which devices the kubelet has recorded in the pod's status, or that there
-// are none, if the daemon does not respond. The kubelet records them with its feature gate
-// ResourceHealthStatus.
+// recordedDevices names the devices recorded by the kubelet in the pod's status, or says
+// that there are none, if the daemon does not respond. The kubelet records devices with
+// its feature gate ResourceHealthStatus.
 func (o Objects) recordedDevices(users []string, problem string) string {
 	problem = strings.TrimSuffix(problem, ".")
 	var has []string
@@ -384,8 +391,8 @@ func (o Objects) recordedDevices(users []string, problem string) string {
 		". Nothing newer is known: " + problem + "."
 }
 
-// users returns the running containers that request GPUs. It omits init containers that have ended,
-// and containers whose state is unknown.
+// users returns the running containers that request GPUs, without ended init containers
+// and containers of unknown state.
 func (o Objects) users() (names []string) {
 	p := o.Pod
 	running := map[string]bool{}
@@ -397,7 +404,8 @@ func (o Objects) users() (names []string) {
 		if !running[c.Name] {
 			continue
 		}
-		uses := slices.ContainsFunc(c.Resources.Claims, func(by corev1.ResourceClaim) bool { return o.hasGPUs(o.Own[by.Name]) })
+		uses := slices.ContainsFunc(c.Resources.Claims,
+			func(by corev1.ResourceClaim) bool { return o.hasGPUs(o.Own[by.Name]) })
 		for name := range c.Resources.Requests {
 			uses = uses || wanted[name] > 0
 		}
@@ -435,8 +443,8 @@ func (o Objects) devicesOf(s status.Status, container string) (uuids []string) {
 	return uuids
 }
 
-// receipts says what part of its GPU a container with units has, and how this differs from its
-// request; empty without units.
+// receipts describes the part of a GPU held by a container with units, and the difference
+// from its request; empty without units.
 func (o Objects) receipts(s status.Status, container string) string {
 	for _, h := range s.Holders {
 		if h.Receipt != nil && h.Namespace == o.Pod.Namespace && h.Pod == o.Pod.Name && h.Container == container {

@@ -99,7 +99,7 @@ func references(expression string) (named []reference) {
 	return named
 }
 
-// referenceOf returns the reference that is a whole expression; false if it is no reference.
+// referenceOf returns the reference if an expression is nothing else; otherwise false.
 func referenceOf(e ast.Expr) (reference, bool) {
 	of, name := selection(e)
 	if name == driverOf && isDevice(of) {

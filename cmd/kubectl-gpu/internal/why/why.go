@@ -1,5 +1,6 @@
-// Package why explains in a few sentences why a pod has no GPU or lost it, and what to do. It has
-// no I/O: the same objects and the same answer of the daemon give the same sentences.
+// Package why explains in a few sentences why a pod has no GPU or lost its GPU, and what
+// to do. The package has no I/O: the same objects and the same answer of the daemon give
+// the same sentences.
 package why
 
 import (
@@ -23,15 +24,15 @@ type Objects struct {
 	// drivers, because the scheduler allocates devices of all drivers together.
 	view.Facts
 	Slices []*resourceapi.ResourceSlice
-	// Own are the claims of the pod by their names in its spec; nil for a missing claim. If the
-	// scheduler creates a claim for the pod's extended resources, Own also has this claim by its own
-	// name.
+	// Own are the claims of the pod by their names in its spec; nil for a missing claim. A
+	// claim of the scheduler for the pod's extended resources is also in Own, by the
+	// claim's own name.
 	Own     map[string]*resourceapi.ResourceClaim
 	Classes []*resourceapi.DeviceClass
 	// Ask returns the status of a node's daemon. It may take a while, and asks each node once.
 	Ask func(ctx context.Context, node string) Daemon
-	// Running are the sorted names of the nodes with a running daemon. NoneRuns says why no daemon
-	// runs in the cluster; empty if one runs, or if this is unknown.
+	// Running are the sorted names of the nodes with a running daemon. NoneRuns says why
+	// no daemon runs in the cluster; empty if a daemon runs, or if the answer is unknown.
 	Running  []string
 	NoneRuns string
 	// Doctor returns doctor's findings on how containers get GPUs on a node. It is called for nodes
@@ -50,8 +51,8 @@ type Daemon struct {
 
 // Doctor has doctor's findings on how containers get GPUs on a node, without a full stop.
 type Doctor struct {
-	// NeedsClass says that pods need a runtime class to get GPUs, and None that containers get no
-	// GPUs; empty otherwise.
+	// NeedsClass says that pods need a runtime class to get GPUs, and None that containers
+	// get no GPUs; empty otherwise.
 	NeedsClass, None string
 }
 
@@ -138,7 +139,7 @@ func (o Objects) outdated() string {
 		node.Name, view.Ago(", as was found ", notReady(node).LastTransitionTime.Time, o.Now))
 }
 
-// notReady returns the Ready condition of a node that is not ready; nil if it is.
+// notReady returns the Ready condition of a node that is not ready; nil for a ready node.
 func notReady(n *corev1.Node) *corev1.NodeCondition {
 	for i := range n.Status.Conditions {
 		if c := &n.Status.Conditions[i]; c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
