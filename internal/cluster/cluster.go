@@ -42,9 +42,8 @@ type Cluster struct {
 
 	releaser releaser // used by followRelease, which runs once at a time
 
-	pauseMutex sync.Mutex // guards all following fields; serializes changes of pauses
-	pauseNode  latestNode
-	pausedHere bool // this process has paused DaemonSets
+	pauseMutex sync.Mutex // guards pausedHere; serializes changes of pauses
+	pausedHere bool       // this process has paused DaemonSets
 }
 
 // New returns a Cluster that does nothing yet.
@@ -195,8 +194,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("MIG label", d, c.followLayout), c.underLead("paused clients", d, c.resumeClients), c.underLead("Node", d, c.writeNode),
-		c.underLead("taint for fewer devices", d, c.announceFewer), c.underLead("start-up taint", d, c.removeStartupTaint),
+		c.underLead("Node", d, c.writeNode),
 		c.underLead("quiesce by the Node", d, c.followRelease))
 }
 

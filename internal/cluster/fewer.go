@@ -2,133 +2,147 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 )
 
-// A fewerTaint manages the taint of a Node that is about to have fewer devices. It lasts for one
-// term of leadership.
-type fewerTaint struct {
-	daemon    daemon.View
-	api       *kubeapi.Client
-	alarm     *feed.Alarm
-	state     nodeevents.Shrink
-	leadSince time.Time // start of the term
-	// this process requested the taint and did not remove it; the watch may not show it yet
+// A shrinkPart taints the Node before it has fewer devices, and lets the change continue when the
+// kubelet has admitted all pods of the Node.
+type shrinkPart struct {
+	daemon daemon.View
+	client *kubeapi.Client
+	leads  time.Time // start of the term
+
+	number uint64 // of the change that waits; 0 for none
+	on     bool
+	listed map[string]int // devices in the kubelet's lists, by resource
+
+	state    nodeevents.Shrink
+	approved uint64 // number of the last change that continued
+	// requested says that this process requested the taint and did not remove it; the taint may be on
+	// the Node even if the response was an error.
 	requested bool
-	// failures counts the failed lists of pods in a row.
-	failures int
+	checkAt   time.Time // no check of the pods before this time
+	failures  int       // failed lists of pods in a row
 }
 
-// announceFewer taints the Node before it has fewer devices, until ctx ends. It then removes the
-// taint, because there may be no next process.
-func (c *Cluster) announceFewer(ctx context.Context, d daemon.View) {
-	t := &fewerTaint{daemon: d, api: c.client, alarm: new(feed.Alarm), leadSince: time.Now()}
-	wake := func() []<-chan struct{} {
-		_, node := c.client.Nodes().Latest()
-		_, fewer := d.Fewer.Latest()
-		_, offered := d.Offered.Latest()
-		_, configured := d.Configs.Latest()
-		return []<-chan struct{}{node, fewer, offered, configured, t.alarm.Rings()}
-	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "taint for fewer devices", wake, t.step)
-	if t.requested || !t.state.Tainted.IsZero() {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-		defer cancel()
-		if err := t.setTaint(last, false); err != nil {
-			klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason",
-				err.Error())
-		}
-	}
+func (p *shrinkPart) inputs() []<-chan struct{} {
+	c, configured := p.daemon.Configs.Latest()
+	_, fewer := p.daemon.Fewer.Latest()
+	_, offered := p.daemon.Offered.Latest()
+	return inputsIf(c.Features.ChangeTaint || p.owes(), configured, fewer, offered)
 }
 
-func (t *fewerTaint) step(ctx context.Context) error {
-	node, now := t.api.Nodes().Value(), time.Now()
+func (p *shrinkPart) look(context.Context, kubeapi.Node) {
+	p.number, p.on, p.listed = p.daemon.Fewer.Value(), p.daemon.Configs.Value().Features.ChangeTaint, p.daemon.Listed()
+}
+
+func (p *shrinkPart) want(node kubeapi.Node, now time.Time) decision {
 	if node.UID == "" {
-		return nil // the change continues after a timeout
+		return decision{} // the change continues after a timeout
 	}
-	t.state.Number, t.state.Leads = t.daemon.Fewer.Value(), time.Time{}
-	if t.daemon.Configs.Value().Features.ChangeTaint {
-		t.state.Leads = t.leadSince
+	p.state.Number, p.state.Leads = p.number, time.Time{}
+	if p.on {
+		p.state.Leads = p.leads
 	}
 	switch tainted := kubeapi.FewerDevices.IsOn(node); {
 	case !tainted:
-		t.state.Tainted, t.state.Admitted = time.Time{}, false
-	case t.state.Tainted.IsZero():
-		t.state.Tainted = now
+		p.state.Tainted, p.state.Admitted = time.Time{}, false
+	case p.state.Tainted.IsZero():
+		p.state.Tainted = now
 	}
-	t.state.Shown = showsAtMost(node, t.daemon.Listed())
-	next := t.state.Next(now)
+	p.state.Shown = showsAtMost(node, p.listed)
+	next := p.state.Next(now)
 	if next.GiveUp {
-		t.state.GivenUp = t.state.Number
+		p.state.GivenUp = p.state.Number
 	}
-	if next.Proceed {
-		t.daemon.Proceed(t.state.Number)
+	switch {
+	case next.Proceed && p.approved != p.number:
+		number := p.number
+		return decision{act: func(context.Context) error {
+			p.daemon.Proceed(number)
+			return nil
+		}, done: func(context.Context, kubeapi.Node, error, time.Time) bool {
+			p.approved = number
+			return true
+		}}
+	case next.Taint != !p.state.Tainted.IsZero():
+		return p.change(next.Taint, now)
+	case next.Look && now.Before(p.checkAt):
+		return decision{at: p.checkAt}
+	case next.Look:
+		return p.checkPods(node, next.At)
 	}
-	if next.Taint != !t.state.Tainted.IsZero() {
-		return t.setTaint(ctx, next.Taint)
-	}
-	if next.Look {
-		next.At = t.checkPods(ctx, node, now, next.At)
-	}
-	if !next.At.IsZero() {
-		t.alarm.After(ctx, next.At.Sub(now))
-	}
-	return nil
+	return decision{at: next.At}
 }
 
-// checkPods checks whether the kubelet has admitted all pods, and returns when to decide again: now
-// if it has, at if it has not, and possibly later if the pods cannot be listed. This failure is no
-// error of the step: after an error the taint would stay during the backoff of RunWithRetry.
-func (t *fewerTaint) checkPods(ctx context.Context, node kubeapi.Node, now, at time.Time) time.Time {
-	waiting, err := t.api.PodsNotAdmitted(ctx, node.ResourceVersion)
-	if err != nil {
-		if t.failures++; t.failures == 1 {
+// change adds or removes the taint.
+func (p *shrinkPart) change(wanted bool, now time.Time) decision {
+	return decision{
+		patch: kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: wanted, Now: now},
+		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+			if p.requested = wanted || p.requested && err != nil; err == nil {
+				p.logChange(ctx, wanted)
+			}
+			return false
+		},
+	}
+}
+
+func (p *shrinkPart) logChange(ctx context.Context, wanted bool) {
+	klog.FromContext(ctx).Info("Changed the taint for fewer devices",
+		"taint", kubeapi.FewerDevices.String(), "tainted", wanted)
+}
+
+// checkPods checks whether the kubelet has admitted all pods. The next check is at a time, or later
+// if the pods cannot be listed.
+func (p *shrinkPart) checkPods(node kubeapi.Node, at time.Time) decision {
+	var waiting []string
+	return decision{act: func(ctx context.Context) (err error) {
+		waiting, err = p.client.PodsNotAdmitted(ctx, node.ResourceVersion)
+		return err
+	}, done: func(ctx context.Context, _ kubeapi.Node, err error, now time.Time) bool {
+		if p.checkAt = at; err == nil {
+			p.failures = 0
+			if p.state.Admitted = len(waiting) == 0; !p.state.Admitted {
+				klog.FromContext(ctx).V(2).Info("Waiting until the kubelet has admitted pods", "pods", waiting)
+			}
+			return true
+		}
+		if p.failures++; p.failures == 1 {
 			klog.FromContext(ctx).Info("Cannot list the pods that the kubelet has admitted; the change continues after a timeout",
 				"reason", err.Error())
 		}
-		later := now.Add(kubeapi.Backoff(err, t.failures))
-		if until := t.state.Tainted.Add(nodeevents.ShrinkTimeout); later.After(until) {
-			later = until
-		}
+		later := earlier(now.Add(kubeapi.Backoff(err, p.failures)), p.state.Tainted.Add(nodeevents.ShrinkTimeout))
 		if later.After(at) {
-			return later
+			p.checkAt = later
 		}
-		return at
-	}
-	t.failures = 0
-	if t.state.Admitted = len(waiting) == 0; t.state.Admitted {
-		return now
-	}
-	klog.FromContext(ctx).V(2).Info("Waiting until the kubelet has admitted pods", "pods", waiting)
-	return at
+		return true // after an error of the part, the taint would stay during its backoff
+	}}
 }
 
-// setTaint adds or removes the taint.
-func (t *fewerTaint) setTaint(ctx context.Context, wanted bool) error {
-	t.requested = t.requested || wanted
-	err := t.api.SetTaint(ctx, kubeapi.FewerDevices, wanted, time.Now())
-	t.requested = t.requested && (wanted || err != nil)
-	switch {
-	case err == nil:
-		klog.FromContext(ctx).Info("Changed the taint for fewer devices",
-			"taint", kubeapi.FewerDevices.String(), "tainted", wanted)
-	case !wanted && kubeapi.IsInaccessible(err):
-		name := t.api.Nodes().Value().Name
-		err = fmt.Errorf("the taint %s stays, because the right to remove it is missing; "+
-			"remove it with: kubectl taint node %s %s-: %w",
-			kubeapi.FewerDevices, name, kubeapi.FewerDevices, err)
+func (p *shrinkPart) owes() bool { return p.requested || !p.state.Tainted.IsZero() }
+
+func (p *shrinkPart) leave(node kubeapi.Node, now time.Time) kubeapi.NodePatch {
+	if !kubeapi.FewerDevices.IsOn(node) {
+		return nil
 	}
-	return err
+	return kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Now: now}
+}
+
+func (p *shrinkPart) left(ctx context.Context, err error) {
+	if err != nil {
+		klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason",
+			err.Error())
+		return
+	}
+	p.logChange(ctx, false)
 }
 
 // showsAtMost reports whether the Node's status has at most the listed number of devices of each

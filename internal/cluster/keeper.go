@@ -47,8 +47,8 @@ type leaver interface {
 	owes() bool
 	// leave returns the last write; nil for none.
 	leave(node kubeapi.Node, now time.Time) kubeapi.NodePatch
-	// failed logs that the last write failed.
-	failed(ctx context.Context, err error)
+	// left records the result of the last write.
+	left(ctx context.Context, err error)
 }
 
 // A decision is what a part needs now: an action, or else a patch, or else nothing.
@@ -58,6 +58,8 @@ type decision struct {
 	// patch is the change of the Node; nil if the Node is as wanted, or the time for the change has
 	// not come.
 	patch kubeapi.NodePatch
+	// lock is held during the write; nil for none.
+	lock sync.Locker
 	// crowd says that all nodes of a cluster may make this write at the same time. It waits for the
 	// turn of this node.
 	crowd bool
@@ -215,6 +217,10 @@ func (t *term) advance(ctx context.Context, p *partState, node kubeapi.Node, now
 		}
 		p.writingAt = now
 		t.start(p, func() func(time.Time) {
+			if d.lock != nil {
+				d.lock.Lock()
+				defer d.lock.Unlock()
+			}
 			after, refreshed, err := t.write(ctx, node, d.patch)
 			return func(now time.Time) { p.record(ctx, d, after, err, refreshed, now) }
 		})
@@ -366,9 +372,7 @@ func (k *keeper) leave(ctx context.Context, parts []*partState) {
 		if err == nil {
 			err = k.change(last, func(node kubeapi.Node) kubeapi.NodePatch { return l.leave(node, time.Now()) })
 		}
-		if err != nil {
-			l.failed(ctx, err)
-		}
+		l.left(ctx, err)
 	}
 }
 

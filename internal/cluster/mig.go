@@ -8,11 +8,10 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 )
@@ -52,83 +51,70 @@ func migState(label string, selected choice.Choice, progress mig.Status) (state 
 	return progress.State, progress.Reason
 }
 
-// A layoutLabeler follows the label with the MIG layout, and writes the label with its state.
-type layoutLabeler struct {
-	client *kubeapi.Client
-	daemon daemon.View
-	alarm  *feed.Alarm
+// A layoutPart passes the label with the MIG layout to the chooser, and writes the state of the
+// layout.
+type layoutPart struct {
+	configs  *feed.Feed[config.Config]
+	chooser  *choice.Chooser
+	progress *feed.Feed[mig.Status]
 
-	latestNode
+	label    string // the layout that the label names; empty without a label
+	selected choice.Choice
+	status   mig.Status
+
 	state       string    // as last written
 	writtenAt   time.Time // time of the last write
 	clearedNode string    // UID of the Node from which the state was removed
 }
 
-// followLayout follows the label until ctx ends, while the configuration enables it.
-func (c *Cluster) followLayout(ctx context.Context, d daemon.View) {
-	if d.MIGChoice == nil {
-		return
-	}
-	l := &layoutLabeler{client: c.client, daemon: d, alarm: new(feed.Alarm)}
-	wake := func() []<-chan struct{} {
-		_, node := l.client.Nodes().Latest()
-		_, configured := d.Configs.Latest()
-		_, chosen := d.MIGChoice.Choices().Latest()
-		_, progress := d.MIG.Latest()
-		return []<-chan struct{}{node, configured, chosen, progress, l.alarm.Rings()}
-	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "MIG layout", wake, l.step)
+func (p *layoutPart) inputs() []<-chan struct{} {
+	c, configured := p.configs.Latest()
+	_, chosen := p.chooser.Choices().Latest()
+	_, progress := p.progress.Latest()
+	return inputsIf(c.MIG.Enabled && c.MIG.Label, configured, chosen, progress)
 }
 
-// step passes the value of the label to the chooser, and writes the state of the layout if it has
-// changed.
-func (l *layoutLabeler) step(ctx context.Context) error {
-	m, node, now := l.daemon.Configs.Value().MIG, l.client.Nodes().Value(), time.Now()
-	if node.UID == "" {
-		return nil
+func (p *layoutPart) look(ctx context.Context, node kubeapi.Node) {
+	p.label = ""
+	if m := p.configs.Value().MIG; node.UID != "" && m.Enabled && m.Label {
+		p.label = node.Labels[migLabel]
+		p.chooser.SetLabel(ctx, p.label)
 	}
-	l.update(node, now)
-	label := ""
-	if m.Enabled && m.Label {
-		label = l.node.Labels[migLabel]
-		l.daemon.MIGChoice.SetLabel(ctx, label)
-	}
-	state, reason := migState(label, l.daemon.MIGChoice.Choices().Value(), l.daemon.MIG.Value())
-	return l.write(ctx, string(state), oneLine(reason), now)
+	p.selected, p.status = p.chooser.Choices().Value(), p.progress.Value()
 }
 
-// write writes the state and the reason to the Node if the Node does not have them.
-func (l *layoutLabeler) write(ctx context.Context, state, reason string, now time.Time) error {
-	oldState, oldReason := l.node.Labels[migStateLabel], l.node.Annotations[migReasonAnnotation]
+func (p *layoutPart) want(node kubeapi.Node, now time.Time) decision {
+	next, reason := migState(p.label, p.selected, p.status)
+	state, reason := string(next), oneLine(reason)
+	oldState, oldReason := node.Labels[migStateLabel], node.Annotations[migReasonAnnotation]
 	switch {
-	case oldState == state && oldReason == reason:
-		return nil
-	case state == "" && l.clearedNode == l.node.UID: // any other value belongs to another program
-		return nil
-	case oldState == state && state == l.state && now.Sub(l.writtenAt) < reasonPace:
-		l.alarm.After(ctx, reasonPace-now.Sub(l.writtenAt))
-		return nil
+	case node.UID == "" || oldState == state && oldReason == reason:
+		return decision{}
+	case state == "" && p.clearedNode == node.UID: // any other value belongs to another program
+		return decision{}
+	case oldState == state && state == p.state && now.Sub(p.writtenAt) < reasonPace:
+		return decision{at: p.writtenAt.Add(reasonPace)}
 	}
-	var labels, annotations map[string]string
+	var patch kubeapi.MIGStatePatch
 	if state != "" {
-		labels = map[string]string{migStateLabel: state}
+		patch.Labels = map[string]string{migStateLabel: state}
 	}
 	if reason != "" {
-		annotations = map[string]string{migReasonAnnotation: reason}
+		patch.Annotations = map[string]string{migReasonAnnotation: reason}
 	}
-	after, err := l.client.ApplyMIGState(ctx, l.node.UID, l.node.ResourceVersion, labels, annotations)
-	if err := l.accept(ctx, l.client, after, err, now); err != nil {
-		return err
-	}
-	l.clearedNode = ""
-	if state == "" {
-		l.clearedNode = after.UID
-	}
-	if state != l.state {
-		klog.FromContext(ctx).Info("Wrote the state of the MIG layout", "state", state, "reason", reason)
-	}
-	l.state, l.writtenAt = state, now
-	return nil
+	return decision{patch: patch, done: func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
+		if err != nil {
+			return false
+		}
+		if p.clearedNode = ""; state == "" {
+			p.clearedNode = after.UID
+		}
+		if state != p.state {
+			klog.FromContext(ctx).Info("Wrote the state of the MIG layout", "state", state, "reason", reason)
+		}
+		p.state, p.writtenAt = state, now
+		return false
+	}}
 }
 
 // oneLine returns text on one line, as valid UTF-8 of at most maxReason bytes.

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
 // The node labels by which DaemonSets of driver clients select nodes, with the values of NVIDIA's
@@ -66,27 +67,27 @@ func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 	defer cancel()
 	c.pauseMutex.Lock() // serialized, because most GPUs have the same clients
 	defer c.pauseMutex.Unlock()
-	c.pauseNode.update(c.client.Nodes().Value(), time.Now())
-	node := c.pauseNode.node
-	if node.UID == "" {
+	if c.keeper.newest(time.Now()).UID == "" {
 		return errors.New("the API server has not sent the Node")
 	}
 	pods, err := c.client.Pods(ctx)
 	if err != nil {
 		return err
 	}
-	keys, problem := clientsOf(pods, uids)
-	keys = slices.DeleteFunc(keys, func(key string) bool { return node.Labels[key] != deployedValue })
-	if len(keys) == 0 {
-		return problem
+	clients, problem := clientsOf(pods, uids)
+	var keys []string
+	err = c.keeper.change(ctx, func(node kubeapi.Node) kubeapi.NodePatch {
+		keys = slices.DeleteFunc(slices.Clone(clients), func(key string) bool { return node.Labels[key] != deployedValue })
+		if len(keys) == 0 {
+			return nil
+		}
+		return kubeapi.LabelSwap{Keys: keys, From: deployedValue, To: pausedValue}
+	})
+	if err == nil && len(keys) > 0 {
+		c.pausedHere = true
+		klog.FromContext(ctx).Info("Paused DaemonSets whose pods prevent a MIG layout", "labels", keys)
 	}
-	if node, err = c.client.SwapLabels(ctx, node.UID, keys, deployedValue, pausedValue); err != nil {
-		return errors.Join(problem, err)
-	}
-	c.pauseNode.update(node, time.Now())
-	c.pausedHere = true
-	klog.FromContext(ctx).Info("Paused DaemonSets whose pods prevent a MIG layout", "labels", keys)
-	return problem
+	return errors.Join(problem, err)
 }
 
 // pausedOn returns the sorted labels of a Node that are paused.
@@ -101,65 +102,71 @@ func pausedOn(node kubeapi.Node) []string {
 	return keys
 }
 
-// resumeClients resumes paused DaemonSets as soon as no change of a MIG layout needs them paused,
-// until ctx ends. The labels record the pause, so any process can resume it. At the end of ctx it
-// tries once more, because there may be no next process.
-func (c *Cluster) resumeClients(ctx context.Context, d daemon.View) {
-	if d.MIG == nil {
-		return
+// A resumePart resumes paused DaemonSets as soon as no change of a MIG layout needs them paused. The
+// labels record the pause, so any process can resume it.
+type resumePart struct {
+	cluster  *Cluster
+	configs  *feed.Feed[config.Config]
+	progress *feed.Feed[mig.Status]
+
+	// wasOn says that the option was enabled at some time: DaemonSets may be paused.
+	wasOn  bool
+	resume bool
+	last   []string // labels of the last write of the process
+}
+
+func (p *resumePart) inputs() []<-chan struct{} {
+	c, configured := p.configs.Latest()
+	_, progress := p.progress.Latest()
+	return inputsIf(p.wasOn || c.MIG.PauseClients, configured, progress)
+}
+
+func (p *resumePart) look(context.Context, kubeapi.Node) {
+	p.wasOn = p.wasOn || p.configs.Value().MIG.PauseClients
+	p.resume = p.wasOn && p.progress.Value().Resume
+}
+
+func (p *resumePart) want(node kubeapi.Node, _ time.Time) decision {
+	keys := pausedOn(node)
+	if !p.resume || node.UID == "" || len(keys) == 0 {
+		return decision{}
 	}
-	on := d.Config.MIG.PauseClients
-	wake := func() []<-chan struct{} {
-		_, node := c.client.Nodes().Latest()
-		_, progress := d.MIG.Latest()
-		_, configured := d.Configs.Latest()
-		return []<-chan struct{}{node, progress, configured}
-	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "paused clients", wake, func(ctx context.Context) error {
-		on = on || d.Configs.Value().MIG.PauseClients // DaemonSets may be paused if the option was ever enabled
-		if !on || !d.MIG.Value().Resume {
-			return nil
-		}
-		return c.resume(ctx, c.client.Nodes().Value())
-	})
-	c.pauseMutex.Lock()
-	pausedHere := c.pausedHere
-	c.pauseMutex.Unlock()
-	if pausedHere {
-		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
-		defer cancel()
-		if err := c.resumeLast(last); err != nil {
-			klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
-		}
+	return decision{
+		patch: kubeapi.LabelSwap{Keys: keys, From: pausedValue, To: deployedValue}, lock: &p.cluster.pauseMutex,
+		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+			if err == nil {
+				p.cluster.resumed(ctx, keys)
+			}
+			return false
+		},
 	}
 }
 
-// resumeLast resumes all paused DaemonSets at the end of the process. It first reads the Node from
-// the API server: the watch may be late, and the end of the process may have interrupted the
-// response to a write.
-func (c *Cluster) resumeLast(ctx context.Context) error {
-	node, err := c.client.Get(ctx)
-	if err != nil {
-		return err
-	}
-	return c.resume(ctx, node)
-}
-
-// resume resumes all paused DaemonSets of the node.
-func (c *Cluster) resume(ctx context.Context, known kubeapi.Node) error {
+// resumed records that DaemonSets were resumed.
+func (c *Cluster) resumed(ctx context.Context, keys []string) {
 	c.pauseMutex.Lock()
 	defer c.pauseMutex.Unlock()
-	c.pauseNode.update(known, time.Now())
-	keys := pausedOn(c.pauseNode.node)
-	if c.pauseNode.node.UID == "" || len(keys) == 0 {
-		return nil
-	}
-	after, err := c.client.SwapLabels(ctx, c.pauseNode.node.UID, keys, pausedValue, deployedValue)
-	if err != nil {
-		return err
-	}
-	c.pauseNode.update(after, time.Now())
 	c.pausedHere = false
 	klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", keys)
+}
+
+func (p *resumePart) owes() bool {
+	p.cluster.pauseMutex.Lock()
+	defer p.cluster.pauseMutex.Unlock()
+	return p.cluster.pausedHere
+}
+
+func (p *resumePart) leave(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
+	if p.last = pausedOn(node); len(p.last) > 0 {
+		return kubeapi.LabelSwap{Keys: p.last, From: pausedValue, To: deployedValue}
+	}
 	return nil
+}
+
+func (p *resumePart) left(ctx context.Context, err error) {
+	if err != nil {
+		klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
+		return
+	}
+	p.cluster.resumed(ctx, p.last)
 }

@@ -64,16 +64,24 @@ func (c *Cluster) writeNode(ctx context.Context, d daemon.View) {
 	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents} {
 		loops.Go(func() { loop(reporting) })
 	}
-	labelled := newPart("labels of the node", &labelsPart{configs: d.Configs, labels: d.Labels})
+	labels := newPart("labels of the node", &labelsPart{configs: d.Configs, labels: d.Labels})
 	problem := problemReporter{problems: d.LabelsProblem}
-	labelled.report = problem.report
+	labels.report = problem.report
 	defer func() { _ = problem.report(nil) }() // from now on another process leads and reports
-	c.keeper.run(ctx,
+	parts := []*partState{
 		newPart("taint", &taintPart{configs: d.Configs, statuses: r.statuses}),
+		newPart("taint for fewer devices", &shrinkPart{daemon: d, client: c.client, leads: time.Now()}),
 		newPart("condition", &conditionPart{configs: d.Configs, statuses: r.statuses,
 			pace: nodeevents.Pace{Fraction: rand.Float64(), Heartbeat: conditionRepeat}}),
-		labelled,
-	)
+	}
+	if d.MIG != nil {
+		parts = append(parts, newPart("paused clients", &resumePart{cluster: c, configs: d.Configs, progress: d.MIG}))
+	}
+	if d.MIG != nil && d.MIGChoice != nil {
+		parts = append(parts,
+			newPart("MIG layout", &layoutPart{configs: d.Configs, chooser: d.MIGChoice, progress: d.MIG}))
+	}
+	c.keeper.run(ctx, append(parts, labels, newPart("start-up taint", &startupPart{daemon: d}))...)
 }
 
 // tellsOfGPUs reports whether Events, the condition or the taint are enabled.

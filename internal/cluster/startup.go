@@ -6,10 +6,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -17,32 +15,48 @@ import (
 // startupInterval is how often the daemon's status is read while the Node has the start-up taint.
 const startupInterval = time.Second
 
-// removeStartupTaint removes the start-up taint of the Node as soon as its GPUs are allocatable,
-// until ctx ends. It is idle while the Node does not have the taint.
-func (c *Cluster) removeStartupTaint(ctx context.Context, d daemon.View) {
-	again := new(feed.Alarm)
-	wake := func() []<-chan struct{} {
-		_, node := c.client.Nodes().Latest()
-		_, configured := d.Configs.Latest()
-		return []<-chan struct{}{node, configured, again.Rings()}
+// A startupPart removes the start-up taint of the Node as soon as its GPUs are allocatable. It reads
+// the daemon's status only while the Node has the taint.
+type startupPart struct {
+	daemon daemon.View
+
+	on     bool
+	listed map[string]int
+	status status.Status // the zero value if it could not be read
+}
+
+func (p *startupPart) inputs() []<-chan struct{} {
+	_, configured := p.daemon.Configs.Latest()
+	return []<-chan struct{}{configured}
+}
+
+func (p *startupPart) look(ctx context.Context, node kubeapi.Node) {
+	if p.on = p.daemon.Configs.Value().Features.StartupTaint; !p.on || !kubeapi.Startup.IsOn(node) {
+		return
 	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "start-up taint", wake, func(ctx context.Context) error {
-		node := c.client.Nodes().Value()
-		if !d.Configs.Value().Features.StartupTaint || !kubeapi.Startup.IsOn(node) {
-			return nil
-		}
-		s, err := d.Status(ctx)
-		if err != nil || !isStarted(node, d.Listed(), s) {
-			again.After(ctx, startupInterval)
-			return nil // the taint stays; the status says why
-		}
-		if err := c.client.SetTaint(ctx, kubeapi.Startup, false, time.Now()); err != nil {
-			return err
-		}
-		klog.FromContext(ctx).Info("Removed the start-up taint: the GPUs of the node are allocatable",
-			"taint", kubeapi.Startup.String())
-		return nil
-	})
+	p.status, p.listed = status.Status{}, p.daemon.Listed()
+	if s, err := p.daemon.Status(ctx); err == nil {
+		p.status = s
+	}
+}
+
+func (p *startupPart) want(node kubeapi.Node, now time.Time) decision {
+	switch {
+	case !p.on || !kubeapi.Startup.IsOn(node):
+		return decision{}
+	case !isStarted(node, p.listed, p.status): // the taint stays; the status says why
+		return decision{at: now.Add(startupInterval)}
+	}
+	return decision{
+		patch: kubeapi.TaintPatch{Taint: kubeapi.Startup, Now: now},
+		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+			if err == nil {
+				klog.FromContext(ctx).Info("Removed the start-up taint: the GPUs of the node are allocatable",
+					"taint", kubeapi.Startup.String())
+			}
+			return false
+		},
+	}
 }
 
 // isStarted reports whether the GPUs of a node are allocatable: the daemon is ready, and the Node's
