@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,10 +41,11 @@ type Cluster struct {
 	lastClaims map[string][]string
 	recountAt  time.Time
 
-	releaser releaser // used by followRelease, which runs once at a time
+	resumeOwed time.Time // used by the releasePart, which exists once at a time
 
-	pauseMutex sync.Mutex // guards pausedHere; serializes changes of pauses
-	pausedHere bool       // this process has paused DaemonSets
+	pauseMutex sync.Mutex    // serializes changes of pauses
+	pauses     atomic.Uint64 // number of pauses by this process
+	resumed    uint64        // number of these pauses that were resumed; used by the resumePart
 }
 
 // New returns a Cluster that does nothing yet.
@@ -174,11 +176,12 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 }
 
 // needsNode reports whether the daemon must watch its own Node: for a configuration, to remove a
-// taint, or to resume a DaemonSet. ResourceSlices do not need the watch.
+// taint, to resume a DaemonSet, or to end a release of the driver. ResourceSlices do not need the
+// watch.
 func (c *Cluster) needsNode(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		isTainted(node, now.Features) || len(pausedOn(node)) > 0
+		isTainted(node, now.Features) || len(pausedOn(node)) > 0 || isActive(node.Annotations[stateAnnotation])
 }
 
 // isTainted reports whether a Node has a taint that this program must remove.
@@ -194,8 +197,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("Node", d, c.writeNode),
-		c.underLead("quiesce by the Node", d, c.followRelease))
+		c.underLead("Node", d, c.writeNode))
 }
 
 // Labels returns the tasks that write labels without a watch of the Node.

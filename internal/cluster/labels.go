@@ -392,18 +392,3 @@ func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error
 	l.owners, l.ownersKnown = owners, true
 	return nil
 }
-
-// accept stores the response to a write of the Node, and returns the error of the write. If another
-// program had changed the Node first, accept reads the Node for the next attempt.
-func (s *latestNode) accept(ctx context.Context, client *kubeapi.Client, after kubeapi.Node, err error,
-	now time.Time) error {
-	if kubeapi.IsStale(err) {
-		if node, unknown := client.Get(ctx); unknown == nil {
-			s.update(node, now)
-		}
-	}
-	if err == nil {
-		s.node, s.updatedAt = after, now
-	}
-	return err
-}

@@ -84,7 +84,7 @@ func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 		return kubeapi.LabelSwap{Keys: keys, From: deployedValue, To: pausedValue}
 	})
 	if err == nil && len(keys) > 0 {
-		c.pausedHere = true
+		c.pauses.Add(1)
 		klog.FromContext(ctx).Info("Paused DaemonSets whose pods prevent a MIG layout", "labels", keys)
 	}
 	return errors.Join(problem, err)
@@ -127,7 +127,7 @@ func (p *resumePart) look(context.Context, kubeapi.Node) {
 }
 
 func (p *resumePart) want(node kubeapi.Node, _ time.Time) decision {
-	keys := pausedOn(node)
+	keys, pauses := pausedOn(node), p.cluster.pauses.Load()
 	if !p.resume || node.UID == "" || len(keys) == 0 {
 		return decision{}
 	}
@@ -135,26 +135,15 @@ func (p *resumePart) want(node kubeapi.Node, _ time.Time) decision {
 		patch: kubeapi.LabelSwap{Keys: keys, From: pausedValue, To: deployedValue}, lock: &p.cluster.pauseMutex,
 		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			if err == nil {
-				p.cluster.resumed(ctx, keys)
+				p.cluster.resumed = pauses
+				klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", keys)
 			}
 			return false
 		},
 	}
 }
 
-// resumed records that DaemonSets were resumed.
-func (c *Cluster) resumed(ctx context.Context, keys []string) {
-	c.pauseMutex.Lock()
-	defer c.pauseMutex.Unlock()
-	c.pausedHere = false
-	klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", keys)
-}
-
-func (p *resumePart) owes() bool {
-	p.cluster.pauseMutex.Lock()
-	defer p.cluster.pauseMutex.Unlock()
-	return p.cluster.pausedHere
-}
+func (p *resumePart) owes() bool { return p.cluster.resumed != p.cluster.pauses.Load() }
 
 func (p *resumePart) leave(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
 	if p.last = pausedOn(node); len(p.last) > 0 {
@@ -166,7 +155,8 @@ func (p *resumePart) leave(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
 func (p *resumePart) left(ctx context.Context, err error) {
 	if err != nil {
 		klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
-		return
+	} else if len(p.last) > 0 {
+		p.cluster.resumed = p.cluster.pauses.Load()
+		klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", p.last)
 	}
-	p.cluster.resumed(ctx, p.last)
 }

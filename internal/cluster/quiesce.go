@@ -8,11 +8,10 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // The annotations of a Node for the release of the driver. Users write until and by, this program
@@ -153,193 +152,237 @@ func decideRelease(
 	return state, a
 }
 
-// A releaser follows the labels and annotations for the release of the driver.
-type releaser struct {
-	client *kubeapi.Client
-	daemon daemon.View
-	alarm  *feed.Alarm
+// A releasePart follows the labels and annotations for the release of the driver, and answers them.
+// At the end of a request it uses the driver again before it updates the Node, so that an
+// unavailable API server does not keep GPUs from pods. At the start it updates the Node before it
+// releases the driver, so that a later process knows whether to use the driver again.
+type releasePart struct {
+	daemon  daemon.View
+	refresh func(context.Context) (kubeapi.Node, error) // reads the newest Node
+	// resumeOwed is when this process last started to release the driver, if it must use the driver
+	// again even if another leader ends the request; zero otherwise. It survives a term of leadership.
+	resumeOwed *time.Time
 
-	// These fields survive a term of leadership. resumeOwed is when this process last started to
-	// release the driver, if it must use the driver again even if another leader ends the request;
-	// zero otherwise.
-	latestNode
-	resumeOwed time.Time
+	enabled       bool
+	pausesClients bool
+	standbys      int
+	status        status.Status
+	statusErr     error // why there is no status
 
 	// state and answer are the state and the answer of this process, until the Node has them.
 	// releasedHere says that this process released the driver for them.
 	state        string
 	answer       releaseAnswer
 	stateRead    bool // they were read from the Node
+	refreshed    bool // the Node was read for them
 	releasedHere bool
 	attemptedAt  time.Time // last attempt to release the driver
 }
 
-// followRelease follows the labels and annotations until ctx ends, while the configuration enables
-// it. If it becomes disabled, an active request ends.
-func (c *Cluster) followRelease(ctx context.Context, d daemon.View) {
-	r := &c.releaser
-	*r = releaser{client: c.client, daemon: d, alarm: new(feed.Alarm), latestNode: r.latestNode, resumeOwed: r.resumeOwed}
-	wake := func() []<-chan struct{} {
-		_, node := r.client.Nodes().Latest()
-		_, configured := d.Configs.Latest()
-		_, looked := d.Snapshots.Latest()
-		_, led := d.Lead.Statuses().Latest()
-		return []<-chan struct{}{node, configured, looked, led, r.alarm.Rings()}
+// isIdle reports whether the part has nothing to do with a Node.
+func (p *releasePart) isIdle(enabled bool, node kubeapi.Node) bool {
+	onNode := node.Annotations[stateAnnotation]
+	if p.stateRead {
+		return !enabled && p.state == "" && p.resumeOwed.IsZero() && onNode == ""
 	}
-	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "quiesce by the Node", wake, r.step)
+	return !enabled && p.resumeOwed.IsZero() && !isActive(onNode)
 }
 
-// step carries out the request, and answers it. At the end of a request it uses the driver again
-// before it updates the Node, so that an unavailable API server does not keep GPUs from pods. At
-// the start it updates the Node before it releases the driver, so that a later process knows
-// whether to use the driver again.
-func (r *releaser) step(ctx context.Context) error {
-	configured, node, now := r.daemon.Configs.Value(), r.client.Nodes().Value(), time.Now()
-	enabled := configured.Features.Quiesce
-	if node.UID == "" || !enabled && !r.stateRead && r.resumeOwed.IsZero() &&
-		!isActive(node.Annotations[stateAnnotation]) {
-		return nil
-	}
-	r.update(node, now)
-	if !r.stateRead {
-		if err := r.restore(ctx, now); err != nil {
-			return err
-		}
-	}
-	var request releaseRequest
-	if enabled {
-		request = readRequest(r.node, configured.MIG.PauseClients, now)
+func (p *releasePart) inputs() []<-chan struct{} {
+	c, configured := p.daemon.Configs.Latest()
+	_, looked := p.daemon.Snapshots.Latest()
+	_, led := p.daemon.Lead.Statuses().Latest()
+	return inputsIf(c.Features.Quiesce || p.state != "" || !p.resumeOwed.IsZero(), configured, looked, led)
+}
+
+func (p *releasePart) look(ctx context.Context, node kubeapi.Node) {
+	configured := p.daemon.Configs.Value()
+	p.enabled, p.pausesClients = configured.Features.Quiesce, configured.MIG.PauseClients
+	p.standbys = p.daemon.Lead.Statuses().Value().Standbys
+	if node.UID == "" || p.isIdle(p.enabled, node) {
+		return
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
-	status, err := r.daemon.Status(limited)
-	cancel()
-	if err != nil { // the daemon is busy
-		r.alarm.After(ctx, statusEvery)
-		return nil
-	}
-	if !r.resumeOwed.IsZero() && !isActive(r.state) { // another leader has ended the request since
-		// a user ran quiesce on the node
-		theirs := status.Quiesced != nil && status.Quiesced.Since.After(r.resumeOwed.Add(releaseTimeout))
-		resume := status.Quiet && !theirs
-		if err := r.end(ctx, r.state, resume); err != nil {
-			return err
-		}
-		status.Quiet = theirs
-	}
-	state, answer := decideRelease(request, r.state, r.answer, status.Quiet, r.releasedHere, now)
-	if isActive(r.state) && !isActive(state) {
-		if err := r.end(ctx, state, status.Quiet && r.answer.Own); err != nil {
-			return err
-		}
-	}
-	begins := !isActive(r.state) || !r.answer.Until.Equal(answer.Until) || r.answer.By != answer.By
-	previousState, previousAnswer := r.state, r.answer
-	r.state, r.answer = state, answer
-	if !isActive(state) {
-		return r.write(ctx)
-	}
-	if !request.paused {
-		r.alarm.After(ctx, answer.Until.Sub(now))
-	}
-	if begins {
-		if err := r.write(ctx); err != nil {
-			// the next attempt also starts the request
-			if r.state, r.answer = previousState, previousAnswer; kubeapi.IsStale(err) {
-				r.read()
-			}
-			return err
-		}
-	}
-	if r.release(ctx); request.err != nil {
-		r.answer.Reason = request.err.Error()
-	}
-	return r.write(ctx)
+	defer cancel()
+	p.status, p.statusErr = p.daemon.Status(limited)
 }
 
-// restore reads the state left by the previous process. If that process ended a request for which
-// this process still has the driver released, restore reads the latest Node: the watch may show a
-// Node from before a request that is active now.
-func (r *releaser) restore(ctx context.Context, now time.Time) error {
-	if r.read(); !r.resumeOwed.IsZero() && !isActive(r.state) {
-		node, err := r.client.Get(ctx)
-		if err != nil {
-			return err
-		}
-		r.update(node, now)
-		r.read()
+func (p *releasePart) want(node kubeapi.Node, now time.Time) decision {
+	if node.UID == "" || p.isIdle(p.enabled, node) {
+		return decision{}
 	}
-	r.stateRead = true
-	return nil
+	if !p.stateRead {
+		if p.read(node); !p.resumeOwed.IsZero() && !isActive(p.state) && !p.refreshed {
+			return p.readNode()
+		}
+		p.stateRead = true
+	}
+	if p.statusErr != nil { // the daemon is busy
+		return decision{at: now.Add(statusEvery)}
+	}
+	quiet := p.status.Quiet
+	if !p.resumeOwed.IsZero() && !isActive(p.state) { // another leader has ended the request since
+		// a user ran quiesce on the node
+		theirs := p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.resumeOwed.Add(releaseTimeout))
+		if quiet && !theirs {
+			return p.resume(p.state, p.answer)
+		}
+		p.end()
+	}
+	var request releaseRequest
+	if p.enabled {
+		request = readRequest(node, p.pausesClients, now)
+	}
+	state, answer := decideRelease(request, p.state, p.answer, quiet, p.releasedHere, now)
+	if !isActive(state) {
+		if isActive(p.state) && quiet && p.answer.Own {
+			return p.resume(state, answer)
+		}
+		if isActive(p.state) {
+			p.end()
+		}
+		p.state, p.answer = state, answer
+		return p.write(node, time.Time{})
+	}
+	if !isActive(p.state) || !p.answer.Until.Equal(answer.Until) || p.answer.By != answer.By {
+		if d := p.begin(node, state, answer); d.patch != nil {
+			d.at = answer.Until
+			return d
+		}
+	}
+	p.state, p.answer = state, answer
+	if !p.releasedHere && !now.Before(p.attemptedAt.Add(releaseTimeout)) {
+		return p.release(now)
+	}
+	at := answer.Until
+	switch {
+	case !p.releasedHere: // the monitor keeps trying
+		at = earlier(at, p.attemptedAt.Add(releaseTimeout))
+	case p.standbys > 0:
+		p.state, p.answer.Reason = releasePending,
+			"another process of this program still has the driver open, for example in a rolling update"
+	default:
+		p.state, p.answer.Reason = releaseDone, ""
+	}
+	if request.err != nil {
+		p.answer.Reason = request.err.Error()
+	}
+	return p.write(node, at)
+}
+
+// readNode reads the newest Node: the watch may show a Node from before a request that is active
+// now. The previous process ended a request for which this process still has the driver released.
+func (p *releasePart) readNode() decision {
+	return decision{act: func(ctx context.Context) error {
+		_, err := p.refresh(ctx)
+		return err
+	}, done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+		p.refreshed = err == nil
+		return false
+	}}
 }
 
 // read stores the state and the answer of the Node.
-func (r *releaser) read() {
-	r.state, r.answer = r.node.Annotations[stateAnnotation], releaseAnswer{}
+func (p *releasePart) read(node kubeapi.Node) {
+	p.state, p.answer = node.Annotations[stateAnnotation], releaseAnswer{}
 	// an invalid answer of another program is ignored
-	_ = json.Unmarshal([]byte(r.node.Annotations[answerAnnotation]), &r.answer)
+	_ = json.Unmarshal([]byte(node.Annotations[answerAnnotation]), &p.answer)
 }
 
-// end ends a request, and uses the driver again if resume is set.
-func (r *releaser) end(ctx context.Context, state string, resume bool) error {
-	r.releasedHere, r.attemptedAt, r.resumeOwed = false, time.Time{}, time.Time{}
-	if !resume {
-		return nil
-	}
-	klog.FromContext(ctx).Info("Using the driver again after a request on the Node", "by", r.answer.By, "state", state)
-	limited, cancel := context.WithTimeout(ctx, releaseTimeout)
-	defer cancel()
-	if err := r.daemon.Resume(limited); err != nil {
-		klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason", err.Error())
-	}
-	return ctx.Err() // the monitor keeps trying
+// end ends a request.
+func (p *releasePart) end() {
+	p.releasedHere, p.attemptedAt, *p.resumeOwed = false, time.Time{}, time.Time{}
 }
 
-// release releases the driver, and sets the state. The driver is released on the whole node when no
-// other process of this program, for example during a rolling update, may have it open.
-func (r *releaser) release(ctx context.Context) {
-	if now := time.Now(); !r.releasedHere {
-		if wait := releaseTimeout - now.Sub(r.attemptedAt); wait > 0 { // the monitor keeps trying
-			r.alarm.After(ctx, wait)
-			return
-		}
-		if r.attemptedAt = now; r.answer.Own {
-			r.resumeOwed = now
-		}
-		klog.FromContext(ctx).Info("Releasing the driver for a request on the Node", "by", r.answer.By)
+// resume ends a request with this state and answer, and uses the driver again.
+func (p *releasePart) resume(state string, answer releaseAnswer) decision {
+	by := p.answer.By
+	return decision{act: func(ctx context.Context) error {
+		klog.FromContext(ctx).Info("Using the driver again after a request on the Node", "by", by, "state", state)
 		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
-		err := r.daemon.Quiesce(limited)
-		cancel()
-		if r.releasedHere = err == nil; !r.releasedHere {
-			r.state, r.answer.Reason = releasePending, oneLine(err.Error())
-			r.alarm.After(ctx, releaseTimeout)
-			return
+		defer cancel()
+		if err := p.daemon.Resume(limited); err != nil { // the monitor keeps trying
+			klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason", err.Error())
 		}
-	}
-	r.state, r.answer.Reason = releaseDone, ""
-	if n := r.daemon.Lead.Statuses().Value().Standbys; n > 0 {
-		r.state, r.answer.Reason = releasePending,
-			"another process of this program still has the driver open, for example in a rolling update"
-	}
+		return nil
+	}, done: func(context.Context, kubeapi.Node, error, time.Time) bool {
+		p.end()
+		p.state, p.answer, p.status.Quiet, p.status.Quiesced = state, answer, false, nil
+		return false
+	}}
 }
 
-// write writes the state and the answer to the Node if the Node does not have them.
-func (r *releaser) write(ctx context.Context) error {
-	annotations := map[string]string{}
-	if r.state != "" {
-		text, err := json.Marshal(r.answer)
-		if err != nil {
-			return err
+// begin returns the write of a new request's answer; none if the Node has the answer. The request
+// starts when the write has succeeded.
+func (p *releasePart) begin(node kubeapi.Node, state string, answer releaseAnswer) decision {
+	d := writeAnswer(node, state, answer)
+	if d.patch == nil {
+		return d
+	}
+	logWrite := d.done
+	d.done = func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
+		switch {
+		case err == nil:
+			p.state, p.answer = state, answer
+		case kubeapi.IsStale(err): // maybe another process has started the request
+			p.stateRead = false
 		}
-		annotations[stateAnnotation], annotations[answerAnnotation] = r.state, string(text)
+		return logWrite(ctx, after, err, now)
 	}
-	is := r.node.Annotations
+	return d
+}
+
+// release releases the driver. The driver is released on the whole node when no other process of
+// this program, for example during a rolling update, may have it open.
+func (p *releasePart) release(now time.Time) decision {
+	by := p.answer.By
+	if p.attemptedAt = now; p.answer.Own {
+		*p.resumeOwed = now
+	}
+	return decision{act: func(ctx context.Context) error {
+		klog.FromContext(ctx).Info("Releasing the driver for a request on the Node", "by", by)
+		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
+		defer cancel()
+		return p.daemon.Quiesce(limited)
+	}, done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+		if p.releasedHere = err == nil; p.releasedHere {
+			p.status.Quiet = true
+		} else {
+			p.state, p.answer.Reason = releasePending, oneLine(err.Error())
+		}
+		return true
+	}}
+}
+
+// write writes the state and the answer to the Node if the Node does not have them. The next
+// decision is at a time; zero for never.
+func (p *releasePart) write(node kubeapi.Node, at time.Time) decision {
+	d := writeAnswer(node, p.state, p.answer)
+	d.at = at
+	return d
+}
+
+// writeAnswer returns the write of a state and an answer; none if the Node has them.
+func writeAnswer(node kubeapi.Node, state string, answer releaseAnswer) decision {
+	annotations := map[string]string{}
+	if state != "" {
+		text, err := json.Marshal(answer)
+		if err != nil {
+			return decision{problem: err}
+		}
+		annotations[stateAnnotation], annotations[answerAnnotation] = state, string(text)
+	}
+	is := node.Annotations
 	if is[stateAnnotation] == annotations[stateAnnotation] && is[answerAnnotation] == annotations[answerAnnotation] {
-		return nil
+		return decision{}
 	}
-	after, err := r.client.ApplyReleaseAnswer(ctx, r.node.UID, r.node.ResourceVersion, annotations)
-	if err := r.accept(ctx, r.client, after, err, time.Now()); err != nil {
-		return err
+	return decision{
+		patch: kubeapi.ReleaseAnswerPatch(annotations),
+		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+			if err == nil {
+				klog.FromContext(ctx).Info("Answered a request to release the driver", "state", state, "reason", answer.Reason)
+			}
+			return false
+		},
 	}
-	klog.FromContext(ctx).Info("Answered a request to release the driver", "state", r.state, "reason", r.answer.Reason)
-	return nil
 }

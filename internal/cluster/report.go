@@ -69,6 +69,7 @@ func (c *Cluster) writeNode(ctx context.Context, d daemon.View) {
 	labels.report = problem.report
 	defer func() { _ = problem.report(nil) }() // from now on another process leads and reports
 	parts := []*partState{
+		newPart("quiesce by the Node", &releasePart{daemon: d, refresh: c.keeper.refresh, resumeOwed: &c.resumeOwed}),
 		newPart("taint", &taintPart{configs: d.Configs, statuses: r.statuses}),
 		newPart("taint for fewer devices", &shrinkPart{daemon: d, client: c.client, leads: time.Now()}),
 		newPart("condition", &conditionPart{configs: d.Configs, statuses: r.statuses,
