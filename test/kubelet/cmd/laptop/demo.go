@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
@@ -36,7 +39,7 @@ func demo(ctx context.Context, s node.Setup) error {
 			{"a pod gets two GPUs", told.allocate},
 			{"one of them reports XID 48", told.fault},
 			{"it is reset and recovers", told.repair},
-			{"kubelet restarts", told.restart},
+			{"the kubelet restarts", told.restart},
 			{"the pod's other GPU is unplugged", told.unplug},
 			{"the pod ends, and the GPU is dropped", told.drop},
 			{"the daemon is stopped", told.stop},
@@ -66,11 +69,24 @@ func tell(ctx context.Context, s node.Setup, chapters func(*story) []chapter) (e
 		if err != nil {
 			return fmt.Errorf("%s: %w", chapter.title, err)
 		}
-		fmt.Printf("%-38s %9.1f ms   %s\n", chapter.title, float64(time.Since(began).Microseconds())/1000, result)
+		fmt.Println(line(chapter.title, time.Since(began), result, columns()))
 	}
 	fmt.Printf("\nAll of it took %.1f s.\n", time.Since(told.began).Seconds())
 	return nil
 }
+
+// line returns what a chapter took and what came of it. A result that is too long for so many columns
+// has lines of its own.
+func line(title string, took time.Duration, result string, columns int) string {
+	head := fmt.Sprintf("%-38s %9.1f ms", title, float64(took.Microseconds())/1000)
+	if all := head + "   " + result; utf8.RuneCountInString(all) <= columns {
+		return all
+	}
+	return head + "\n" + terminal.Fold(result, columns, "    ")
+}
+
+// columns returns the width of standard output.
+func columns() int { return cmp.Or(terminal.Columns(os.Stdout), terminal.DefaultColumns) }
 
 type story struct {
 	*node.Node
@@ -104,7 +120,7 @@ func (s *story) allocate(ctx context.Context) (string, error) {
 			return "", fmt.Errorf("NVIDIA_VISIBLE_DEVICES is %q, without %s", env, id)
 		}
 	}
-	return "NVIDIA_VISIBLE_DEVICES=" + env, nil
+	return "NVIDIA_VISIBLE_DEVICES=" + strings.ReplaceAll(env, ",", ", "), nil
 }
 
 func (s *story) fault(ctx context.Context) (string, error) {
@@ -163,7 +179,7 @@ func (s *story) unplug(ctx context.Context) (string, error) {
 	if err := s.await(ctx, s.total, s.total-1); err != nil {
 		return "", err
 	}
-	return s.counts() + ": Unhealthy, and listed while the pod holds it", nil
+	return s.counts() + ": Unhealthy, and listed while the pod uses it", nil
 }
 
 func (s *story) drop(ctx context.Context) (string, error) {

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -21,7 +22,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal kills
 	if err := laptop(ctx, os.Args[1:]); err != nil {
-		fmt.Fprintf(os.Stderr, "Error: %v\n", err)
+		text := fmt.Sprintf("Error: %v\n", err)
+		if columns := terminal.Columns(os.Stderr); columns > 0 {
+			text = folded(text, columns)
+		}
+		fmt.Fprint(os.Stderr, text)
 		os.Exit(1)
 	}
 }
