@@ -1,10 +1,12 @@
-// Package v1 is the schema of the configuration file, `version: v1`: the schema of NVIDIA's device
-// plugin, key by key, and the extensions of this program, which are marked.
+// Package v1 is the schema of the configuration file, `version: v1`: the schema of
+// NVIDIA's device plugin, key by key, and the extensions of this program, which are
+// marked.
 //
-// A nil pointer, an empty string in a pointer's place or a missing block means that the file has no
-// value. The schema therefore needs pointers; the rest of the program has none of them. The types
-// decode from JSON, and from YAML by way of JSON. They check the form of values, package config
-// their meaning. Only config and programs that write such files import this package.
+// A nil pointer, an empty string in a pointer's place or a missing block means that the
+// file has no value. The schema therefore needs pointers; the rest of the program has none
+// of them. The types decode from JSON, and from YAML by way of JSON. They check the form
+// of values, package config their meaning. Only config and programs that write such files
+// import this package.
 package v1
 
 // Version is the version of the schema, and the default of files without a version.
@@ -40,40 +42,44 @@ type Config struct {
 
 // Driver is an extension: devices are offered only with these driver versions.
 type Driver struct {
-	// AtLeast is the oldest accepted version, such as "580" or "580.95.05"; none by default.
+	// AtLeast is the oldest accepted version, such as "580" or "580.95.05"; none by
+	// default.
 	AtLeast *string `json:"atLeast,omitempty"`
 	// Below is the oldest version that is too new; none by default.
 	Below *string `json:"below,omitempty"`
 }
 
-// DRA is an extension: it chooses the GPUs that pods get by Dynamic Resource Allocation. All modes
-// but plugin need the program gpu-node-agent.
+// DRA is an extension: it chooses the GPUs that pods get by Dynamic Resource Allocation.
+// All modes but plugin need the program gpu-node-agent.
 type DRA struct {
-	// Mode is plugin (default): no GPU; dra: all GPUs; or split: the GPUs in GPUs. The device
-	// plugin offers the other GPUs.
+	// Mode is plugin (default): no GPU; dra: all GPUs; or split: the GPUs in GPUs. The
+	// device plugin offers the other GPUs.
 	Mode *string `json:"mode,omitempty"`
-	// DriverName is the name of the driver for the kubelet, in ResourceSlices and in claims: a DNS
-	// subdomain of at most 63 characters; by default gpu.nvidia.com. A change needs a restart, and
-	// takes effect only when no claim has a device under the previous name.
+	// DriverName is the name of the driver for the kubelet, in ResourceSlices and in
+	// claims: a DNS subdomain of at most 63 characters; by default gpu.nvidia.com. A
+	// change needs a restart, and takes effect only when no claim has a device under the
+	// previous name.
 	DriverName *string `json:"driverName,omitempty"`
 	// GPUs selects the GPUs for the mode split.
 	GPUs *GPUSelection `json:"gpus,omitempty"`
-	// DynamicMIG creates MIG devices for claims, and destroys them with the claims, on GPUs in MIG
-	// mode without other MIG devices.
+	// DynamicMIG creates MIG devices for claims, and destroys them with the claims, on
+	// GPUs in MIG mode without other MIG devices.
 	DynamicMIG *bool `json:"dynamicMIG,omitempty"`
-	// SwitchMIG lets claims get MIG devices or the whole of a GPU. The program switches MIG mode on
-	// and off for them, if that needs no reset.
+	// SwitchMIG lets claims get MIG devices or the whole of a GPU. The program switches
+	// MIG mode on and off for them, if that needs no reset.
 	SwitchMIG *bool `json:"switchMIG,omitempty"`
-	// Shares is the maximum number of claims with parts of the memory of one GPU, from 2 to 48; 0
-	// (default): a claim has a GPU alone.
+	// Shares is the maximum number of claims with parts of the memory of one GPU, from 2
+	// to 48; 0 (default): a claim has a GPU alone.
 	Shares *int `json:"shares,omitempty"`
-	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each claim has
-	// one of Shares shares of a device; or unlimited: any number of claims can have a device.
+	// ShareBy is memory (default): claims share GPUs by parts of the memory; count: each
+	// claim has one of Shares shares of a device; or unlimited: any number of claims can
+	// have a device.
 	ShareBy *string `json:"shareBy,omitempty"`
-	// ClaimStatus writes the devices of each claim, and whether they are ready and healthy, into
-	// the status of the claim.
+	// ClaimStatus writes the devices of each claim, and whether they are ready and
+	// healthy, into the status of the claim.
 	ClaimStatus *bool `json:"claimStatus,omitempty"`
-	// Metadata gives the containers of newly prepared claims a file about their devices (KEP-5304).
+	// Metadata gives the containers of newly prepared claims a file about their devices
+	// (KEP-5304).
 	Metadata *bool `json:"metadata,omitempty"`
 }
 
@@ -89,36 +95,39 @@ type GPUSelection struct {
 	Models []string `json:"models,omitempty"`
 }
 
-// MIG is an extension: it decides how the GPUs of the node are divided in multi-instance mode.
-// Nothing changes unless Enabled is true.
+// MIG is an extension: it decides how the GPUs of the node are divided in multi-instance
+// mode. Nothing changes unless Enabled is true.
 type MIG struct {
 	// Enabled allows changes of layouts.
 	Enabled *bool `json:"enabled,omitempty"`
 	// Layout is the name of the node's layout; without a layout GPUs stay unchanged.
 	Layout *string `json:"layout,omitempty"`
-	// ConfigFile is the path of a mig-parted configuration file with the layouts; by default,
-	// layouts are built in.
+	// ConfigFile is the path of a mig-parted configuration file with the layouts; by
+	// default, layouts are built in.
 	ConfigFile *string `json:"configFile,omitempty"`
-	// Label makes the label nvidia.com/mig.config of the node name the layout. It needs the program
-	// gpu-node-agent.
+	// Label makes the label nvidia.com/mig.config of the node name the layout. It needs
+	// the program gpu-node-agent.
 	Label *bool `json:"label,omitempty"`
 	// Replace allows destroying MIG devices that this program did not create.
 	Replace *bool `json:"replace,omitempty"`
 	// ResetInVM allows resetting GPUs for a change of their MIG mode in a virtual machine.
 	ResetInVM *bool `json:"resetInVM,omitempty"`
-	// Disruption is none (default); evict: evict pods on a GPU before its change; or pause: also
-	// pause DaemonSets with such a GPU open, by the labels nvidia.com/gpu.deploy.NAME of the node.
-	// The last two need the program gpu-node-agent.
+	// Disruption is none (default); evict: evict pods on a GPU before its change; or
+	// pause: also pause DaemonSets with such a GPU open, by the labels
+	// nvidia.com/gpu.deploy.NAME of the node. The last two need the program
+	// gpu-node-agent.
 	Disruption *string `json:"disruption,omitempty"`
-	// EvictTimeout is the time limit of evictions before the change is postponed: 1m to 24h.
+	// EvictTimeout is the time limit of evictions before the change is postponed: 1m to
+	// 24h.
 	EvictTimeout *Duration `json:"evictTimeout,omitempty"`
 }
 
-// Features is an extension: it chooses the reports of the node to the cluster. All are off by
-// default. All but labels in a file need the program gpu-node-agent.
+// Features is an extension: it chooses the reports of the node to the cluster. All are off
+// by default. All but labels in a file need the program gpu-node-agent.
 type Features struct {
-	// Labels is how the labels of the node are set: off (default); file, for node-feature-discovery;
-	// nodeFeature, an object for node-feature-discovery; or node, on the node itself.
+	// Labels is how the labels of the node are set: off (default); file, for
+	// node-feature-discovery; nodeFeature, an object for node-feature-discovery; or node,
+	// on the node itself.
 	Labels *string `json:"labels,omitempty"`
 	// LabelsFile is the file for node-feature-discovery.
 	LabelsFile *string `json:"labelsFile,omitempty"`
@@ -126,8 +135,8 @@ type Features struct {
 	LabelsTimestamp *bool `json:"labelsTimestamp,omitempty"`
 	// MachineTypeFile is the file with the name of the machine.
 	MachineTypeFile *string `json:"machineTypeFile,omitempty"`
-	// Events is true: write events of GPUs as Events of the node; pods: also as Events of the pods
-	// that hold a GPU; or false (default).
+	// Events is true: write events of GPUs as Events of the node; pods: also as Events of
+	// the pods that hold a GPU; or false (default).
 	Events *Word `json:"events,omitempty"`
 	// Condition writes the health of the GPUs as a condition of the node.
 	Condition *bool `json:"condition,omitempty"`
@@ -136,16 +145,18 @@ type Features struct {
 	// ChangeTaint taints the node before a change of the configuration takes devices away.
 	ChangeTaint *bool `json:"changeTaint,omitempty"`
 	// StartupTaint removes the taint
-	// startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when its GPUs
-	// are allocatable.
+	// startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when
+	// its GPUs are allocatable.
 	StartupTaint *bool `json:"startupTaint,omitempty"`
 	// Quiesce releases the driver while the node has the annotation
-	// gpu-device-plugin.github.io/quiesce.until with a time in the future, or while one of the labels
-	// nvidia.com/gpu.deploy.device-plugin and .client has a value with paused-for-.
+	// gpu-device-plugin.github.io/quiesce.until with a time in the future, or while one of
+	// the labels nvidia.com/gpu.deploy.device-plugin and .client has a value with
+	// paused-for-.
 	Quiesce *bool `json:"quiesce,omitempty"`
 }
 
-// Flags are defaults for command-line flags; flags and environment variables override them.
+// Flags are defaults for command-line flags; flags and environment variables override
+// them.
 type Flags struct {
 	MIGStrategy             *string `json:"migStrategy,omitempty"`
 	FailOnInitError         *bool   `json:"failOnInitError,omitempty"`
@@ -159,15 +170,15 @@ type Flags struct {
 	DeviceDiscoveryStrategy *string `json:"deviceDiscoveryStrategy,omitempty"`
 	// MetricsAddress is an extension: the TCP address of metrics and probes.
 	MetricsAddress *string `json:"metricsAddress,omitempty"`
-	// The following are extensions: the choice of GPU metrics, the interval of measurements, the
-	// label with the node's name, and the one with the UID of the pod.
+	// The following are extensions: the choice of GPU metrics, the interval of
+	// measurements, the label with the node's name, and the one with the UID of the pod.
 	GPUMetrics               *bool     `json:"gpuMetrics,omitempty"`
 	GPUMetricsInterval       *Duration `json:"gpuMetricsInterval,omitempty"`
 	GPUMetricsPCIeThroughput *bool     `json:"gpuMetricsPCIeThroughput,omitempty"`
 	GPUMetricsHostnameLabel  *string   `json:"gpuMetricsHostnameLabel,omitempty"`
 	GPUMetricsPodUID         *bool     `json:"gpuMetricsPodUID,omitempty"`
-	// Compatibility is an extension: nvidia ignores Resources, and Rename and Devices of Sharing,
-	// as NVIDIA's device plugin does; none uses them.
+	// Compatibility is an extension: nvidia ignores Resources, and Rename and Devices of
+	// Sharing, as NVIDIA's device plugin does; none uses them.
 	Compatibility *string `json:"compatibility,omitempty"`
 	// LoggingFormat is an extension: text or json.
 	LoggingFormat *string `json:"loggingFormat,omitempty"`
@@ -187,16 +198,16 @@ type PluginFlags struct {
 	CDIHookPath                   *string     `json:"nvidiaCTKPath,omitempty"`
 	ContainerDriverRoot           *string     `json:"containerDriverRoot,omitempty"`
 	SharedDevicesAllocationPolicy *string     `json:"sharedDevicesAllocationPolicy,omitempty"`
-	// VoidVisibleDevices is an extension: it sets NVIDIA_VISIBLE_DEVICES=void in containers that
-	// get devices only by CDI.
+	// VoidVisibleDevices is an extension: it sets NVIDIA_VISIBLE_DEVICES=void in
+	// containers that get devices only by CDI.
 	VoidVisibleDevices *bool `json:"voidVisibleDevices,omitempty"`
-	// PreStartChecks is an extension: the checks, and resets of whole GPUs, before a container
-	// starts.
+	// PreStartChecks is an extension: the checks, and resets of whole GPUs, before a
+	// container starts.
 	PreStartChecks *StringList `json:"preStartChecks,omitempty"`
 }
 
-// GFDFlags are defaults for flags of GPU feature discovery. They have no effect in the device
-// plugin; one file can serve both programs.
+// GFDFlags are defaults for flags of GPU feature discovery. They have no effect in the
+// device plugin; one file can serve both programs.
 type GFDFlags struct {
 	Oneshot         *bool     `json:"oneshot,omitempty"`
 	NoTimestamp     *bool     `json:"noTimestamp,omitempty"`
@@ -205,8 +216,8 @@ type GFDFlags struct {
 	MachineTypeFile *string   `json:"machineTypeFile,omitempty"`
 }
 
-// Resources gives resource names to devices. The first matching pattern counts; a device without a
-// match has its usual name.
+// Resources gives resource names to devices. The first matching pattern counts; a device
+// without a match has its usual name.
 type Resources struct {
 	// GPUs has patterns for the model of whole GPUs.
 	GPUs []Resource `json:"gpus,omitempty"`
@@ -230,8 +241,8 @@ type IMEX struct {
 	Required *bool `json:"required,omitempty"`
 }
 
-// Selector is an extension: it selects devices and their treatment. It selects the devices that
-// match any entry of any list, and with a GPU all its MIG devices.
+// Selector is an extension: it selects devices and their treatment. It selects the devices
+// that match any entry of any list, and with a GPU all its MIG devices.
 type Selector struct {
 	// UUIDs of GPUs or MIG devices.
 	UUIDs []string `json:"uuids,omitempty"`
@@ -247,35 +258,37 @@ type Selector struct {
 	Exclude *bool `json:"exclude,omitempty"`
 	// Rename is the resource of the devices.
 	Rename *string `json:"rename,omitempty"`
-	// Replicas is the number of containers that share each device, 1 for no sharing; it overrides
-	// the sharing block.
+	// Replicas is the number of containers that share each device, 1 for no sharing; it
+	// overrides the sharing block.
 	Replicas *int `json:"replicas,omitempty"`
-	// Units offers the GPUs in units of their memory, by the rules of the block units. It cannot
-	// be combined with the other settings.
+	// Units offers the GPUs in units of their memory, by the rules of the block units. It
+	// cannot be combined with the other settings.
 	Units *bool `json:"units,omitempty"`
 }
 
-// Units is an extension: it offers GPUs in units of their memory. It applies to GPUs of selectors
-// with units.
+// Units is an extension: it offers GPUs in units of their memory. It applies to GPUs of
+// selectors with units.
 type Units struct {
-	// Name begins the name of the resource, followed by the size; volcano.sh/gpu-mem by default.
+	// Name begins the name of the resource, followed by the size; volcano.sh/gpu-mem by
+	// default.
 	Name *string `json:"name,omitempty"`
 	// Size of a unit: 128Mi (default), 256Mi or 1Gi.
 	Size *string `json:"size,omitempty"`
-	// Percentage begins the name of the resource of percentages, followed by ".percentage";
-	// volcano.sh/gpu-core by default. Empty for no percentages.
+	// Percentage begins the name of the resource of percentages, followed by
+	// ".percentage"; volcano.sh/gpu-core by default. Empty for no percentages.
 	Percentage *string `json:"percentage,omitempty"`
-	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more. By default it
-	// is the driver's reserve according to NVML, plus 512 with MPS; 1024 if NVML does not report
-	// the reserve.
+	// ReserveMiB is the memory of each GPU that no container gets, in MiB: 0 or more. By
+	// default it is the driver's reserve according to NVML, plus 512 with MPS; 1024 if
+	// NVML does not report the reserve.
 	ReserveMiB *int `json:"reserveMiB,omitempty"`
-	// Fit is one (default): offer the free units of the GPU with the most free units; or sum: offer
-	// the free units of all GPUs.
+	// Fit is one (default): offer the free units of the GPU with the most free units; or
+	// sum: offer the free units of all GPUs.
 	Fit *string `json:"fit,omitempty"`
-	// Fill is fullest (default): a container gets the fullest GPU with enough units; or emptiest.
+	// Fill is fullest (default): a container gets the fullest GPU with enough units; or
+	// emptiest.
 	Fill *string `json:"fill,omitempty"`
-	// Enforce is mps (default): CUDA's Multi-Process Service enforces limits; driver: the driver
-	// enforces limits, from 615 on; or none: units are only counted.
+	// Enforce is mps (default): CUDA's Multi-Process Service enforces limits; driver: the
+	// driver enforces limits, from 615 on; or none: units are only counted.
 	Enforce *string `json:"enforce,omitempty"`
 }
 
@@ -283,32 +296,37 @@ type Units struct {
 type Health struct {
 	// XIDs are rules for the driver's error numbers; the catalog applies to all others.
 	XIDs *XIDRules `json:"xids,omitempty"`
-	// Recovery is auto (default) or manual: with manual, an operator has to clear every fault.
+	// Recovery is auto (default) or manual: with manual, an operator has to clear every
+	// fault.
 	Recovery *string `json:"recovery,omitempty"`
-	// Fabric is gate (default) or report: with report, a GPU is given new work in every state of
-	// its NVSwitch fabric.
+	// Fabric is gate (default) or report: with report, a GPU is given new work in every
+	// state of its NVSwitch fabric.
 	Fabric *string `json:"fabric,omitempty"`
-	// IMEX is report (default) or gate: with gate, a GPU gets no new work while the driver requests
-	// the recovery of its IMEX domain.
+	// IMEX is report (default) or gate: with gate, a GPU gets no new work while the driver
+	// requests the recovery of its IMEX domain.
 	IMEX *string `json:"imex,omitempty"`
-	// EnergyEvidence is true if a fall of a GPU's energy counter proves a reset of the GPU; the
-	// default is false.
+	// EnergyEvidence is true if a fall of a GPU's energy counter proves a reset of the
+	// GPU; the default is false.
 	EnergyEvidence *bool `json:"energyEvidence,omitempty"`
-	// Reopen is careful, or always: with always, the program reopens NVML to find a lost GPU even
-	// if a GPU without persistence mode then loses its power limits, clocks and compute mode.
+	// Reopen is careful, or always: with always, the program reopens NVML to find a lost
+	// GPU even if a GPU without persistence mode then loses its power limits, clocks and
+	// compute mode.
 	Reopen *string `json:"reopen,omitempty"`
-	// Interval is the time between two health checks of a healthy GPU, 1s to 1m; the default is 4s.
+	// Interval is the time between two health checks of a healthy GPU, 1s to 1m; the
+	// default is 4s.
 	Interval *Duration `json:"interval,omitempty"`
 	// KernelLog is true to also read XIDs from the kernel log; the default is false.
 	KernelLog *bool `json:"kernelLog,omitempty"`
-	// RebootFile is the absolute path of the file that requests a restart of the node while a GPU
-	// needs one, such as /var/run/reboot-required for kured; none by default.
+	// RebootFile is the absolute path of the file that requests a restart of the node
+	// while a GPU needs one, such as /var/run/reboot-required for kured; none by default.
 	RebootFile *string `json:"rebootFile,omitempty"`
-	// Validate is true to offer devices only after a test of CUDA on them; the default is false.
+	// Validate is true to offer devices only after a test of CUDA on them; the default is
+	// false.
 	Validate *bool `json:"validate,omitempty"`
 	// SuspectLimit is how long a device may be Suspect before it becomes Unhealthy.
 	SuspectLimit *Duration `json:"suspectLimit,omitempty"`
-	// UnknownGrace is how long a device may be given new work after the driver stopped responding.
+	// UnknownGrace is how long a device may be given new work after the driver stopped
+	// responding.
 	UnknownGrace *Duration `json:"unknownGrace,omitempty"`
 	// FlapLimit is the number of accepted recoveries within FlapWindow: 1 or more.
 	FlapLimit *int `json:"flapLimit,omitempty"`

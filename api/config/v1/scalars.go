@@ -65,8 +65,8 @@ func (i *Interval) UnmarshalJSON(data []byte) error {
 // Duration is a duration in Go's form: "90s", "1h30m".
 type Duration time.Duration
 
-// UnmarshalJSON accepts the strings of time.ParseDuration. A number without a unit is an error:
-// NVIDIA's programs read it as nanoseconds.
+// UnmarshalJSON accepts the strings of time.ParseDuration. A number without a unit is an
+// error: NVIDIA's programs read it as nanoseconds.
 func (d *Duration) UnmarshalJSON(data []byte) error {
 	var text string
 	err := json.Unmarshal(data, &text)
@@ -81,23 +81,23 @@ func (d *Duration) UnmarshalJSON(data []byte) error {
 // MarshalJSON writes the duration as a string.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
 
-// DeviceSet is a choice among the devices of a resource: "all", a count, or a list. Exactly one
-// field is set.
+// DeviceSet is a choice among the devices of a resource: "all", a count, or a list.
+// Exactly one field is set.
 type DeviceSet struct {
 	// All is true for every device.
 	All bool
 	// Count is the number of devices, from the lowest index.
 	Count int
-	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both. An empty list has
-	// no meaning.
+	// List has indices of GPUs "i" and of MIG devices "i:j", and UUIDs of both. An empty
+	// list has no meaning.
 	List []string
 }
 
 var errDeviceSet = errors.New(`must be "all", a number of devices greater than 0, ` +
 	`or a list of GPU indices (0), MIG indices ("0:1") and UUIDs`)
 
-// UnmarshalJSON accepts the string "all", a positive number, or a list of strings and numbers; a
-// number in a list is a GPU's index.
+// UnmarshalJSON accepts the string "all", a positive number, or a list of strings and
+// numbers; a number in a list is a GPU's index.
 func (s *DeviceSet) UnmarshalJSON(data []byte) error {
 	var value any
 	if err := json.Unmarshal(data, &value); err != nil {

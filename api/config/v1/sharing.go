@@ -1,6 +1,7 @@
 package v1
 
-// Sharing decides how many containers share which devices. MPS takes precedence over TimeSlicing.
+// Sharing decides how many containers share which devices. MPS takes precedence over
+// TimeSlicing.
 type Sharing struct {
 	TimeSlicing *Replicated `json:"timeSlicing,omitempty"`
 	MPS         *Replicated `json:"mps,omitempty"`
@@ -10,8 +11,8 @@ type Sharing struct {
 type Replicated struct {
 	// RenameByDefault appends ".shared" to the name of shared resources without Rename.
 	RenameByDefault *bool `json:"renameByDefault,omitempty"`
-	// FailRequestsGreaterThanOne refuses several replicas for one container. By default it is false
-	// for time-slicing, and true for MPS.
+	// FailRequestsGreaterThanOne refuses several replicas for one container. By default it
+	// is false for time-slicing, and true for MPS.
 	FailRequestsGreaterThanOne *bool `json:"failRequestsGreaterThanOne,omitempty"`
 	// Resources are the shared resources; at least one.
 	Resources []ReplicatedResource `json:"resources"`

@@ -51,8 +51,10 @@ func (r Runtime) edit(change string) []string {
 	switch r.Distribution {
 	case K3s, RKE2:
 		where = []string{
-			"# " + change + ", in the template " + r.folder() + "config-v3.toml.tmpl (config.toml.tmpl before containerd 2)",
-			`# which begins with {{ template "base" . }}: ` + string(r.Distribution) + " writes " + r.Config + " at each start",
+			"# " + change + ", in the template " + r.folder() +
+				"config-v3.toml.tmpl (config.toml.tmpl before containerd 2)",
+			`# which begins with {{ template "base" . }}: ` + string(r.Distribution) + " writes " + r.Config +
+				" at each start",
 		}
 	case K0s:
 		where = []string{"# " + change + ", in a file of your own in /etc/k0s/containerd.d"}

@@ -138,7 +138,8 @@ var Checks = []Check{
 		"`/proc/driver/nvidia/version` or `/sys/module/nvidia/version`; the driver root", driver,
 	},
 	{
-		"device-nodes", "`/dev/nvidia*` exist with the driver's device numbers, on the node and in the daemon's container",
+		"device-nodes", "`/dev/nvidia*` exist with the driver's device numbers, on the node and in the daemon's " +
+			"container",
 		"`/proc/devices`, `/proc/driver/nvidia/gpus`, the node's `/dev`", deviceNodes,
 	},
 	{
@@ -153,7 +154,8 @@ var Checks = []Check{
 		"persistence", "persistence mode is on", "a running daemon, or the node's processes", persistence,
 	},
 	{
-		"kernel-log", "XIDs that some drivers only log are read from the kernel log", "`/sys/bus/pci`; the configuration",
+		"kernel-log", "XIDs that some drivers only log are read from the kernel log",
+		"`/sys/bus/pci`; the configuration",
 		kernelLog,
 	},
 	{
@@ -193,11 +195,13 @@ var Checks = []Check{
 		"selinux", "SELinux lets the daemon and containers with GPUs work", "`/sys/fs/selinux`", selinux,
 	},
 	{
-		"kubelet", "the kubelet's folder exists, its socket answers, and no other device plugin or DRA driver registers GPUs",
+		"kubelet", "the kubelet's folder exists, its socket answers, and no other device plugin or DRA driver " +
+			"registers GPUs",
 		"the folder of `--kubelet-socket`; for DRA drivers also `plugins_registry` beside it", kubelet,
 	},
 	{
-		"pod-resources", "the kubelet's PodResources service answers", "the socket of `--pod-resources-socket`", podResources,
+		"pod-resources", "the kubelet's PodResources service answers", "the socket of `--pod-resources-socket`",
+		podResources,
 	},
 	{
 		"dra", "GPUs of Dynamic Resource Allocation are in ResourceSlices as wanted, the kubelet has registered the " +
@@ -206,7 +210,8 @@ var Checks = []Check{
 		"a running daemon; PodResources", allocation,
 	},
 	{
-		"daemon", "the daemon answers, is ready, and reports no faults and no warnings", "the socket of `--control-socket`",
+		"daemon", "the daemon answers, is ready, and reports no faults and no warnings",
+		"the socket of `--control-socket`",
 		daemon,
 	},
 	{
@@ -280,7 +285,8 @@ func (f *findings) hasProblem() bool {
 
 // hasWarning reports whether the check has a warning or an error.
 func (f *findings) hasWarning() bool {
-	return slices.ContainsFunc(f.list, func(one Finding) bool { return one.Check == f.check && one.Severity >= Warning })
+	return slices.ContainsFunc(f.list,
+		func(one Finding) bool { return one.Check == f.check && one.Severity >= Warning })
 }
 
 // require reports whether a fact is known. It adds a finding for an unknown fact.

@@ -40,7 +40,8 @@ func allocation(f *NodeFacts, r *findings) {
 		r.fail("dra-not-registered", "The kubelet has not registered the driver for claims: "+cmp.Or(d.Problem,
 			"it has not checked the driver's socket yet"),
 			nil,
-			registrations, "ls -l /var/lib/kubelet/plugins_registry   # in the container: the same path has to be mounted")
+			registrations, "ls -l /var/lib/kubelet/plugins_registry   # in the container: the same path has to be "+
+				"mounted")
 	}
 	driverName(s.DRA, r)
 	if s.DRA.Problem != "" {
@@ -150,8 +151,8 @@ func offeredTwice(f *NodeFacts, s status.Status, r *findings) (inSlices int) {
 		}
 		switch {
 		case held[g.UUID] != "":
-			r.fail("gpu-held-twice", name+" is in a ResourceSlice, and a pod has it by a device plugin: two pods can have it",
-				[]string{g.UUID, "PodResources: " + held[g.UUID]}, remedy...)
+			r.fail("gpu-held-twice", name+" is in a ResourceSlice, and a pod has it by a device plugin: two pods "+
+				"can have it", []string{g.UUID, "PodResources: " + held[g.UUID]}, remedy...)
 		case offered[g.UUID] != "":
 			r.fail("gpu-offered-twice",
 				name+" is in a ResourceSlice, and the kubelet offers it as a device of "+offered[g.UUID]+

@@ -101,7 +101,8 @@ func gpus(f *NodeFacts, r *findings) {
 		if more := len(away) - maxAwayShown; more > 0 {
 			evidence = append(evidence, fmt.Sprintf("and %d more", more))
 		}
-		r.info("gpus-given-away", fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)), evidence)
+		r.info("gpus-given-away", fmt.Sprint("GPUs and virtual functions given to virtual machines: ", len(away)),
+			evidence)
 	}
 	if f.WSL && len(f.GPUs.Value) == 0 {
 		r.warn("wsl", "This node is WSL, Windows' subsystem for Linux: its GPU belongs to Windows, behind /dev/dxg, "+
@@ -123,7 +124,8 @@ func gpus(f *NodeFacts, r *findings) {
 		switch g.Driver {
 		case "nvidia":
 		case "nouveau":
-			r.fail("gpu-bound-to-nouveau", "GPU "+g.Address+" is bound to nouveau, so NVIDIA's driver cannot use it", evidence,
+			r.fail("gpu-bound-to-nouveau", "GPU "+g.Address+" is bound to nouveau, so NVIDIA's driver cannot use it",
+				evidence,
 				"printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf",
 				"update-initramfs -u || dracut --force", "systemctl reboot")
 		default:
@@ -160,10 +162,12 @@ func driver(f *NodeFacts, r *findings) {
 	l := f.Library.Value
 	switch {
 	case l.Path == "":
-		r.fail("library-missing", "NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
+		r.fail("library-missing",
+			"NVML's library libnvidia-ml.so.1 is in no library folder below the driver root "+l.Root,
 			[]string{"driver root: " + l.Root}, "find / -xdev -name 'libnvidia-ml.so.1'",
 			"gpu-device-plugin doctor --driver-root FOLDER   # the folder below which the driver is installed",
-			"gpu-device-plugin doctor --library-search-path FOLDER   # the folder of the library; the daemon needs the same")
+			"gpu-device-plugin doctor --library-search-path FOLDER   # the folder of the library; the daemon needs "+
+				"the same")
 		return
 	case l.Version == "":
 		r.skip("The name of the library has no version: " + l.Path)
@@ -287,9 +291,10 @@ func judgeNodes(d Devices, r *findings) {
 		}
 		if n.Major != caps || n.Minor != minor {
 			r.fail("node-number-wrong",
-				fmt.Sprintf("%s/%s has the device number %d:%d, but the driver has %d:%d", d.Folder, n.Name, n.Major, n.Minor,
-					caps, minor),
-				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps", "nvidia-smi mig -lgi   # creates them")
+				fmt.Sprintf("%s/%s has the device number %d:%d, but the driver has %d:%d", d.Folder, n.Name, n.Major,
+					n.Minor, caps, minor),
+				[]string{"/proc/devices: nvidia-caps"}, "rm -r "+d.Folder+"/nvidia-caps",
+				"nvidia-smi mig -lgi   # creates them")
 		}
 	}
 }
@@ -327,7 +332,8 @@ func companions(f *NodeFacts, r *findings) {
 			r.ok(c.Name+" is loaded", node)
 		case loaded:
 			r.warn("companion-without-node", c.Name+" is loaded, but has no device node: no container gets it",
-				[]string{"/proc/modules: " + c.Module, node + " is not there"}, "modprobe --remove "+c.Module+" && modprobe "+
+				[]string{"/proc/modules: " + c.Module, node + " is not there"},
+				"modprobe --remove "+c.Module+" && modprobe "+
 					c.Module)
 		case c.Auto:
 			r.ok(c.Name+" is not loaded, and no container gets it", c.Option+"=auto")
@@ -353,7 +359,8 @@ func driverUpgrade(f *NodeFacts, r *findings) {
 	}
 	var unseen []string
 	for _, served := range f.Daemon.Value.Status.Resources {
-		if !slices.ContainsFunc(evictedPrefixes, func(begins string) bool { return strings.HasPrefix(served.Name, begins) }) {
+		if !slices.ContainsFunc(evictedPrefixes,
+			func(begins string) bool { return strings.HasPrefix(served.Name, begins) }) {
 			unseen = append(unseen, served.Name)
 		}
 	}

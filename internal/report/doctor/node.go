@@ -75,14 +75,15 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 		own := strings.HasPrefix(s.Kind, f.Settings.CDIVendor+"/")
 		switch {
 		case s.Problem != "":
-			r.warn("cdi-spec-unreadable", "A CDI spec cannot be read", []string{s.Path + ": " + s.Problem}, "ls -l "+s.Path,
-				"mv "+s.Path+" /root/   # if nothing needs it")
+			r.warn("cdi-spec-unreadable", "A CDI spec cannot be read", []string{s.Path + ": " + s.Problem},
+				"ls -l "+s.Path, "mv "+s.Path+" /root/   # if nothing needs it")
 		case len(s.Absent) > 0:
 			commands := "nvidia-ctk cdi generate --output=" + s.Path
 			if own {
 				commands = "kubectl -n kube-system rollout restart ds/gpu-device-plugin   # writes the spec again"
 			} else if !strings.HasPrefix(s.Kind, "nvidia.com/") {
-				commands = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind + "; its program must write the spec again"
+				commands = "grep -n cdiVersion " + s.Path + "   # belongs to " + s.Kind +
+					"; its program must write the spec again"
 			}
 			r.warn("cdi-spec-old", fmt.Sprintf("The CDI spec of %s is out of date: of its %s, %d cannot be found",
 				s.Kind, status.Count(s.Named, "file"), len(s.Absent)),
@@ -175,7 +176,8 @@ func kubelet(f *NodeFacts, r *findings) {
 		r.fail("other-dra-driver",
 			"The DRA driver gpu.nvidia.com is also running on this node: the driver and a device plugin can "+
 				"allocate one GPU to two pods",
-			k.DRADrivers, pods, "kubectl get resourceslices --field-selector spec.driver=gpu.nvidia.com,spec.nodeName=NODE",
+			k.DRADrivers, pods, "kubectl get resourceslices --field-selector "+
+				"spec.driver=gpu.nvidia.com,spec.nodeName=NODE",
 			"# let only one of them have the GPUs of this node: keep the other's DaemonSet away by a node label")
 	}
 	if k.Unread != "" {
@@ -250,9 +252,10 @@ func unhealthyDevices(s status.Status, r *findings) {
 			commands = append(commands, strings.ReplaceAll(command, "%s", g.Index))
 		}
 		switch {
-		case slices.ContainsFunc(s.Calls, func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }):
-			commands = []string{"gpu-device-plugin status   # shows whether the call has returned; until then, the GPU " +
-				"cannot be reset"}
+		case slices.ContainsFunc(s.Calls,
+			func(c status.Call) bool { return c.GPU != nil && fmt.Sprint(*c.GPU) == g.Index }):
+			commands = []string{"gpu-device-plugin status   # shows whether the call has returned; until then, the " +
+				"GPU cannot be reset"}
 		case strings.Contains(g.Reason, inventory.LacksDeviceNodes):
 			commands = withoutNodes
 		case commands == nil:
@@ -288,7 +291,8 @@ func daemon(f *NodeFacts, r *findings) {
 			"The GPUs of this node are simulated: pods cannot use them", []string{"status: simulated: " + s.Simulated})
 	}
 	if s.Stale != "" {
-		r.fail("scan-failed", "The last scan of the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status", kernelMessages)
+		r.fail("scan-failed", "The last scan of the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status",
+			kernelMessages)
 	}
 	if s.ConfigError != "" {
 		r.fail("config-not-in-use",
@@ -310,7 +314,8 @@ func daemon(f *NodeFacts, r *findings) {
 		}
 		r.fail("driver-call-hangs",
 			"A driver call has not returned since "+status.Stamp(c.Since)+": "+call, nil, kernelMessages,
-			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data   # if the call does not return", "systemctl reboot")
+			"kubectl drain NODE --ignore-daemonsets --delete-emptydir-data   # if the call does not return",
+			"systemctl reboot")
 	}
 	unhealthyDevices(s, r)
 	for _, served := range s.Resources {
@@ -321,7 +326,8 @@ func daemon(f *NodeFacts, r *findings) {
 	}
 	reportedProblems(s, r)
 	layout(s.MIG, r)
-	if state := s.Summary.State; !r.hasWarning() && state != "" && state != status.AllServed && state != status.Starting {
+	if state := s.Summary.State; !r.hasWarning() && state != "" && state != status.AllServed &&
+		state != status.Starting {
 		r.warn("daemon-degraded", "The daemon is "+state+": "+s.Summary.Text, nil, "gpu-device-plugin status")
 	}
 	if !r.hasProblem() {
@@ -343,7 +349,8 @@ func reportedProblems(s status.Status, r *findings) {
 		r.warn("daemon-warning", line, nil, "gpu-device-plugin status")
 	}
 	for _, line := range status.Held(s.Holds) {
-		r.warn("not-offered-yet", "Not offered to pods yet: "+line, []string{"status: holds"}, "gpu-device-plugin status")
+		r.warn("not-offered-yet", "Not offered to pods yet: "+line, []string{"status: holds"},
+			"gpu-device-plugin status")
 	}
 	for _, output := range []struct{ what, problem string }{
 		{"Metrics are not served", s.MetricsError}, {"The labels of the node are not written", s.LabelsError},
@@ -355,7 +362,8 @@ func reportedProblems(s status.Status, r *findings) {
 	}
 	for _, line := range s.MetricsAbsent {
 		r.info("metrics-absent", line, []string{"status: metricsAbsent"},
-			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # makes the container privileged")
+			"hostDev: true in the chart's values, or kubectl apply -k deployments/host-dev   # makes the container "+
+				"privileged")
 	}
 }
 
@@ -392,7 +400,8 @@ func mps(f *NodeFacts, r *findings) {
 	case f.Settings.MPS:
 		if require(r, f.Processes) {
 			r.fail("mps-daemon-off",
-				"GPUs are shared by MPS, but no MPS control daemon is running", []string{"no process " + control}, start)
+				"GPUs are shared by MPS, but no MPS control daemon is running",
+				[]string{"no process " + control}, start)
 		}
 	case runs:
 		r.info("mps-daemon-unused",

@@ -131,8 +131,8 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 		least = min(least, worst.Severity)
 		each = append(each, reading.Versions+": "+worst.Message)
 	}
-	switch message := "The version of " + one.title() + " is unknown, and the result depends on it. " + strings.Join(each,
-		". "); {
+	switch message := "The version of " + one.title() + " is unknown, and the result depends on it. " +
+		strings.Join(each, ". "); {
 	case !differ:
 		r.list = append(r.list, first...)
 	case least > NotChecked:
@@ -170,7 +170,8 @@ func containerRuntime(f *NodeFacts, r *findings) {
 		switch {
 		case reading.Refused != "":
 			to.fail("runtime-config-refused",
-				one.title()+" does not start with its configuration: "+reading.Refused, one.evidence(), one.checkCommand())
+				one.title()+" does not start with its configuration: "+reading.Refused,
+				one.evidence(), one.checkCommand())
 			return
 		case reading.Disabled:
 			to.fail("cri-disabled", "The CRI plugin of "+one.title()+" is disabled, and the kubelet cannot use it",
@@ -198,8 +199,8 @@ func judgeIgnored(one Runtime, r *findings) {
 		return
 	}
 	slices.Sort(lines)
-	r.warn("runtimes-ignored", one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its configuration: "+
-		"they are in a section that the runtime does not read",
+	r.warn("runtimes-ignored", one.title()+" ("+strings.Join(versions, ", ")+") ignores runtimes in its "+
+		"configuration: they are in a section that the runtime does not read",
 		one.evidence(slices.Compact(lines)...), one.edit("move the runtimes to the section that is read")...)
 }
 
@@ -216,16 +217,18 @@ func judgeCDI(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 	finds := func(folder string) bool { return sameFolder(folder, f.Settings.CDIFolder) }
 	switch uses := f.Settings.CDI || f.Settings.Claims; {
 	case !uses && !reading.CDI && reading.CDISetting != nil:
-		to.info("cdi-off", "CDI is off in "+one.title()+"; the device list strategy does not use it", one.evidence(setting))
+		to.info("cdi-off", "CDI is off in "+one.title()+"; the device list strategy does not use it",
+			one.evidence(setting))
 	case !uses:
 	case !reading.CDIExists:
 		to.fail(codeNoGPUs,
 			one.title()+" is too old for CDI, and "+used+": containers get no GPUs", one.evidence(), one.upgrade())
 	case !reading.CDI:
-		to.fail(codeNoGPUs, "CDI is off in "+one.title()+", and "+used+": containers get no GPUs", one.evidence(setting),
-			one.enableCDI()...)
+		to.fail(codeNoGPUs, "CDI is off in "+one.title()+", and "+used+": containers get no GPUs",
+			one.evidence(setting), one.enableCDI()...)
 	case !slices.ContainsFunc(reading.CDIFolders, finds):
-		to.fail(codeNoGPUs, one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
+		to.fail(codeNoGPUs,
+			one.title()+" does not look for CDI specs in "+f.Settings.CDIFolder+": containers get no GPUs",
 			one.evidence("cdi_spec_dirs = "+strings.Join(reading.CDIFolders, ", ")),
 			"gpu-device-plugin --cdi-dir "+append(reading.CDIFolders,
 				"/var/run/cdi")[0]+"   # or add the folder to cdi_spec_dirs")
@@ -291,8 +294,10 @@ func judgeNVIDIA(f *NodeFacts, one Runtime, reading Reading, to *findings) {
 			remedy = append(remedy, "# or without NVIDIA's runtime: runtime: none in the chart's values")
 		}
 		to.fail(codeNoGPUs,
-			one.title()+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no GPUs",
-			slices.Concat(evidence, []string{"default runtime: " + cmp.Or(reading.Default, "none")}, reading.Ignored), remedy...)
+			one.title()+" does not have NVIDIA's runtime, and the device list strategy needs it: containers get no "+
+				"GPUs",
+			slices.Concat(evidence, []string{"default runtime: " + cmp.Or(reading.Default, "none")}, reading.Ignored),
+			remedy...)
 	default:
 		to.ok("NVIDIA's runtime is not needed: devices are passed by CDI", evidence...)
 	}
@@ -394,7 +399,8 @@ func judgeNoCgroups(f *NodeFacts, one Runtime, r *findings) {
 	switch t.Mode {
 	case "legacy":
 		r.fail("no-cgroups",
-			"NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is only for rootless containers",
+			"NVIDIA's runtime does not let containers open their GPUs: no-cgroups = true is only for rootless "+
+				"containers",
 			evidence,
 			remedy...)
 	case "auto":
@@ -447,7 +453,8 @@ func judgeReload(f *NodeFacts, evidence []string, r *findings) {
 	if len(unlinked) > 0 {
 		r.info("dev-char-links",
 			"Links to device nodes are missing in /dev/char: with runc 1.1.3 to 1.1.6, or systemd before 240, "+
-				"containers lose their GPUs at `systemctl daemon-reload`", append(evidence, inventory.Few(unlinked)+" do not exist"),
+				"containers lose their GPUs at `systemctl daemon-reload`",
+			append(evidence, inventory.Few(unlinked)+" do not exist"),
 			"nvidia-ctk system create-dev-char-symlinks --create-all")
 		return
 	}

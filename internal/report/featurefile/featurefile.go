@@ -1,5 +1,6 @@
-// Package featurefile writes the labels of a node into a feature file of node-feature-discovery
-// (NFD), whose worker sets them on the Node. The package needs no access to the API server.
+// Package featurefile writes the labels of a node into a feature file of
+// node-feature-discovery (NFD), whose worker sets them on the Node. The package needs no
+// access to the API server.
 //
 // No other package knows the format of feature files.
 package featurefile
@@ -24,8 +25,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Times of the file. NFD drops the labels of an expired file, so the labels of a removed daemon
-// disappear without help.
+// Times of the file. NFD drops the labels of an expired file, so the labels of a removed
+// daemon disappear without help.
 const (
 	// Lifetime is the time from a write of the daemon's file to its expiry.
 	Lifetime = time.Hour
@@ -57,21 +58,23 @@ type Target struct {
 	Lifetime time.Duration
 }
 
-// A Writer keeps a feature file up to date. It removes a file only after writing the labels under
-// another name in the same folder: otherwise labels would vanish with each restart.
+// A Writer keeps a feature file up to date. It removes a file only after writing the
+// labels under another name in the same folder: otherwise labels would vanish with each
+// restart.
 type Writer struct {
-	// Wanted returns the target, and channels that are closed when the path or the labels change.
+	// Wanted returns the target, and channels that are closed when the path or the labels
+	// change.
 	Wanted func() (wanted Target, path, labels <-chan struct{})
-	// Problem receives the reason why the file is not as wanted, and nil after the repair. Other
-	// tasks may also publish to it.
+	// Problem receives the reason why the file is not as wanted, and nil after the repair.
+	// Other tasks may also publish to it.
 	Problem *feed.Feed[error]
 
 	reported error
 	written  string // last written path; empty for none
 }
 
-// Run writes the file when Wanted changes, and before the file expires, until ctx ends. Then it
-// returns nil.
+// Run writes the file when Wanted changes, and before the file expires, until ctx ends.
+// Then it returns nil.
 func (w *Writer) Run(ctx context.Context) error {
 	for {
 		wanted, path, labels := w.Wanted()
@@ -154,13 +157,14 @@ func (w *Writer) report(ctx context.Context, err error) {
 	w.Problem.Publish(err)
 }
 
-// Write replaces the file at path by a file with the labels. NFD never sees a partial file: it
-// ignores the temporary file, whose name begins with a dot. The labels expire at the time expires,
-// or never if it is zero.
+// Write replaces the file at path by a file with the labels. NFD never sees a partial
+// file: it ignores the temporary file, whose name begins with a dot. The labels expire at
+// the time expires, or never if it is zero.
 func Write(path string, labels map[string]string, expires time.Time) error {
 	content := Content(labels, expires)
 	if len(content) > maxFile {
-		return fmt.Errorf("the feature file has %d bytes, and node-feature-discovery reads at most %d", len(content), maxFile)
+		return fmt.Errorf("the feature file has %d bytes, and node-feature-discovery reads at most %d", len(content),
+			maxFile)
 	}
 	if err := statefile.Write(path, content, 0o644, nil); err != nil {
 		return fmt.Errorf("write feature file: %w", err)
@@ -192,23 +196,23 @@ func expiryLine(expires time.Time) string {
 	return expiryComment + expires.UTC().Format(time.RFC3339) + "\n"
 }
 
-// cutExpiry returns the expiry of the labels of a feature file and the content after the expiry
-// line. It returns false if the labels never expire.
+// cutExpiry returns the expiry of the labels of a feature file and the content after the
+// expiry line. It returns false if the labels never expire.
 func cutExpiry(content string) (expiry time.Time, body string, expires bool) {
 	first, body, _ := strings.Cut(content, "\n")
 	expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryComment))
 	return expiry, body, err == nil
 }
 
-// prepare creates the folder of a file if the parent folder exists, and removes temporary files of
-// killed processes. It returns an error if another program has labels of GPUs in the folder,
-// because NFD would mix the labels. It returns the files of earlier names: the last written file,
-// and files of earlier processes of this program.
+// prepare creates the folder of a file if the parent folder exists, and removes temporary
+// files of killed processes. It returns an error if another program has labels of GPUs in
+// the folder, because NFD would mix the labels. It returns the files of earlier names: the
+// last written file, and files of earlier processes of this program.
 func prepare(path, written string, now time.Time) (earlier []string, err error) {
 	folder, own := filepath.Split(path)
 	if err := os.Mkdir(filepath.Clean(folder), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("create the folder of the feature file: %w; mount the folder of node-feature-discovery there",
-			err)
+		return nil, fmt.Errorf("create the folder of the feature file: %w; mount the folder of "+
+			"node-feature-discovery there", err)
 	}
 	_ = statefile.Sweep(folder) // retried at the next write
 	entries, err := os.ReadDir(folder)

@@ -82,7 +82,8 @@ func Judge(s status.Status, now time.Time, exists bool) (Condition, bool) {
 		}
 	}
 	for _, r := range s.Retries {
-		known := slices.ContainsFunc(s.GPUs, func(d status.Device) bool { return d.Index == fmt.Sprint(r.Index) && isBad(d) })
+		known := slices.ContainsFunc(s.GPUs,
+			func(d status.Device) bool { return d.Index == fmt.Sprint(r.Index) && isBad(d) })
 		if !known {
 			reason, entries = GPULost, append(entries, fmt.Sprintf("GPU %d cannot be read, remedy: %s", r.Index,
 				inventory.RemedyReconnect))

@@ -85,7 +85,8 @@ func (h *History) Recall(c Condition, hadGPUs bool) {
 
 func (h *History) init() {
 	if h.bad == nil {
-		h.leftOut, h.failed, h.bad, h.gpus = map[string]bool{}, map[string]bool{}, map[string]verdict{}, map[string]string{}
+		h.leftOut, h.failed = map[string]bool{}, map[string]bool{}
+		h.bad, h.gpus = map[string]verdict{}, map[string]string{}
 		h.used, h.denied, h.steps = map[string]time.Time{}, map[string]string{}, map[string]bool{}
 	}
 }
@@ -241,7 +242,8 @@ func (h *History) switchEvents(s status.Status) []candidate {
 			all = append(all, candidate{
 				NodeEvent: NodeEvent{
 					Reason: NVSwitchFailed, Cause: what,
-					Note: what + ", a fatal error: NVLinks of the node's GPUs have failed. Drain the node and restart it",
+					Note: what + ", a fatal error: NVLinks of the node's GPUs have failed. Drain the node and " +
+						"restart it",
 				},
 				subject: what, limited: "NVSwitches", alike: string(NVSwitchFailed), name: what,
 				record: func() { h.failed[what] = true },
@@ -258,8 +260,8 @@ func (h *History) configEvents(s status.Status) []candidate {
 	c := candidate{
 		NodeEvent: NodeEvent{
 			Reason: ConfigRejected, Cause: s.ConfigError,
-			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s", s.ConfigFile,
-				s.ConfigError),
+			Note: fmt.Sprintf("The configuration file %s is not used, and the last good configuration stays: %s",
+				s.ConfigFile, s.ConfigError),
 		},
 		subject: "configuration", limited: "configuration", record: func() { h.config = s.ConfigError },
 	}
@@ -293,8 +295,9 @@ func (h *History) labelsEvents(s status.Status, now time.Time) (events []candida
 		return nil, due
 	}
 	return []candidate{{
-		NodeEvent: NodeEvent{Reason: LabelsWithheld, Cause: s.LabelsError, Note: "Labels of the node: " + s.LabelsError},
-		subject:   "labels", limited: "labels", record: func() { h.labels.reported = true },
+		NodeEvent: NodeEvent{Reason: LabelsWithheld, Cause: s.LabelsError,
+			Note: "Labels of the node: " + s.LabelsError},
+		subject: "labels", limited: "labels", record: func() { h.labels.reported = true },
 	}}, time.Time{}
 }
 

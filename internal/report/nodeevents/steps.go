@@ -30,13 +30,14 @@ func waitsFor(s status.ReadyStep) string {
 func (h *History) stepEvents(s status.Status, now time.Time) (events []candidate, due time.Time) {
 	for i, step := range s.Steps {
 		wasReached, known := h.steps[step.Name]
-		c := candidate{subject: "step " + step.Name, limited: "steps", record: func() { h.steps[step.Name] = step.Reached }}
+		c := candidate{subject: "step " + step.Name, limited: "steps",
+			record: func() { h.steps[step.Name] = step.Reached }}
 		switch {
 		case step.Reached && !wasReached:
 			c.NodeEvent = NodeEvent{
 				Reason: GPUStepReached, Cause: step.Name,
-				Note: fmt.Sprintf("Step %d of %d, %s, %.1f s after the start of the daemon: %s", i+1, len(s.Steps), step.Name,
-					step.Seconds, step.Text),
+				Note: fmt.Sprintf("Step %d of %d, %s, %.1f s after the start of the daemon: %s", i+1, len(s.Steps),
+					step.Name, step.Seconds, step.Text),
 			}
 			if known { // reached before, then lost
 				c.Note = fmt.Sprintf("Step %d of %d, %s, again: %s", i+1, len(s.Steps), step.Name, step.Text)

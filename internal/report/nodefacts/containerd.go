@@ -317,11 +317,12 @@ func ignored(files []configFile, used []doctor.RuntimeHandler, section string) [
 	for _, file := range files {
 		version, _ := file.content["version"].(int64)
 		for _, name := range []string{sectionV1, sectionV2, sectionV3} {
-			for _, h := range handlersOf(file.content.table("plugins").table(name).table("containerd").table("runtimes")) {
+			for _, h := range handlersOf(
+				file.content.table("plugins").table(name).table("containerd").table("runtimes")) {
 				is := func(one doctor.RuntimeHandler) bool { return one.Name == h.Name && one.Program == h.Program }
 				if !slices.ContainsFunc(used, is) && h.Program != "" {
-					all = append(all, fmt.Sprintf("%s: runtime %s in section %s of a version %d file; this containerd reads %s",
-						file.path, h.Name, name, max(version, 1), section))
+					all = append(all, fmt.Sprintf("%s: runtime %s in section %s of a version %d file; this "+
+						"containerd reads %s", file.path, h.Name, name, max(version, 1), section))
 				}
 			}
 		}

@@ -241,7 +241,8 @@ func runningRuntimes(r root, running []process) []candidate {
 			section, _, _, _ := crioFiles(r, p)
 			listen, _ := section.table("api")["listen"].(string)
 			all = append(all, candidate{
-				socket: socketOf(cmp.Or(p.flag("--listen"), listen, crioSocket)), title: "CRI-O (process " + p.pid + ")",
+				socket:  socketOf(cmp.Or(p.flag("--listen"), listen, crioSocket)),
+				title:   "CRI-O (process " + p.pid + ")",
 				runtime: func() doctor.Runtime { return crio(r, p) },
 			})
 		case "cri-dockerd":
@@ -356,7 +357,8 @@ func containerd(r root, p process, config, socket string, runs func(...string) b
 
 // serviceOf returns the unit of a distribution with separate units for servers and agents.
 func serviceOf(r root, server, agent string, isAgent bool) string {
-	for _, folder := range []string{"/etc/systemd/system/", "/usr/local/lib/systemd/system/", "/usr/lib/systemd/system/"} {
+	for _, folder := range []string{"/etc/systemd/system/", "/usr/local/lib/systemd/system/",
+		"/usr/lib/systemd/system/"} {
 		if r.Exists(folder+agent+".service") && !r.Exists(folder+server+".service") {
 			isAgent = true
 		}

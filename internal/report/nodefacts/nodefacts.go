@@ -58,7 +58,8 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	var waits []func()
 	waits = append(waits,
 		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
-		read(ctx, &f.GPUsGivenAway, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
+		read(ctx, &f.GPUsGivenAway, "the PCI bus", seen,
+			func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
 		read(ctx, &atWSL, "the release of the kernel", seen, func() (bool, error) {
 			return driverroot.IsWSL(p.Kernel) || p.Devices != nil && driverroot.IsWSL(p.Devices), nil
 		}),
@@ -95,7 +96,8 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		read(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", hidden,
 			func() (doctor.Toolkit, error) { return toolkit(host), nil }),
 		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
-		read(ctx, &f.SELinux, "the state of SELinux", seen, func() (doctor.SELinux, error) { return p.selinux(kernel) }),
+		read(ctx, &f.SELinux, "the state of SELinux", seen,
+			func() (doctor.SELinux, error) { return p.selinux(kernel) }),
 		read(ctx, &f.Kubelet, "the kubelet's folder", p.noKubelet,
 			func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
 		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
@@ -133,7 +135,8 @@ func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden 
 			select {
 			case r = <-done: // returned during the wait for others
 			default:
-				fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs", what), true
+				fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs",
+					what), true
 				return
 			}
 		}

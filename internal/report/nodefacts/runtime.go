@@ -25,7 +25,8 @@ type process struct {
 // withArguments are the names of processes with relevant arguments: container runtimes, kubelets,
 // and programs that include a kubelet.
 var withArguments = []string{
-	"containerd", "crio", "dockerd", "cri-dockerd", "kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s",
+	"containerd", "crio", "dockerd", "cri-dockerd", "kubelet", "kubelite", "k3s", "k3s-server", "k3s-agent", "rke2",
+	"k0s",
 }
 
 // processes returns the node's processes.

@@ -90,8 +90,9 @@ type recordedError struct {
 // kinds are the errors that a Monitor and others match.
 var kinds = map[string]error{
 	"no-driver": inventory.ErrNoDriver, "no-answer": inventory.ErrNoAnswer, "not-supported": inventory.ErrNotSupported,
-	"no-permission": inventory.ErrNoPermission, "in-use": inventory.ErrInUse, "reset-required": inventory.ErrResetRequired,
-	"new-session": inventory.ErrNewSession, "driver-replaced": inventory.ErrDriverReplaced,
+	"no-permission": inventory.ErrNoPermission, "in-use": inventory.ErrInUse,
+	"reset-required": inventory.ErrResetRequired,
+	"new-session":    inventory.ErrNewSession, "driver-replaced": inventory.ErrDriverReplaced,
 	"driver-mismatch": inventory.ErrDriverMismatch,
 	"old-library":     inventory.ErrOldLibrary,
 }

@@ -58,7 +58,8 @@ func Load(path string) (*Recording, error) {
 	paths := []string{path}
 	if info.IsDir() {
 		if paths, err = recordings(path); err != nil || len(paths) == 0 {
-			return nil, errors.Join(fmt.Errorf("%s has no recording: a recording is named %sTIME%s", path, prefix, suffix), err)
+			return nil, errors.Join(
+				fmt.Errorf("%s has no recording: a recording is named %sTIME%s", path, prefix, suffix), err)
 		}
 	}
 	r := &Recording{}
@@ -93,8 +94,8 @@ func load(path string) (h header, lines []line, cut bool, err error) {
 	}
 	defer func() { _ = file.Close() }() // opened for reading only
 	if info, err := file.Stat(); err == nil && info.Size() > maxFile {
-		return h, nil, false, fmt.Errorf("the file has %d MiB, and a playable recording has at most %d", info.Size()>>20,
-			maxFile>>20)
+		return h, nil, false, fmt.Errorf("the file has %d MiB, and a playable recording has at most %d",
+			info.Size()>>20, maxFile>>20)
 	}
 	reader := bufio.NewReaderSize(file, 64<<10)
 	text, _, err := readLine(reader)
@@ -103,8 +104,8 @@ func load(path string) (h header, lines []line, cut bool, err error) {
 			unlessEOF(err))
 	}
 	if h.Format != format {
-		return h, nil, false, fmt.Errorf("the file has format %d, written by version %s, and this version reads format %d",
-			h.Format, h.Program, format)
+		return h, nil, false, fmt.Errorf("the file has format %d, written by version %s, and this version reads "+
+			"format %d", h.Format, h.Program, format)
 	}
 	last := map[string]json.RawMessage{}
 	for number := 2; ; number++ {

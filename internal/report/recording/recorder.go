@@ -224,8 +224,9 @@ func recorded[T any](s *session, call, gpu string, args any, f func() (T, error)
 	}
 	began := time.Now()
 	value, err := f()
-	e := pendingLine{line: line{At: began, Took: time.Since(began), Call: call, Session: s.number, GPU: gpu}, args: args,
-		err: err}
+	e := pendingLine{line: line{At: began, Took: time.Since(began), Call: call, Session: s.number, GPU: gpu},
+		args: args,
+		err:  err}
 	switch any(value).(type) {
 	case nothing, monitor.Session, inventory.Sample:
 	default:
@@ -270,7 +271,8 @@ func (s *session) Processes(ctx context.Context, uuid string) ([]inventory.Proce
 }
 
 func (s *session) MemoryLimit(ctx context.Context, uuid, cgroup string) (int, error) {
-	return recorded(s, callMemoryLimit, uuid, nil, func() (int, error) { return s.Session.MemoryLimit(ctx, uuid, cgroup) })
+	return recorded(s, callMemoryLimit, uuid, nil,
+		func() (int, error) { return s.Session.MemoryLimit(ctx, uuid, cgroup) })
 }
 
 func (s *session) Clean(ctx context.Context, uuid string, what inventory.Remnant) error {

@@ -188,8 +188,9 @@ func (w *writer) close(dropped *atomic.Int64) error {
 }
 
 // names matches UUIDs of GPUs, MIG devices and NVLink fabrics, and PCI addresses.
-var names = regexp.MustCompile(`(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|` +
-	`pci[0-9a-f]{4}:[0-9a-f]{2}\b`)
+var names = regexp.MustCompile(
+	`(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|` +
+		`pci[0-9a-f]{4}:[0-9a-f]{2}\b`)
 
 // redact replaces names. The same name always gets the same replacement.
 func (w *writer) redact(text []byte) []byte {

@@ -64,7 +64,8 @@ func Devices(snapshot inventory.Snapshot, known []health.GPU) []Device {
 		devices = append(devices, whole)
 		for _, m := range g.MIGDevices {
 			var own health.Device
-			if at := slices.IndexFunc(known[i].Instances, func(i health.Instance) bool { return i.UUID == m.UUID }); at >= 0 {
+			if at := slices.IndexFunc(known[i].Instances,
+				func(i health.Instance) bool { return i.UUID == m.UUID }); at >= 0 {
 				own = known[i].Instances[at].Device
 			}
 			part := device(fmt.Sprintf("%d:%d", g.Index, m.Index), m.UUID, "MIG "+m.Profile,

@@ -57,8 +57,8 @@ func Summarize(s Status) Summary {
 	case s.Looked.IsZero():
 		return Summary{WaitingForDriver, s.Stale + "; to find the cause, run: " + doctor}
 	case s.Stale != "":
-		return Summary{WaitingForDriver, fmt.Sprintf("%s; the GPUs are shown as they were at %s; to find the cause, run: %s",
-			s.Stale, Stamp(s.Looked), doctor)}
+		return Summary{WaitingForDriver, fmt.Sprintf("%s; the GPUs are shown as they were at %s; to find the cause, "+
+			"run: %s", s.Stale, Stamp(s.Looked), doctor)}
 	}
 	if names := inPhase(s.Resources, standingBy); names != "" {
 		return Summary{StandingBy, "another device plugin serves " + names + "; this one takes over when it stops"}
@@ -136,7 +136,8 @@ func problems(s Status) []string {
 		}
 	}
 	for _, r := range s.Retries {
-		if !slices.ContainsFunc(s.GPUs, func(g Device) bool { return g.Index == fmt.Sprint(r.Index) && g.State != healthy }) {
+		if !slices.ContainsFunc(s.GPUs,
+			func(g Device) bool { return g.Index == fmt.Sprint(r.Index) && g.State != healthy }) {
 			sick = append(sick, fmt.Sprintf("GPU %d cannot be read", r.Index))
 		}
 	}
@@ -145,7 +146,8 @@ func problems(s Status) []string {
 	}
 	for _, r := range s.Resources {
 		if r.Server != serving || r.Problem != "" {
-			problems = append(problems, fmt.Sprintf("%s: %s", r.Name, strings.TrimSuffix(r.Server+", "+r.Problem, ", ")))
+			problems = append(problems,
+				fmt.Sprintf("%s: %s", r.Name, strings.TrimSuffix(r.Server+", "+r.Problem, ", ")))
 		}
 	}
 	if s.DRA != nil && !s.DRA.Driver.Registered {

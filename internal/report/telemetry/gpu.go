@@ -150,7 +150,8 @@ func instancesOf(g inventory.GPU, held map[string][]holder) []instance {
 		}
 		for _, h := range held[m.UUID] {
 			h.mig = m
-			if !slices.ContainsFunc(all[at].holders, h.same) { // a container may hold several MIG devices of a GPU instance
+			// a container may hold several MIG devices of a GPU instance
+			if !slices.ContainsFunc(all[at].holders, h.same) {
 				all[at].holders = append(all[at].holders, h)
 			}
 		}
@@ -205,7 +206,8 @@ func withUID(values []string, uid string) []string {
 func (c *GPUs) labelsOf(settings GPUSettings, d inventory.Driver, g inventory.GPU) []label {
 	index := strconv.Itoa(g.Index)
 	all := []label{
-		{"gpu", index}, {"UUID", g.UUID}, {"pci_bus_id", busID(g.BDF)}, {"device", "nvidia" + index}, {"modelName", g.Model},
+		{"gpu", index}, {"UUID", g.UUID}, {"pci_bus_id", busID(g.BDF)}, {"device", "nvidia" + index},
+		{"modelName", g.Model},
 	}
 	if d.Version != "" {
 		all = append(all, label{"DCGM_FI_DRIVER_VERSION", d.Version})

@@ -15,7 +15,8 @@ type gpuMetric struct {
 
 // deviceLabels are the labels of all metrics of dcgm-exporter. A series omits empty labels.
 var deviceLabels = []string{
-	"gpu", "UUID", "pci_bus_id", "device", "modelName", "DCGM_FI_DRIVER_VERSION", "GPU_I_PROFILE", "GPU_I_ID", "Hostname",
+	"gpu", "UUID", "pci_bus_id", "device", "modelName", "DCGM_FI_DRIVER_VERSION", "GPU_I_PROFILE", "GPU_I_ID",
+	"Hostname",
 	"container", "namespace", "pod",
 }
 
@@ -58,7 +59,8 @@ var gpuRows = []gpuMetric{
 	dcgm("DEV_DEC_UTIL", gauge, inventory.DecoderUtilization, "%", "Decoder utilization (in %)."),
 	ofInstances(dcgm("DEV_FB_FREE", gauge, inventory.MemoryFree, "MiB", "Framebuffer memory free (in MiB).")),
 	ofInstances(dcgm("DEV_FB_USED", gauge, inventory.MemoryUsed, "MiB", "Framebuffer memory used (in MiB).")),
-	ofInstances(dcgm("DEV_FB_RESERVED", gauge, inventory.MemoryReserved, "MiB", "Framebuffer memory reserved (in MiB).")),
+	ofInstances(dcgm("DEV_FB_RESERVED", gauge, inventory.MemoryReserved, "MiB",
+		"Framebuffer memory reserved (in MiB).")),
 	ofInstances(dcgm("DEV_FB_TOTAL", gauge, inventory.MemoryTotal, "MiB", "Total Frame Buffer of the GPU (in MiB).")),
 	dcgm("DEV_VGPU_LICENSE_STATUS", gauge, inventory.VGPULicense, "", "vGPU License status"),
 	dcgm("DEV_UNCORRECTABLE_REMAPPED_ROWS", counter, inventory.UncorrectableRows, "",
@@ -67,10 +69,12 @@ var gpuRows = []gpuMetric{
 		"Number of remapped rows for correctable errors"),
 	dcgm("DEV_ROW_REMAP_FAILURE", gauge, inventory.RowRemapFailed, "", "Whether remapping of rows has failed"),
 	dcgm("DEV_ROW_REMAP_PENDING", gauge, inventory.RowRemapPending, "", "Whether remapping of rows is pending"),
-	dcgm("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", counter, inventory.NVLinkReplays, "", "Total number of NVLink retries."),
+	dcgm("DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", counter, inventory.NVLinkReplays, "",
+		"Total number of NVLink retries."),
 	dcgm("DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", counter, inventory.NVLinkRecoveries, "",
 		"Total number of NVLink recovery errors."),
-	dcgm("DEV_ECC_SBE_VOL_TOTAL", counter, inventory.ECCCorrected, "", "Total number of single-bit volatile ECC errors."),
+	dcgm("DEV_ECC_SBE_VOL_TOTAL", counter, inventory.ECCCorrected, "", "Total number of single-bit volatile ECC "+
+		"errors."),
 	dcgm("DEV_ECC_DBE_VOL_TOTAL", counter, inventory.ECCUncorrected, "",
 		"Total number of double-bit volatile ECC errors."),
 	dcgm("DEV_CLOCKS_EVENT_REASONS", gauge, inventory.ClockEventReasons, "", "Current clock event reasons (bitmask)."),
@@ -104,8 +108,9 @@ var gpuRows = []gpuMetric{
 		help:   "Bytes that a GPU sent over all its NVLinks since the driver was loaded.",
 	}, inventory.NVLinkTransmitted, true},
 	{metric{
-		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels, series: onePerGPU,
-		help: "Bytes that a GPU received over all its NVLinks since the driver was loaded.",
+		name: "gpu_device_plugin_nvlink_received_bytes_total", kind: counter, unit: "B", labels: gpuLabels,
+		series: onePerGPU,
+		help:   "Bytes that a GPU received over all its NVLinks since the driver was loaded.",
 	}, inventory.NVLinkReceived, true},
 	{metric{
 		name: "gpu_device_plugin_nvlinks_down", kind: gauge, labels: gpuLabels, series: onePerGPU,

@@ -75,7 +75,8 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 				pods.Publish(now)
 			case ctx.Err() == nil:
 				if failures++; failures == maxPodsFailures {
-					log.Info("Metrics of GPUs name no pods: the kubelet does not say which pods hold devices", "reason", err.Error())
+					log.Info("Metrics of GPUs name no pods: the kubelet does not say which pods hold devices",
+						"reason", err.Error())
 				}
 			}
 		}
@@ -118,7 +119,8 @@ func (p PodDevices) byDevice() map[string][]holder {
 		if k := (key{uuid, d.Namespace, d.Pod, d.Container}); !seen[k] {
 			seen[k] = true
 			all[uuid] = append(all[uuid], holder{
-				namespace: d.Namespace, pod: d.Pod, container: d.Container, uid: d.PodUID, shared: shared, claim: d.Claim,
+				namespace: d.Namespace, pod: d.Pod, container: d.Container, uid: d.PodUID, shared: shared,
+				claim: d.Claim,
 			})
 		}
 	}

@@ -72,8 +72,9 @@ var (
 		help: "1 if the resource is in the plan of the node.",
 	}
 	resourceRegistered = metric{
-		name: "gpu_device_plugin_resource_registered", kind: gauge, labels: []string{"resource"}, series: onePerResource,
-		help: "1 if the resource is registered with the kubelet, and the kubelet's ListAndWatch stream is open.",
+		name: "gpu_device_plugin_resource_registered", kind: gauge, labels: []string{"resource"},
+		series: onePerResource,
+		help:   "1 if the resource is registered with the kubelet, and the kubelet's ListAndWatch stream is open.",
 	}
 	resourceAgreed = metric{
 		name: "gpu_device_plugin_resource_agreed", kind: gauge, labels: []string{"resource"}, series: onePerResource,
@@ -106,14 +107,17 @@ var (
 		help: "Memory of a GPU in units.",
 	}
 	gpuFault = metric{
-		name: "gpu_device_plugin_gpu_fault", kind: gauge, labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
+		name: "gpu_device_plugin_gpu_fault", kind: gauge,
+		labels: []string{"UUID", "gpu", "mig", "source", "xid", "cure"},
 		series: "1 for each open fault: 15 a GPU or MIG device, and 1 for each XID",
-		help:   "1 for each open fault of a GPU, or of its MIG device with the index mig, with its source and its remedy (label cure).",
+		help: "1 for each open fault of a GPU, or of its MIG device with the index mig, with its source and its " +
+			"remedy (label cure).",
 	}
 	cudaProven = metric{
 		name: "gpu_device_plugin_cuda_proven", kind: gauge, labels: []string{"UUID",
 			"index"}, series: "1 a GPU or MIG device",
-		help: "1 if CUDA is proven to work on a GPU or MIG device, by its UUID and its index i or i:j. Only with --validate.",
+		help: "1 if CUDA is proven to work on a GPU or MIG device, by its UUID and its index i or i:j. Only with " +
+			"--validate.",
 	}
 	stepReached = metric{
 		name: "gpu_device_plugin_step_reached", kind: gauge, labels: []string{"step"}, series: "5",
@@ -135,7 +139,8 @@ var (
 		help: "MIG devices of a GPU, by profile and health: healthy or unhealthy.",
 	}
 	xidEvents = metric{
-		name: "gpu_device_plugin_xid_events_total", kind: counter, labels: []string{"UUID", "gpu", "xid"}, series: "33 a GPU",
+		name: "gpu_device_plugin_xid_events_total", kind: counter, labels: []string{"UUID", "gpu", "xid"},
+		series: "33 a GPU",
 		help: "XIDs of a GPU and its MIG devices. Critical XIDs are present from the start; after 32 codes, " +
 			"further XIDs count as other.",
 	}
@@ -145,7 +150,8 @@ var (
 		help: "When an XID of a GPU last occurred, in seconds since 1970. Absent if it never did.",
 	}
 	recoveries = metric{
-		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"}, series: "9 a GPU",
+		name: "gpu_device_plugin_recoveries_total", kind: counter, labels: []string{"UUID", "gpu", "cure"},
+		series: "9 a GPU",
 		help: "How often a GPU or one of its MIG devices became Healthy after it was Unhealthy or Lost, by the " +
 			"remedy of the fault (label cure).",
 	}
@@ -228,11 +234,13 @@ var (
 		help: "ResourceSlices of the node at the API server. Absent without Dynamic Resource Allocation.",
 	}
 	sliceDevices = metric{
-		name: "gpu_device_plugin_slice_devices", kind: gauge, series: "1", help: "Devices in the ResourceSlices of the node.",
+		name: "gpu_device_plugin_slice_devices", kind: gauge, series: "1",
+		help: "Devices in the ResourceSlices of the node.",
 	}
 	poolGeneration = metric{
 		name: "gpu_device_plugin_pool_generation", kind: gauge, series: "1",
-		help: "Generation of the node's pool. It rises when the devices of several slices or the number of slices change.",
+		help: "Generation of the node's pool. It rises when the devices of several slices or the number of slices " +
+			"change.",
 	}
 	slicesPublished = metric{
 		name: "gpu_device_plugin_slices_published", kind: gauge, series: "1",
@@ -243,7 +251,8 @@ var (
 		help: "ResourceClaims prepared on the node. Absent without Dynamic Resource Allocation.",
 	}
 	claimDuration = metric{
-		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s", labels: []string{"call", "result"},
+		name: "gpu_device_plugin_claim_duration_seconds", kind: histogram, unit: "s",
+		labels: []string{"call", "result"},
 		series: "12 for each call and result that occurred: 2 calls, 10 results",
 		help: "Time to prepare or unprepare a ResourceClaim, by call and result: done, or why it failed: " +
 			"configuration, device, health, in-use, not-ready, driver, late, disk or malformed.",
@@ -271,7 +280,8 @@ var (
 var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState,
 	quiesced, reexecutions,
-	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding, leftOut,
+	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding,
+	leftOut,
 	planWarnings,
 	labelsWithheld,
 	gpuHealth, gpuUnits, gpuFault, cudaProven, stepReached, stepChange, gpuStateChange, migDevices, xidEvents, xidLast,

@@ -91,7 +91,8 @@ type Exporter struct {
 func New(o Options) *Exporter {
 	s := &Exporter{options: o, registry: prometheus.NewRegistry(), scrapes: make(chan struct{}, maxScrapes)}
 	s.registry.MustRegister(
-		o.Counters.calls, o.Counters.errors, o.Counters.rpcs, o.Counters.claims, o.Counters.requests, o.Counters.dropped,
+		o.Counters.calls, o.Counters.errors, o.Counters.rpcs, o.Counters.claims, o.Counters.requests,
+		o.Counters.dropped,
 		o.Counters.switches,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -149,7 +150,8 @@ func (s *Exporter) serve(ctx context.Context, address string) error {
 	klog.FromContext(ctx).Info("Serving metrics", "listening", socket.Addr().String())
 	server := &http.Server{
 		Handler:           s.handler,
-		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: answerTimeout, IdleTimeout: idleTimeout,
+		ReadHeaderTimeout: headerTimeout, ReadTimeout: headerTimeout, WriteTimeout: answerTimeout,
+		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
 		BaseContext:    func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 		ErrorLog:       log.New(httpErrors{klog.FromContext(ctx)}, "", 0),

@@ -1,10 +1,10 @@
-// Package unitreport creates receipts for containers with units of GPUs. A receipt compares the
-// request of a container with its allocation, and with the present limit in the layer that enforces
-// it.
+// Package unitreport creates receipts for containers with units of GPUs. A receipt
+// compares the request of a container with its allocation, and with the present limit in
+// the layer that enforces it.
 //
-// The package is policy: the kubelet's accounts are inputs, and nothing is read from the node. The
-// kubelet names no pod when it allocates, and allocates a container's memory and percentage in two
-// calls. This package joins them afterwards.
+// The package is policy: the kubelet's accounts are inputs, and nothing is read from the
+// node. The kubelet names no pod when it allocates, and allocates a container's memory and
+// percentage in two calls. This package joins them afterwards.
 package unitreport
 
 import (
@@ -31,25 +31,29 @@ type GPU struct {
 	MPS bool
 	// Driver is true if the driver is to enforce the limits of the GPU's units.
 	Driver bool
-	// Away is why the control daemon of the GPU does not serve; empty if it does, or there is none.
+	// Away is why the control daemon of the GPU does not serve; empty if it does, or there
+	// is none.
 	Away string
 	// OwnLimits are limits of the control daemon for all clients; empty if there are none.
 	OwnLimits string
-	// Read are the driver's limits for the cgroups of pods with units of the GPU, by the UID of the
-	// pod. Pods outside of the map are not visible.
+	// Read are the driver's limits for the cgroups of pods with units of the GPU, by the
+	// UID of the pod. Pods outside of the map are not visible.
 	Read map[string][]Cgroup
 }
 
-// A Cgroup is the cgroup of a container in a known pod. The name of the container is unknown.
+// A Cgroup is the cgroup of a container in a known pod. The name of the container is
+// unknown.
 type Cgroup struct {
-	// LimitMiB is the limit of its processes on the GPU's memory; 0 if the driver sets none.
+	// LimitMiB is the limit of its processes on the GPU's memory; 0 if the driver sets
+	// none.
 	LimitMiB int
-	// HasGPU is true if the container has the device node of the GPU. If false, the device node is
-	// absent or not visible.
+	// HasGPU is true if the container has the device node of the GPU. If false, the device
+	// node is absent or not visible.
 	HasGPU bool
 }
 
-// Answers are the answers to Allocate in the kubelet's checkpoint. Err is why they are unknown.
+// Answers are the answers to Allocate in the kubelet's checkpoint. Err is why they are
+// unknown.
 type Answers struct {
 	All []kubelet.Answer
 	Err error
@@ -68,9 +72,9 @@ type container struct {
 	gpus                 map[string]bool // UUIDs of the GPUs with units of any size
 }
 
-// Of returns the containers that have units of GPUs, once for each GPU and with a receipt, in the
-// order of devices. The GPUs in units are by UUID. A GPU outside of the map is not offered in
-// units.
+// Of returns the containers that have units of GPUs, once for each GPU and with a receipt,
+// in the order of devices. The GPUs in units are by UUID. A GPU outside of the map is not
+// offered in units.
 func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU) []status.Holder {
 	var holders []status.Holder
 	for _, c := range containers(devices) {
@@ -89,8 +93,8 @@ func Of(devices []kubelet.ContainerDevice, answers Answers, gpus map[string]GPU)
 				readBack(&r, gpus[uuid].Read[uid], answers.requested(uid, uuid))
 			}
 			if len(c.gpus) > 1 {
-				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, but can use only one",
-					len(c.gpus)))
+				r.Differences = append(r.Differences, fmt.Sprintf("the container has units of %d GPUs, but can use "+
+					"only one", len(c.gpus)))
 			}
 			r.Differences = append(r.Differences, now(r.Layer, gpus, uuid)...)
 			holders = append(holders, status.Holder{Device: uuid, Namespace: c.namespace, Pod: c.pod, Container: c.name,
@@ -115,8 +119,10 @@ func containers(devices []kubelet.ContainerDevice) []*container {
 				gpus[key] = map[string]bool{}
 			}
 			if at[sized] == nil {
-				at[sized] = &container{namespace: d.Namespace, pod: d.Pod, name: d.Container, memory: part{resource: d.Resource},
-					gpus: gpus[key]}
+				at[sized] = &container{
+					namespace: d.Namespace, pod: d.Pod, name: d.Container,
+					memory: part{resource: d.Resource}, gpus: gpus[key],
+				}
 				all = append(all, at[sized])
 			}
 			uuid, _ := resource.SplitID(d.ID)
@@ -182,8 +188,8 @@ func (a Answers) pod(c *container) string {
 	return answer.PodUID
 }
 
-// requested returns the MiB of a GPU that were allocated to each container of a pod, including init
-// containers.
+// requested returns the MiB of a GPU that were allocated to each container of a pod,
+// including init containers.
 func (a Answers) requested(pod, gpu string) (all []int) {
 	for _, answer := range a.All {
 		mib := 0
@@ -197,9 +203,10 @@ func (a Answers) requested(pod, gpu string) (all []int) {
 	return all
 }
 
-// readBack adds the driver's limit to a receipt. The containers of the pod's cgroups are unknown,
-// and some may not have started. So only two facts count: a cgroup has the limit of this container,
-// or a cgroup with the GPU has a limit that no container of the pod requested.
+// readBack adds the driver's limit to a receipt. The containers of the pod's cgroups are
+// unknown, and some may not have started. So only two facts count: a cgroup has the limit
+// of this container, or a cgroup with the GPU has a limit that no container of the pod
+// requested.
 func readBack(r *status.Receipt, cgroups []Cgroup, requested []int) {
 	if slices.ContainsFunc(cgroups, func(c Cgroup) bool { return c.LimitMiB == r.MemoryMiB }) {
 		r.ReadMiB = r.MemoryMiB
@@ -223,7 +230,8 @@ func editsOf(a kubelet.Answer) containeredits.Edits {
 	return containeredits.Edits{Env: a.Env, Annotations: a.Annotations, CDIDevices: a.CDIDevices}
 }
 
-// now returns how the present layer of a GPU differs from the layer at the start of the container.
+// now returns how the present layer of a GPU differs from the layer at the start of the
+// container.
 func now(layer string, gpus map[string]GPU, uuid string) []string {
 	gpu, inUnits := gpus[uuid]
 	switch {
