@@ -4,6 +4,7 @@
 //
 //   - resource: Snapshot and options to the Plan: names, MIG strategy, selection, sharing.
 //   - holders: grants and the kubelet's accounts to who holds each device.
+//   - listing: Plan, events and holders to the lists for the kubelet and the answers to Allocate.
 //   - containeredits: devices to what a container gets.
 //   - cdi: builds and writes the CDI specs of the plugin's devices, and builds those of claims.
 //   - devnodes: creates device nodes on the host.

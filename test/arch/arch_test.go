@@ -128,7 +128,7 @@ var callHomes = []struct {
 var pure = []string{
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
 	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
-	"internal/plan/holders", "internal/maintenance/driver/preflight",
+	"internal/plan/holders", "internal/plan/listing", "internal/maintenance/driver/preflight",
 }
 
 // pureReads are packages of which pure ones may use values.

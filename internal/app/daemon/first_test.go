@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -170,7 +171,7 @@ func TestReady(t *testing.T) {
 	wants("no GPU, and pods hold two", false,
 		"nvidia.com/gpu cannot be offered, and pods hold or may hold 2 devices of it; this daemon has nothing")(
 		ready(m, plugins{}, serve.Status{Resource: "a/b"}, serve.Status{Resource: "nvidia.com/gpu",
-			Retiring: make([]serve.RetiringDevice, 2)}))
+			Retiring: make([]listing.RetiringDevice, 2)}))
 	wants("no GPU, and another plugin has some", false,
 		"is served by another device plugin, with 1 device; this one has nothing to serve: this node has no GPU")(ready(m,
 		theirs))

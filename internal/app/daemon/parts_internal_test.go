@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -206,7 +207,7 @@ func TestServersInTheStatus(t *testing.T) {
 	t.Parallel()
 	got := resources([]serve.Status{
 		{Resource: "a/b", Phase: serve.PhaseServing, Devices: 3, Healthy: 2, Agreed: true, Problem: "p",
-			Retiring: []serve.RetiringDevice{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
+			Retiring: []listing.RetiringDevice{{ID: "GPU-0", Reason: "r", Waiting: "w"}}},
 		{Resource: "a/c"},
 	})
 	want := []status.Resource{

@@ -41,14 +41,14 @@ func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
 		r := oneGPU()
 		l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: emptyAccount{},
 			Clock: clock.RealClock{}},
-			list:     newList(r.Name, clock.RealClock{}),
+			list:     newList(r.Name),
 			previous: &previous{}, reportDifference: func(string) {}}
-		l.list.publish(r, Options{}, nil)
+		l.list.publish(listOf(r), Options{})
 		l.sent.Publish(l.list.views.Value().response)
 		var plans sync.WaitGroup
 		plans.Go(func() {
 			for ctx.Err() == nil {
-				l.list.publish(r, Options{}, nil)
+				l.list.publish(listOf(r), Options{})
 				select {
 				case <-ctx.Done():
 				case <-time.After(checkSoon / 2):
@@ -117,8 +117,8 @@ func TestThePaceOfComparing(t *testing.T) {
 				account := &notedAccount{answer: test.answer}
 				l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account,
 					Clock: clock.RealClock{}},
-					list: newList(oneGPU().Name, clock.RealClock{}), previous: &previous{}, reportDifference: func(string) {}}
-				l.list.publish(oneGPU(), Options{}, nil)
+					list: newList(oneGPU().Name), previous: &previous{}, reportDifference: func(string) {}}
+				l.list.publish(listOf(oneGPU()), Options{})
 				l.sent.Publish(l.list.views.Value().response)
 				_, err := l.checkAccount(ctx, 1)
 				if differs := name == "it differs for good"; differs != errors.Is(err, errDisagrees) {
@@ -149,10 +149,10 @@ func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T
 			return nil, nil
 		}}
 		l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account, Clock: clock.RealClock{}},
-			list: newList(oneGPU().Name, clock.RealClock{}), previous: &previous{}, reportDifference: func(string) {}}
+			list: newList(oneGPU().Name), previous: &previous{}, reportDifference: func(string) {}}
 		l.sent.Publish(l.list.views.Value().response)
 		time.AfterFunc(checkSoon+time.Millisecond, func() {
-			l.list.publish(oneGPU(), Options{}, nil)
+			l.list.publish(listOf(oneGPU()), Options{})
 			l.sent.Publish(l.list.views.Value().response)
 		})
 		agreed, err := l.checkAccount(ctx, 1)
@@ -188,8 +188,8 @@ func TestAListIsSentAgainOnlyWhereTheAccountAgrees(t *testing.T) {
 				}}
 				l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account,
 					Clock: clock.RealClock{}},
-					list: newList(oneGPU().Name, clock.RealClock{}), previous: &previous{}, reportDifference: func(string) {}}
-				l.list.publish(oneGPU(), Options{}, nil)
+					list: newList(oneGPU().Name), previous: &previous{}, reportDifference: func(string) {}}
+				l.list.publish(listOf(oneGPU()), Options{})
 				l.sent.Publish(l.list.views.Value().response)
 				// kubelet is taking the list in, and writes its checkpoint
 				time.AfterFunc(checkSoon/2, func() { l.list.resend.Publish(1) })
@@ -237,7 +237,7 @@ func TestSocketsOfOtherPrograms(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
 	d := &sharedDirectory{}
-	l := &registration{Collaborators: Collaborators{Registrar: d, Clock: c}, list: newList(gpuName, c)}
+	l := &registration{Collaborators: Collaborators{Registrar: d, Clock: c}, list: newList(gpuName)}
 	var k comparison
 	sees := func(what string, foreign []kubelet.Socket, came map[kubelet.Socket]time.Time, ended time.Time, passed bool) {
 		t.Helper()
@@ -319,7 +319,7 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 			}
 			said := ""
 			l := &registration{Collaborators: Collaborators{Registrar: d, Clock: clock, Incarnation: feed.New(uint64(1))},
-				list:     newList(gpuName, clock),
+				list:     newList(gpuName),
 				previous: &previous{}, report: func(Phase) {}, reportDifference: func(text string) { said = text }}
 			if tt.disputed {
 				l.previous.disputes.register(clock.Now().Add(-disputeFirst / 2))
@@ -349,15 +349,15 @@ func TestWhatADifferenceLeadsTo(t *testing.T) {
 
 func (heldAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 
-// listing returns a life whose list has one GPU, which was sent.
-func listing(d Registrar, a Accountant) *registration {
+// sentList returns a life whose list has one GPU, which was sent.
+func sentList(d Registrar, a Accountant) *registration {
 	l := &registration{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
 		Incarnation: feed.New(uint64(1)),
-		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name, clock.RealClock{}),
+		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name),
 		previous: &previous{},
 		report:   func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
 		connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
-	l.list.publish(oneGPU(), Options{}, nil)
+	l.list.publish(listOf(oneGPU()), Options{})
 	l.sent.Publish(l.list.views.Value().response)
 	return l
 }
@@ -395,7 +395,7 @@ func TestTheAccountAfterAnotherProgram(t *testing.T) {
 					return slices.Clone(list), nil
 				}}
 				d := &sharedDirectory{}
-				l := listing(d, account)
+				l := sentList(d, account)
 				is := func(foreign ...kubelet.Socket) func() {
 					return func() { d.beside(foreign...); l.siblingChanged <- struct{}{} }
 				}
@@ -405,7 +405,7 @@ func TestTheAccountAfterAnotherProgram(t *testing.T) {
 					defer time.AfterFunc(tt.lists, func() {
 						r := oneGPU()
 						r.Devices[0].NUMANode++
-						l.list.publish(r, Options{}, nil)
+						l.list.publish(listOf(r), Options{})
 						l.sent.Publish(l.list.views.Value().response)
 					}).Stop()
 				}
@@ -426,7 +426,7 @@ func TestASilentServerAsksNobody(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
-			l := listing(&sharedDirectory{}, account)
+			l := sentList(&sharedDirectory{}, account)
 			l.mute.Publish(silent)
 			if silent == muteAccountDiffers {
 				time.AfterFunc(time.Millisecond, func() {
@@ -457,12 +457,12 @@ func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
 			if n == 1 {
 				r := oneGPU()
 				r.Devices[0].ID = "another"
-				l.list.publish(r, Options{}, nil)
+				l.list.publish(listOf(r), Options{})
 				l.sent.Publish(l.list.views.Value().response)
 			}
 			return []string{"another"}, nil
 		}}
-		l = listing(&sharedDirectory{}, account)
+		l = sentList(&sharedDirectory{}, account)
 		list := l.sent.Value()
 		l.sent.Publish(nil)
 		time.AfterFunc(2*time.Second, func() { l.sent.Publish(list) })

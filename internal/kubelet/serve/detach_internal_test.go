@@ -35,7 +35,7 @@ func TestWhatIsForgotten(t *testing.T) {
 				directory := &sharedDirectory{}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{},
 					Metrics: noMetrics{}},
-					list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {},
+					list: newList(gpuName), previous: &previous{}, report: func(Phase) {},
 					adopt:       func(context.Context) {},
 					connections: newConnections()}
 				directory.registered = func() {
@@ -78,7 +78,7 @@ func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
 					defer time.AfterFunc(tt.ends-time.Millisecond, func() { directory.behind() }).Stop()
 				}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{}},
-					list: newList(gpuName, clock.RealClock{})}
+					list: newList(gpuName)}
 				began := time.Now()
 				l.awaitEarlier(t.Context())
 				if took := time.Since(began); took != tt.want {
@@ -94,7 +94,7 @@ func TestTheFarewellAwaitsTheEarlierOne(t *testing.T) {
 func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	t.Parallel()
 	directory := &sharedDirectory{dir: t.TempDir()}
-	l := listing(directory, emptyAccount{})
+	l := sentList(directory, emptyAccount{})
 	asked, silent, served, began := 0, false, false, time.Now()
 	directory.asked = func(ctx context.Context, endpoint string) {
 		asked++

@@ -7,22 +7,8 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
-
-// evidence is one reading of the kubelet's accounts.
-type evidence struct {
-	holders.Account
-	others
-}
-
-// others is what an account says about the devices of other plugins.
-type others struct {
-	checkpoint kubelet.Checkpoint
-	// healthy are the devices that the kubelet considers healthy, by resource. alone says that no
-	// other GPU device plugin listens. Both are known only after readOthers.
-	healthy map[string][]string
-	alone   bool
-}
 
 // accounts reads the kubelet's checkpoint and asks PodResources. Use it from one goroutine only.
 type accounts struct {
@@ -37,10 +23,11 @@ type accounts struct {
 // checkpoint. PodResources leaves out init containers, and most pods until the kubelet is connected
 // to the API server. PodResources adds only the pods that the kubelet could not write to the
 // checkpoint.
-func (a *accounts) read(ctx context.Context) evidence {
+func (a *accounts) read(ctx context.Context) listing.Reading {
 	there, began := a.Incarnation.Value(), a.Clock.Now()
 	checkpoint, unreadable := a.Checkpoint()
-	e := evidence{holders.Account{Kubelet: there, Began: began, Held: heldIn(checkpoint)}, others{checkpoint: checkpoint}}
+	e := listing.Reading{Account: accountOf(checkpoint)}
+	e.Kubelet, e.Began = there, began
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	before := a.connections()
@@ -78,26 +65,28 @@ func (a *accounts) connections() uint64 {
 	return a.Connections()
 }
 
-// readOthers adds to the evidence whether other plugins serve devices.
+// readOthers adds to the reading whether other plugins serve devices.
 //
 // PodResources shows the kubelet's memory. The checkpoint may have devices of a stopped plugin.
 // Neither shows a plugin whose devices are all Unhealthy, but such a plugin listens.
-func (a *accounts) readOthers(ctx context.Context, e *evidence) {
+func (a *accounts) readOthers(ctx context.Context, r *listing.Reading) {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
 	healthy, err := a.Accountant.Allocatable(ctx)
 	if err != nil {
-		healthy = e.checkpoint.Healthy
+		healthy = r.Listed
 	}
-	e.healthy, e.alone = healthy, len(a.Registrar.Listening(ctx)) == 0
+	r.Healthy, r.Alone = healthy, len(a.Registrar.Listening(ctx)) == 0
 }
 
-// heldIn returns the devices held by pods according to a checkpoint.
-func heldIn(checkpoint kubelet.Checkpoint) map[holders.Key]holders.Holder {
-	held := make(map[holders.Key]holders.Holder, len(checkpoint.Held))
+// accountOf returns what a checkpoint says about the devices that pods hold and about all devices.
+func accountOf(checkpoint kubelet.Checkpoint) holders.Account {
+	a := holders.Account{Listed: checkpoint.Healthy, Held: make(map[holders.Key]holders.Holder, len(checkpoint.Held)),
+		Nodes: make(map[holders.Key][]int64, len(checkpoint.Held))}
 	for _, d := range checkpoint.Held {
-		held[holders.Key{Resource: d.Resource, ID: d.ID}] = holders.Holder{Pod: d.Pod, Container: d.Container,
-			CheckpointOnly: true}
+		key := holders.Key{Resource: d.Resource, ID: d.ID}
+		a.Held[key] = holders.Holder{Pod: d.Pod, Container: d.Container, CheckpointOnly: true}
+		a.Nodes[key] = append(a.Nodes[key], d.NUMANodes...)
 	}
-	return held
+	return a
 }

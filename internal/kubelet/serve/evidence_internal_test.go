@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
 // TestGapsInTheEvidence: what tells that a pod may hold a device that no account names.
@@ -95,11 +96,11 @@ func TestWhatOthersServe(t *testing.T) {
 	for _, err := range []error{nil, errors.New("away")} {
 		account := &notedAccount{answer: func(int) ([]string, error) { return []string{"told"}, err }}
 		a := accounts{Collaborators: Collaborators{Registrar: &sharedDirectory{listening: err != nil}, Accountant: account}}
-		e := evidence{others: others{checkpoint: kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"saved"}}}}}
+		e := listing.Reading{Account: holders.Account{Listed: map[string][]string{gpuName: {"saved"}}}}
 		a.readOthers(t.Context(), &e)
-		if got, want := e.healthy[gpuName][0], map[bool]string{true: "told", false: "saved"}[err == nil]; got != want ||
-			e.alone != (err == nil) {
-			t.Errorf("PodResources answers %v: healthy are %q, want %q; alone: %v", err, got, want, e.alone)
+		if got, want := e.Healthy[gpuName][0], map[bool]string{true: "told", false: "saved"}[err == nil]; got != want ||
+			e.Alone != (err == nil) {
+			t.Errorf("PodResources answers %v: healthy are %q, want %q; alone: %v", err, got, want, e.Alone)
 		}
 	}
 }

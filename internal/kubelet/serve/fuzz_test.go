@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -36,8 +37,8 @@ func fuzzed() *service {
 	for _, n := range []int{4, 3} {
 		set.Apply(resource.New(inventory.Snapshot{GPUs: gpus[:n]}, o), ways, 1)
 	}
-	l := set.resources[name].list
-	return alone(&registration{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return set.allocating(l, r) }})
+	return alone(&registration{list: set.resources[name].list,
+		allocating: func(ids [][]string) (listing.Answer, Options) { return set.allocating(name, ids) }})
 }
 
 func FuzzAllocate(f *testing.F) {

@@ -97,13 +97,8 @@ func (s *Servers) users(a holders.Account, asked func(id string) bool, offered b
 ) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	retiring, now := map[holders.Key]holders.State{}, s.collaborators.Clock.Now()
-	for _, entry := range s.resources {
-		for id, d := range entry.list.retiring {
-			retiring[entry.list.key(id)] = d.State
-		}
-	}
-	users, outdated, given := s.holders.Of(a, asked, offered, retiring, now)
+	now := s.collaborators.Clock.Now()
+	users, outdated, given := s.holders.Of(a, asked, offered, s.listing.HoldingStates(), now)
 	return users, s.usersPacing.due(now, outdated), given
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -80,8 +81,9 @@ type registration struct {
 	// adopt adds devices to the list that the kubelet knows and the plan lacks. It is called before
 	// each registration.
 	adopt func(context.Context)
-	// allocating returns the view of the list for the answer to a call of Allocate.
-	allocating func(*pluginapi.AllocateRequest) *view
+	// allocating returns the answer to a call of Allocate for the devices of each container, and how
+	// containers get devices.
+	allocating func(containers [][]string) (listing.Answer, Options)
 
 	mute           feed.Feed[mute]
 	resend         feed.Feed[uint64]                          // changes when the last list is to be sent again

@@ -68,7 +68,7 @@ func TestDisconnecting(t *testing.T) {
 				account := countingAccount{until: time.Now().Add(test.counted)}
 				l := &registration{
 					Collaborators: Collaborators{Incarnation: incarnation, Accountant: account, Clock: clock.RealClock{}},
-					list:          newList("nvidia.com/gpu", clock.RealClock{}), connections: newConnections(),
+					list:          newList("nvidia.com/gpu"), connections: newConnections(),
 					closing: make(chan struct{}), previous: &previous{},
 				}
 				connection, far := net.Pipe()
@@ -135,7 +135,7 @@ func TestAKeptLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := &registration{list: newList(gpuName, clock.RealClock{}), previous: &previous{}, connections: newConnections(),
+		l := &registration{list: newList(gpuName), previous: &previous{}, connections: newConnections(),
 			closing: make(chan struct{})}
 		ended := 0
 		l.previous.stopKept = func() { ended++ }
@@ -202,10 +202,10 @@ func TestWhyALifeEnds(t *testing.T) {
 			l.Sockets.Publish(nil)
 		}, want: errSocketRemoved, after: s},
 		"other options": {happens: func(l *registration, _ *sharedDirectory, _ string) {
-			l.list.publish(oneGPU(), Options{Inspect: true}, nil)
+			l.list.publish(listOf(oneGPU()), Options{Inspect: true})
 		}, want: errOptions, after: s},
 		"another list": {happens: func(l *registration, _ *sharedDirectory, _ string) {
-			l.list.publish(oneGPU(), Options{}, nil)
+			l.list.publish(listOf(oneGPU()), Options{})
 		}, want: context.DeadlineExceeded, after: 10 * s},
 		"another program": {happens: func(l *registration, d *sharedDirectory, _ string) {
 			d.beside(kubelet.Socket{Name: "another.sock"})
@@ -258,7 +258,7 @@ func TestWhyALifeEnds(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*s)
 				defer cancel()
 				d := &sharedDirectory{}
-				l := listing(d, emptyAccount{})
+				l := sentList(d, emptyAccount{})
 				if tt.happens != nil {
 					defer time.AfterFunc(s, func() { tt.happens(l, d, socket) }).Stop()
 				}

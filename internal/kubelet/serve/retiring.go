@@ -8,11 +8,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
-// This file handles devices and resources that left the plan. list.go decides when a list drops a
-// device.
+// This file reads the kubelet's accounts for devices and resources that left the plan. Package
+// listing decides when a list drops a device.
 
 // adoptTimeout bounds the wait for PodResources before the first registration if the checkpoint
 // cannot be read. It is short because pods admitted before the registration fail.
@@ -37,25 +37,10 @@ func (s *Servers) adopt(ctx context.Context, entry *servedResource) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if entry.list.adopt(knownOf(checkpoint, entry.list.name)) {
+	name := entry.list.name
+	if s.decide(s.listing.Adopt(name, accountOf(checkpoint).Known(name), s.holders, s.collaborators.Clock.Now())) {
 		s.wakeReaper()
-		s.refresh()
 	}
-}
-
-// knownOf returns the devices of a resource in a checkpoint, by ID, with the NUMA nodes of held
-// devices.
-func knownOf(checkpoint kubelet.Checkpoint, resource string) map[string][]int64 {
-	nodes := map[string][]int64{}
-	for _, id := range checkpoint.Healthy[resource] {
-		nodes[id] = nil
-	}
-	for _, d := range checkpoint.Held {
-		if d.Resource == resource {
-			nodes[d.ID] = append(nodes[d.ID], d.NUMANodes...)
-		}
-	}
-	return nodes
 }
 
 // askPodResources returns the answers of PodResources in the form of a checkpoint. The result may
@@ -81,8 +66,6 @@ func (s *Servers) askPodResources(ctx context.Context) kubelet.Checkpoint {
 }
 
 const (
-	// readInterval is how often the checkpoint and PodResources are read while devices are retiring.
-	readInterval = time.Second
 	// readSoon is how often the accounts are read after the kubelet allocated a retiring device. On a
 	// node without a free device, the next pod gets a device moments after the last pod ended. The
 	// device changes its form only if a reading finds it free in between.
@@ -111,7 +94,7 @@ func (s *Servers) runReaper(ctx context.Context) error {
 		}
 		waits, ending := s.waits(r.tickDue)
 		if waits || ending {
-			r.tickIn(s.readPause())
+			r.tickIn(s.pause())
 		}
 		if !waits && !r.lookDue {
 			continue
@@ -120,7 +103,7 @@ func (s *Servers) runReaper(ctx context.Context) error {
 			r.soon = s.collaborators.Clock.After(readSoon)
 		}
 		e := r.accounts.read(ctx)
-		if s.hasUnservedForms() {
+		if s.hasUnserved() {
 			r.accounts.readOthers(ctx, &e)
 		}
 		now := s.collaborators.Clock.Now()
@@ -131,7 +114,7 @@ func (s *Servers) runReaper(ctx context.Context) error {
 		if e.UnknownBecause != "" {
 			r.lookIn(checkLater)
 		}
-		if !waits && s.hasUnservedForms() {
+		if !waits && s.hasUnserved() {
 			s.wakeReaper()
 		}
 	}
@@ -156,7 +139,7 @@ func (s *Servers) newAccountPoller() *accountPoller {
 	r := &accountPoller{set: s, accounts: accounts{Collaborators: s.collaborators}}
 	_, r.kubeletChanged = s.collaborators.Incarnation.Latest()
 	_, r.socketsChanged = s.collaborators.Sockets.Latest()
-	r.lookIn(readInterval)
+	r.lookIn(listing.ReadInterval)
 	return r
 }
 
@@ -189,10 +172,10 @@ func (r *accountPoller) await(ctx context.Context) bool {
 		r.tickDue, r.tick = true, nil
 	case <-r.kubeletChanged:
 		_, r.kubeletChanged = r.set.collaborators.Incarnation.Latest()
-		r.lookIn(readInterval)
+		r.lookIn(listing.ReadInterval)
 	case <-r.socketsChanged:
 		_, r.socketsChanged = r.set.collaborators.Sockets.Latest()
-		r.lookIn(readInterval)
+		r.lookIn(listing.ReadInterval)
 	case <-r.look:
 		r.lookDue, r.look = true, nil
 	}
@@ -206,12 +189,12 @@ func (s *Servers) sendAgain() {
 	}
 }
 
-// hasUnservedForms reports whether the kubelet has devices of resources that this process does not
-// serve and may have to serve.
-func (s *Servers) hasUnservedForms() bool {
+// hasUnserved reports whether the kubelet has devices of resources that this process does not serve
+// and may have to serve.
+func (s *Servers) hasUnserved() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.observed.unservedForms) > 0
+	return s.listing.HasUnserved()
 }
 
 // waits reports whether new evidence is awaited, and whether servers will stop with the next tick.
@@ -220,47 +203,54 @@ func (s *Servers) hasUnservedForms() bool {
 func (s *Servers) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	waits = len(s.observed.unservedForms) > 0
 	for _, entry := range s.resources {
-		departs, ended := entry.list.leaving()
+		ended := s.hasEnded(entry)
 		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
 		// With a kubelet up to 1.36, the end of this stream would end the service of another plugin.
 		yields := entry.phase == PhaseYielding || entry.phase == PhaseOtherPlugin
 		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
 		}
-		waits, ending = waits || departs || entry.list.units.used > 0 || s.holders.Awaits(entry.list.name), ending || ended
+		ending = ending || ended
 	}
+	waits = s.listing.Awaits(s.holders)
 	if !waits && s.holders.EndSilence() {
-		s.refresh()
+		s.decide(s.listing.Again(s.holders, s.collaborators.Clock.Now()))
 	}
 	return waits, ending
+}
+
+// hasEnded reports whether a resource left the plan for good and no device of it is listed.
+func (s *Servers) hasEnded(entry *servedResource) bool {
+	return entry.retired && !s.listing.HasRetiring(entry.list.name)
+}
+
+// pause returns the pause until the next reading of the accounts.
+func (s *Servers) pause() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, entry := range s.resources {
+		if s.hasEnded(entry) {
+			return listing.ReadInterval
+		}
+	}
+	return s.listing.Pause(s.collaborators.Clock.Now())
 }
 
 // isBusy reports whether the kubelet allocated a retiring device a short time ago.
 func (s *Servers) isBusy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.collaborators.Clock.Since(s.lastRegrant) < holders.FreeFor
+	return s.listing.IsBusy(s.collaborators.Clock.Now())
 }
 
-// drop applies new evidence, and reports whether the kubelet's checkpoint may be outdated.
-func (s *Servers) drop(e evidence, now time.Time) (outdated bool) {
+// drop applies a reading of the accounts, and reports whether the kubelet's checkpoint may be
+// outdated.
+func (s *Servers) drop(r listing.Reading, now time.Time) (outdated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	outdated, changed := s.update(e, now)
-	changed = changed || s.shrink.over(now) || s.forms.drain.due(now) ||
-		s.forms.drain.next != "" && s.shrink.since.IsZero()
-	changed = changed || !s.forms.growsAt.IsZero() && !now.Before(s.forms.growsAt)
-	for _, entry := range s.resources {
-		o, c := entry.list.drop(e.Account, s.holders)
-		outdated, changed = outdated || o, changed || c
-		o, c = s.updateUnits(entry.list, e.Account)
-		outdated, changed = outdated || o, changed || c
-	}
-	if changed {
-		s.refresh()
-	}
+	next, outdated := s.listing.Read(r, s.holders, now)
+	s.decide(next)
 	return outdated
 }
 
@@ -298,9 +288,10 @@ func (s *Servers) lists() []*list {
 // whether the resource was removed.
 func (s *Servers) forget(ctx context.Context, entry *servedResource) bool {
 	s.mu.Lock()
-	_, ended := entry.list.leaving()
+	ended := s.hasEnded(entry)
 	if ended {
 		delete(s.resources, entry.list.name)
+		s.decide(s.listing.Remove(entry.list.name))
 	}
 	s.mu.Unlock()
 	if ended {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -12,10 +11,12 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -100,7 +101,7 @@ func TestABusyNodeIsReadSoon(t *testing.T) {
 			}})
 		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
 		set.Apply(resource.Plan{}, Options{}, 1)
-		set.lastRegrant = began
+		set.allocating(gpuName, [][]string{{"GPU-0"}})
 		for d := time.Duration(0); d <= holders.FreeFor; d += readSoon {
 			want = append(want, d)
 		}
@@ -139,13 +140,15 @@ func TestAServerWithoutDevicesEnds(t *testing.T) {
 		"kubelet left before it was sent": {unsent: true, phase: PhaseRegistering, want: true},
 	} {
 		s := NewServers(Collaborators{Clock: clock.RealClock{}})
-		s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
-		s.Apply(resource.Plan{}, Options{}, 1)
-		entry, stopped := s.resources[gpuName], false
-		if !tt.departs {
-			clear(entry.list.retiring)
+		stopped := false
+		if tt.departs {
+			s.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
+			s.Apply(resource.Plan{}, Options{}, 1)
+		} else {
+			s.add(gpuName)
 		}
-		entry.list.retired, entry.phase = !tt.stays, tt.phase
+		entry := s.resources[gpuName]
+		entry.retired, entry.phase = !tt.stays, tt.phase
 		if !tt.unstarted {
 			entry.stop = func() { stopped = true }
 		}
@@ -186,13 +189,18 @@ func TestWhatKubeletKnewIsAdopted(t *testing.T) {
 						return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: saved}}, tt.unreadable
 					}})
 				entry := s.add(gpuName)
+				s.listing = s.listing.Add(gpuName, false, s.holders, time.Now())
 				began := time.Now()
 				for i, want := range tt.want {
 					s.adopt(t.Context(), entry)
-					if got := strings.Join(slices.Sorted(maps.Keys(entry.list.retiring)), ","); got != want {
+					var retiring []string
+					for _, device := range s.listing.Retiring(gpuName) {
+						retiring = append(retiring, device.ID)
+					}
+					if got := strings.Join(retiring, ","); got != want {
 						t.Errorf("registration %d: %q depart, want %q", i+1, got, want)
 					}
-					if got := len(entry.list.views.Value().response.Devices); got != len(entry.list.retiring) {
+					if got := len(entry.list.views.Value().response.Devices); got != len(retiring) {
 						t.Errorf("registration %d: %d devices are listed", i+1, got)
 					}
 					if looks, changed := len(s.reaperWoken) > 0, i == 0 &&
@@ -231,31 +239,35 @@ func (a *adoptedAccount) Allocatable(ctx context.Context) (map[string][]string, 
 // TestTheWarningOfAnUnreadableCheckpoint stands as long as somebody waits for it.
 func TestTheWarningOfAnUnreadableCheckpoint(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 2)
+	clock := clocktesting.NewFakeClock(time.Now())
+	s := NewServers(Collaborators{Clock: clock})
 	warns := func(step string, want bool) {
 		t.Helper()
-		_, ending := c.waits(false)
-		if got := strings.Join(c.Offered().Value().Warnings, "; "); strings.Contains(got,
+		_, ending := s.waits(false)
+		if got := strings.Join(s.Offered().Value().Warnings, "; "); strings.Contains(got,
 			"not known which devices pods hold") != want || ending {
 			t.Errorf("%s: the plan warns of %q", step, got)
 		}
 	}
-	c.plan(1)
-	all := c.gpus
-	c.gpus = all[:1]
-	c.plan(1)
+	plan := func(gpus int) {
+		s.Apply(resource.Plan{Resources: []resource.Resource{whole(gpus).Resource}}, Options{}, 1)
+	}
+	plan(2)
+	plan(1)
+	reads := func() {
+		s.drop(listing.Reading{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}, clock.Now())
+	}
 	for range 12 {
 		warns("a moment ago", false)
-		c.clock.Step(10 * time.Second / 12)
-		c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}, c.clock.Now())
+		clock.Step(10 * time.Second / 12)
+		reads()
 	}
-	c.clock.Step(10 * time.Second)
-	c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}, c.clock.Now())
+	clock.Step(10 * time.Second)
+	reads()
 	warns("ten seconds ago", true)
-	c.gpus = all
-	c.plan(1)
+	plan(2)
 	warns("nothing departs any more", false)
-	if c.holders.EndSilence() || c.holders.Silence() != "" {
+	if s.holders.EndSilence() || s.holders.Silence() != "" {
 		t.Error("the ten seconds do not begin anew")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -137,16 +138,7 @@ type Status struct {
 	// empty if there is no problem.
 	Problem string
 	// Retiring are the devices that left the plan and are still listed, sorted by ID.
-	Retiring []RetiringDevice
-}
-
-// RetiringDevice is a device that left the plan and is still listed.
-type RetiringDevice struct {
-	ID string
-	// Reason is why the device cannot be allocated.
-	Reason string
-	// Waiting says what must happen before the list drops the device.
-	Waiting string
+	Retiring []listing.RetiringDevice
 }
 
 // Servers keeps one server for each resource of the latest plan.
@@ -159,45 +151,20 @@ type Servers struct {
 	shrinkNumber  *feed.Feed[uint64]        // the number of the change that waits for ApproveShrink
 	holderReader  holderReader
 
-	mu          sync.Mutex // guards all following fields
-	resources   map[string]*servedResource
-	wanted      wanted
-	holders     *holders.Holders
-	observed    observed
-	forms       heldForms
-	shrink      pendingShrink
-	lastRegrant time.Time    // the last Allocate of a retiring device
-	usersPacing resendPacing // of the lists, for Holders
-}
-
-// wanted is the latest argument of Apply.
-type wanted struct {
-	plan    resource.Plan
-	options Options
-	uuids   map[string]bool // those of the plan
-}
-
-// observed is the latest information from the kubelet about resources without a server in this
-// process.
-type observed struct {
-	others                              // of the last account without a gap
-	checkpointRead bool                 // the checkpoint was read for the first plan
-	unservedForms  []resource.HeldShape // devices that kubelet has under resources that this process does not serve
-	unservedSince  map[string]time.Time // since when it is known that nobody serves a resource of which pods hold devices
-}
-
-// heldForms are the forms in which GPUs count as held and which differ from the plan.
-type heldForms struct {
-	held    []resource.HeldShape
-	growsAt time.Time // the next time when a GPU in its new form may have more devices on offer; zero if none may
-	drain   drain
-	blocked holders.Lasting // a resource has nothing to give because PodResources cannot be asked
+	mu             sync.Mutex // guards all following fields
+	resources      map[string]*servedResource
+	options        Options // the latest ones
+	holders        *holders.Holders
+	listing        listing.State
+	checkpointRead bool         // the checkpoint was read for the first plan
+	usersPacing    resendPacing // of the lists, for Holders
 }
 
 // A servedResource is one resource of Servers.
 type servedResource struct {
 	list    *list
 	epoch   uint64
+	retired bool // the resource left the plan for good
 	phase   Phase
 	agreed  bool
 	since   time.Time // agreed became true
@@ -243,35 +210,54 @@ func (s *Servers) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.readOnce() // what pods hold is known before anything is offered
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.wanted = wanted{plan, o, map[string]bool{}}
+	s.options = o
 	first := s.added.Value() == 0 // then another process of this program may serve, with another configuration
+	state, now := s.listing, s.collaborators.Clock.Now()
 	for _, r := range plan.Resources {
 		entry, known := s.resources[r.Name]
 		if !known {
-			entry = s.add(r.Name)
-			if first {
-				entry.list.markAllOffered()
-			}
+			state, entry = state.Add(r.Name, first, s.holders, now), s.add(r.Name)
 		}
-		entry.epoch, entry.list.retired = epoch, false
-		for _, d := range r.Devices {
-			s.wanted.uuids[d.UUID], s.wanted.uuids[d.GPU] = true, true
-		}
+		entry.epoch, entry.retired = epoch, false
 	}
 	for _, entry := range s.resources {
 		if entry.epoch != epoch {
-			entry.list.retired = true
+			entry.retired = true
 		}
 	}
-	s.refresh()
+	s.decide(listing.Next(state, plan, listing.Options{AnnounceShrink: o.AnnounceShrink}, s.holders, now))
 	s.wakeReaper()
+}
+
+// decide takes over the next state. It publishes what the kubelet and pods are to get from now on,
+// and reports whether this is a new decision. Resources that the state has added get a server.
+func (s *Servers) decide(next listing.State) (changed bool) {
+	before := s.listing.Latest()
+	s.listing = next
+	latest := next.Latest()
+	if latest == before {
+		return false
+	}
+	for name, devices := range latest.Lists {
+		entry, served := s.resources[name]
+		if !served {
+			entry = s.add(name)
+			entry.retired = true
+		}
+		entry.list.publish(devices, s.options)
+	}
+	if s.shrinkNumber.Value() != latest.Pending {
+		s.shrinkNumber.Publish(latest.Pending)
+	}
+	s.offered.Publish(latest.Plan)
+	return true
 }
 
 // readOnce reads the checkpoint before the first plan. It reads without the lock, so that calls of
 // the kubelet do not wait for the disk.
 func (s *Servers) readOnce() {
 	s.mu.Lock()
-	done := s.observed.checkpointRead
+	done := s.checkpointRead
 	s.mu.Unlock()
 	if done {
 		return
@@ -283,8 +269,10 @@ func (s *Servers) readOnce() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.observed.checkpoint, s.observed.checkpointRead = checkpoint, true
-	s.holders.Begin(holders.Account{Began: began, Held: heldIn(checkpoint)})
+	s.checkpointRead = true
+	account := accountOf(checkpoint)
+	account.Began = began
+	s.holders.Begin(account)
 }
 
 // wakeReaper makes runReaper read the accounts at once.
@@ -295,13 +283,26 @@ func (s *Servers) wakeReaper() {
 	}
 }
 
-// add adds a resource, with the devices known to the kubelet at the last reading.
+// add adds the server of a resource.
 func (s *Servers) add(name string) *servedResource {
-	entry := &servedResource{list: newList(name, s.collaborators.Clock)}
-	entry.list.adopt(knownOf(s.observed.checkpoint, name))
+	entry := &servedResource{list: newList(name)}
 	s.resources[name] = entry
 	s.added.Publish(s.added.Value() + 1)
 	return entry
+}
+
+// allocating records a call of Allocate for the devices of each container, and returns the answer.
+// The accounts are read at once for units, because such a call comes when another container has
+// just ended.
+func (s *Servers) allocating(name string, containers [][]string) (listing.Answer, Options) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next, answer := s.listing.Allocate(name, containers, s.holders, s.collaborators.Clock.Now())
+	s.decide(next)
+	if answer.Resource.InUnits() {
+		s.wakeReaper()
+	}
+	return answer, s.options
 }
 
 // Status returns how each resource is served, sorted by name.
@@ -313,8 +314,8 @@ func (s *Servers) Status() []Status {
 		entry := s.resources[name]
 		view := entry.list.views.Value()
 		status := Status{Resource: name, Phase: entry.phase, Agreed: entry.agreed, Problem: entry.problem,
-			Devices: len(view.response.Devices), Healthy: len(view.healthy()),
-			Unoffered: view.unoffered, Retiring: entry.list.retiringDevices()}
+			Devices: len(view.response.Devices), Healthy: len(healthyIDs(view.response)),
+			Unoffered: view.Unoffered, Retiring: s.listing.Retiring(name)}
 		if entry.agreed {
 			status.Since = entry.since
 		}
@@ -389,7 +390,7 @@ func (s *Servers) live(ctx context.Context, entry *servedResource) error {
 	entry.stop = stop
 	s.mu.Unlock()
 
-	past := &previous{}
+	past, name := &previous{}, entry.list.name
 	defer past.letRegister(s.collaborators.Clock)
 	defer past.release()
 	defer past.endKept()
@@ -401,7 +402,7 @@ func (s *Servers) live(ctx context.Context, entry *servedResource) error {
 			report:           func(p Phase) { s.setPhase(entry, p) },
 			reportDifference: func(difference string) { s.setDifference(entry, difference) },
 			adopt:            func(ctx context.Context) { s.adopt(ctx, entry) },
-			allocating:       func(r *pluginapi.AllocateRequest) *view { return s.allocating(entry.list, r) },
+			allocating:       func(ids [][]string) (listing.Answer, Options) { return s.allocating(name, ids) },
 		}
 		err := current.run(ctx)
 		if err != nil {

@@ -1,8 +1,8 @@
 package serve
 
 import (
-	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -119,13 +120,13 @@ func (s *service) streamed() bool {
 // Allocate returns the edits for the devices of each container in the request.
 func (s *service) Allocate(ctx context.Context,
 	request *pluginapi.AllocateRequest) (response *pluginapi.AllocateResponse, err error) {
-	view := s.allocating(request)
-	var ids []string
+	ids := make([][]string, 0, len(request.GetContainerRequests()))
 	for _, container := range request.GetContainerRequests() {
-		ids = append(ids, container.GetDevicesIds()...)
+		ids = append(ids, container.GetDevicesIds())
 	}
-	if !view.withholds(ids) {
-		err := s.forward(ctx, view, [][]string{ids}, func(ctx context.Context,
+	devices, options := s.allocating(ids)
+	if all := slices.Concat(ids...); !devices.Withholds(all) {
+		err := s.forward(ctx, devices.List, [][]string{all}, func(ctx context.Context,
 			earlier pluginapi.DevicePluginClient) (err error) {
 			response, err = earlier.Allocate(ctx, request)
 			return err
@@ -138,44 +139,59 @@ func (s *service) Allocate(ctx context.Context,
 			return nil, err
 		}
 	}
-	if len(request.GetContainerRequests()) == 0 {
+	if len(ids) == 0 {
 		return nil, status.Errorf(codes.InvalidArgument, "allocate %s: the request names no container", s.list.name)
 	}
 	response = &pluginapi.AllocateResponse{
-		ContainerResponses: make([]*pluginapi.ContainerAllocateResponse, 0, len(request.GetContainerRequests())),
+		ContainerResponses: make([]*pluginapi.ContainerAllocateResponse, 0, len(ids)),
 	}
-	for _, container := range request.GetContainerRequests() {
-		devices, err := view.lookUp(container.GetDevicesIds())
+	for _, of := range ids {
+		e, err := s.editsFor(devices, of, options.Edits)
 		if err != nil {
-			return nil, status.Errorf(status.Code(err), "allocate %s: %s", s.list.name, status.Convert(err).Message())
-		}
-		if err := s.mayGive(devices); err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
-		}
-		e, err := containeredits.For(devices, view.options.Edits)
-		if err != nil {
-			return nil, status.Errorf(codes.FailedPrecondition, "allocate %s: %v", s.list.name, err)
-		}
-		if view.resource.InUnits() { // for the receipt: the kubelet keeps the answer as long as the container
-			e.Annotations = maps.Clone(e.Annotations)
-			if e.Annotations == nil {
-				e.Annotations = map[string]string{}
-			}
-			e.Annotations[containeredits.AllocatedKey] = s.Clock.Now().UTC().Format(time.RFC3339)
+			return nil, status.Errorf(codeOf(err), "allocate %s: %v", s.list.name, err)
 		}
 		response.ContainerResponses = append(response.ContainerResponses, answer(e))
-		s.log.V(2).Info("Allocated", "devices", container.GetDevicesIds())
+		s.log.V(2).Info("Allocated", "devices", of)
 	}
 	s.used.Store(true)
 	return response, nil
 }
 
-// mayGive returns why the GPUs of these devices must not be given to a pod now, or nil.
-func (s *service) mayGive(devices []resource.Device) error {
-	if s.MayGive == nil {
-		return nil
+// editsFor returns the edits of a container for its devices, or why the container must not get the
+// devices.
+func (s *service) editsFor(
+	answer listing.Answer, ids []string, o containeredits.Options,
+) (e containeredits.Edits, err error) {
+	devices, err := answer.Devices(ids)
+	if err == nil && s.MayGive != nil {
+		err = s.MayGive(devices)
 	}
-	return s.MayGive(devices)
+	if err == nil {
+		e, err = containeredits.For(devices, o)
+	}
+	if err == nil && answer.Resource.InUnits() { // for the receipt: the kubelet keeps the answer as long as the container
+		e.Annotations = maps.Clone(e.Annotations)
+		if e.Annotations == nil {
+			e.Annotations = map[string]string{}
+		}
+		e.Annotations[containeredits.AllocatedKey] = s.Clock.Now().UTC().Format(time.RFC3339)
+	}
+	return e, err
+}
+
+// codeOf returns the code for a refused call.
+func codeOf(err error) codes.Code {
+	var refused *listing.RefusalError
+	if errors.As(err, &refused) {
+		switch refused.Kind {
+		case listing.Invalid:
+			return codes.InvalidArgument
+		case listing.Unknown:
+			return codes.NotFound
+		case listing.Withheld:
+		}
+	}
+	return codes.FailedPrecondition
 }
 
 // forward makes a call about devices missing from the plan to the earlier server that listed them.
@@ -183,11 +199,11 @@ func (s *service) mayGive(devices []resource.Device) error {
 // of this process. The IDs are grouped by container. The error is fs.ErrNotExist if the call is not
 // for the earlier server.
 func (s *service) forward(
-	ctx context.Context, v *view, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
+	ctx context.Context, l listing.List, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
 	asked := 0
 	for _, container := range ids {
-		if slices.ContainsFunc(container, func(id string) bool { return !v.resource.Lacks(id) }) {
+		if slices.ContainsFunc(container, func(id string) bool { return !l.Resource.Lacks(id) }) {
 			return fs.ErrNotExist
 		}
 		asked += len(container)
@@ -202,102 +218,6 @@ func (s *service) forward(
 	return err
 }
 
-// withholds reports whether one of the devices left the plan and no process may give it to a pod.
-func (v *view) withholds(ids []string) bool {
-	return slices.ContainsFunc(ids, func(id string) bool {
-		d, departing := v.retiring[id]
-		return !departing || !d.device.Healthy
-	})
-}
-
-// lookUp returns the devices of the given IDs, or a status that says which ID is wrong and why.
-func (v *view) lookUp(ids []string) ([]resource.Device, error) {
-	switch {
-	case len(ids) == 0:
-		return nil, status.Error(codes.InvalidArgument, "a container asks for no device")
-	case v.refusal != "":
-		return nil, status.Error(codes.FailedPrecondition, v.refusal)
-	}
-	devices := make([]resource.Device, 0, len(ids))
-	seen := make(map[string]struct{}, len(ids))
-	for _, id := range ids {
-		device, known := v.resource.Device(id)
-		if !known {
-			device, known = v.allocatableRetiring(id)
-		}
-		if !known {
-			return nil, v.unknown(id)
-		}
-		if !device.Healthy {
-			return nil, status.Errorf(codes.FailedPrecondition, "device %s is not healthy: %s", id, device.Reason)
-		}
-		if _, twice := seen[id]; twice {
-			return nil, status.Errorf(codes.InvalidArgument, "device %s is asked for twice", id)
-		}
-		seen[id] = struct{}{}
-		devices = append(devices, device)
-	}
-	if err := v.resource.Admit(devices); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	return devices, nil
-}
-
-// allocatableRetiring returns a device that left the plan, in the form given to a pod; false if no
-// pod may get it.
-func (v *view) allocatableRetiring(id string) (resource.Device, bool) {
-	d, departing := v.retiring[id]
-	switch {
-	case !departing || !d.device.Healthy:
-		return d.device, false
-	case resource.UnitMiB(v.resource.Name) > 0:
-		return v.asPlanned(d.device)
-	}
-	return d.device, true
-}
-
-// asPlanned returns a unit that left the plan in the form of its GPU's current units. It returns
-// false if the GPU no longer has such units: nothing may enforce the limit then.
-func (v *view) asPlanned(left resource.Device) (resource.Device, bool) {
-	i := slices.IndexFunc(v.resource.Devices, func(d resource.Device) bool { return d.UUID == left.UUID })
-	if i < 0 {
-		return left, false
-	}
-	unit := v.resource.Devices[i]
-	unit.ID = left.ID
-	return unit, true
-}
-
-// possiblyHeld returns a device that a pod may hold: a device of the plan, or one that left the
-// plan since.
-func (v *view) possiblyHeld(id string) (resource.Device, bool) {
-	if device, planned := v.resource.Device(id); planned {
-		return device, true
-	}
-	d, departing := v.retiring[id]
-	return d.device, departing
-}
-
-// maxShown bounds the part of an unknown ID in an error, in bytes.
-const maxShown = 200
-
-// unknown returns why a device missing from the plan is not allocated.
-func (v *view) unknown(id string) error {
-	if id == "" {
-		return status.Error(codes.InvalidArgument, "a container asks for a device with an empty ID")
-	}
-	if d, departing := v.retiring[id]; departing {
-		return status.Errorf(codes.FailedPrecondition, "device %s cannot be given out: %s", id,
-			cmp.Or(d.device.Reason, d.reason))
-	}
-	if len(id) > maxShown { // gRPC keeps as much memory for each connection as the longest error took
-		id = strings.ToValidUTF8(id[:maxShown], "") + fmt.Sprintf("... (%d bytes)", len(id))
-	}
-	// The words of NVIDIA's plugin, because existing alerts may search for them.
-	return status.Errorf(codes.NotFound, "invalid allocation request for %q: invalid request: unknown device: %s",
-		v.resource.Name, id)
-}
-
 // GetPreferredAllocation returns the best available devices for a container. An error would fail
 // the pod, so it returns an error only if no answer can be right.
 func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (
@@ -308,7 +228,7 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	for _, container := range request.GetContainerRequests() {
 		available = append(available, container.GetAvailableDeviceIDs())
 	}
-	if s.forward(ctx, view, available, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
+	if s.forward(ctx, view.List, available, func(ctx context.Context, earlier pluginapi.DevicePluginClient) error {
 		response, err = earlier.GetPreferredAllocation(ctx, request)
 		return err
 	}) == nil {
@@ -316,7 +236,7 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	}
 	response = &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
-		ids, err := view.prefer(container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(),
+		ids, err := view.Prefer(container.GetAvailableDeviceIDs(), container.GetMustIncludeDeviceIDs(),
 			int(container.GetAllocationSize()))
 		if err != nil {
 			return nil, status.Errorf(codes.InvalidArgument, "prefer devices of %s: %v", s.list.name, err)
@@ -325,41 +245,6 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 			&pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	return response, nil
-}
-
-// prefer returns the best `size` available devices for a container. Devices missing from the plan
-// come last: they left the plan, or the kubelet chose among them just before it received the list.
-// A required device missing from the plan is no error, because the kubelet would refuse the pod for
-// good. The following Allocate decides, and names unknown IDs.
-func (v *view) prefer(available, required []string, size int) ([]string, error) {
-	if v.resource.InUnits() {
-		return v.resource.Prefer(available, required, size) // those that left are of one GPU with the others, or not given
-	}
-	must, others := v.split(required)
-	wanted := max(0, size-len(others))
-	ids, err := v.resource.Prefer(available, must, wanted)
-	if known, few := resource.TooFew(err); few { // asked last: there may be thousands of replicas
-		_, unknown := v.split(available)
-		unknown = slices.DeleteFunc(unknown, func(id string) bool { return slices.Contains(others, id) })
-		if missing := wanted - known; missing <= len(unknown) {
-			others = append(others, unknown[:missing]...)
-			ids, err = v.resource.Prefer(available, must, known)
-		}
-	}
-	return append(ids, others...), err
-}
-
-// split returns the IDs of the plan, and the other IDs, sorted.
-func (v *view) split(ids []string) (planned, others []string) {
-	for _, id := range ids {
-		if v.resource.Lacks(id) {
-			others = append(others, id)
-		} else {
-			planned = append(planned, id)
-		}
-	}
-	slices.Sort(others)
-	return planned, slices.Compact(others)
 }
 
 // inspectTimeout bounds an inspection. The kubelet waits up to 30 s, and the container with it.
@@ -376,9 +261,9 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	view := s.list.views.Value()
 	devices := make([]resource.Device, 0, len(request.GetDevicesIds()))
 	for _, id := range request.GetDevicesIds() {
-		device, known := view.possiblyHeld(id)
+		device, known := view.PossiblyHeld(id)
 		if !known {
-			return nil, s.refuse(view.unknown(id))
+			return nil, s.refuse(view.Unknown(id))
 		}
 		if device.Sharing == resource.Percentage {
 			return &pluginapi.PreStartContainerResponse{}, nil // no GPU is known by it
@@ -388,7 +273,7 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
 	if err := s.Inspector.Inspect(ctx, devices); err != nil {
-		return nil, s.refuse(status.Error(codes.FailedPrecondition, err.Error()))
+		return nil, s.refuse(err)
 	}
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
@@ -396,9 +281,9 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 // refuse says in the pod's events why the container does not start and what helps, because the
 // kubelet retries with the same devices forever.
 func (s *service) refuse(err error) error {
-	return status.Errorf(status.Code(err), "start a container on %s: %s; the kubelet retries on the same device for as"+
+	return status.Errorf(codeOf(err), "start a container on %s: %v; the kubelet retries on the same device for as"+
 		"long as the "+
-		"pod is there: delete the pod to get another", s.list.name, status.Convert(err).Message())
+		"pod is there: delete the pod to get another", s.list.name, err)
 }
 
 // answer translates container edits into the kubelet's API.

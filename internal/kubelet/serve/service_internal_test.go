@@ -21,7 +21,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -67,7 +70,7 @@ func (s *listStream) Send(r *pluginapi.ListAndWatchResponse) error {
 func TestWhatAStreamSends(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		l := newList(gpuName, clock.RealClock{})
+		l := newList(gpuName)
 		ended := 0
 		life := &registration{list: l, previous: &previous{}, closing: make(chan struct{}), connections: newConnections(),
 			end:           func(error) { ended++ },
@@ -88,7 +91,7 @@ func TestWhatAStreamSends(t *testing.T) {
 			for _, id := range ids {
 				r.Devices = append(r.Devices, resource.Device{ID: id})
 			}
-			l.publish(r, Options{}, nil)
+			l.publish(listOf(r), Options{})
 		}
 		sends := func(step string, want ...string) {
 			t.Helper()
@@ -193,7 +196,7 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		"kubelet 1.37":                        {several: true},
 		"it ends":                             {ended: true, unseen: true},
 	} {
-		s := alone(&registration{list: newList(gpuName, clock.RealClock{}), previous: &previous{ending: tt.ended},
+		s := alone(&registration{list: newList(gpuName), previous: &previous{ending: tt.ended},
 			connections: newConnections(), Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
 		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
 		s.oneClient, s.inspect = !tt.several, true
@@ -235,27 +238,29 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 	}{
 		"of the plan":             {"GPU-0", false, codes.OK},
 		"unknown":                 {"unknown", false, codes.NotFound},
-		"departing and given":     {"given", true, codes.OK},
+		"departing and given":     {"GPU-1::0", true, codes.OK},
 		"departing and not given": {"gone", false, codes.FailedPrecondition},
-		"departing and refused":   {"refused", true, codes.FailedPrecondition},
+		"departing and refused":   {"GPU-2::0", true, codes.FailedPrecondition},
 	} {
-		v := whole(1)
-		v.options = Options{Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}
-		v.retiring = map[string]retiringDevice{
-			"given":   {device: resource.Device{ID: "given", UUID: "given", Healthy: true}},
-			"refused": {device: resource.Device{ID: "refused", UUID: "refused", Healthy: true}},
-			"gone":    {device: resource.Device{ID: "gone"}},
-		}
 		asked := false
 		directory := &sharedDirectory{called: func(string) error {
-			if asked = true; tt.id == "refused" {
+			if asked = true; tt.id == "GPU-2::0" {
 				return status.Error(codes.FailedPrecondition, "its GPU is not free yet")
 			}
 			return nil
 		}}
-		s := alone(&registration{Collaborators: Collaborators{Registrar: directory},
-			list:       newList(gpuName, clock.RealClock{}),
-			allocating: func(*pluginapi.AllocateRequest) *view { return v }})
+		set := NewServers(Collaborators{Clock: clock.RealClock{}, Checkpoint: func() (kubelet.Checkpoint, error) {
+			return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"GPU-1::0", "GPU-2::0", "gone"}}}, nil
+		}})
+		var gpus inventory.Snapshot
+		for i := range 3 {
+			gpus.GPUs = append(gpus.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i,
+				Health: inventory.Health{State: inventory.Healthy}})
+		}
+		set.Apply(resource.New(gpus, resource.Options{}), Options{Edits: containeredits.Options{
+			Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 1)
+		s := alone(&registration{Collaborators: Collaborators{Registrar: directory}, list: set.resources[gpuName].list,
+			allocating: func(ids [][]string) (listing.Answer, Options) { return set.allocating(gpuName, ids) }})
 		_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{tt.id}}}})
 		if asked != tt.asks || status.Code(err) != tt.refuse {
 			t.Errorf("%s: the earlier process is asked: %v, %v; want %v, %v", name, asked, err, tt.asks, tt.refuse)
@@ -269,14 +274,10 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 // TestGPUsThatMayNotBeGiven: a pod gets none of them.
 func TestGPUsThatMayNotBeGiven(t *testing.T) {
 	t.Parallel()
-	v := whole(2)
-	for i := range v.resource.Devices {
-		v.resource.Devices[i].GPU = fmt.Sprint("GPU-", i)
-	}
 	mayGive := func(d []resource.Device) error { return errors.New(d[0].GPU + d[1].GPU + ": a claim has it") }
 	s := alone(&registration{Collaborators: Collaborators{MayGive: mayGive},
-		list:       newList(resource.WholeGPU, clock.RealClock{}),
-		allocating: func(*pluginapi.AllocateRequest) *view { return v }})
+		list:       newList(resource.WholeGPU),
+		allocating: func([][]string) (listing.Answer, Options) { return listing.Answer{List: whole(2)}, Options{} }})
 	ids := []string{"GPU-0", "GPU-1"}
 	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "GPU-0GPU-1: a claim has it") {
@@ -289,8 +290,8 @@ func TestAPreferenceAmongDevicesOfAnEarlierServer(t *testing.T) {
 	t.Parallel()
 	for available, want := range map[string]bool{"GPU-x": true, "GPU-x GPU-0": false, "GPU-0": false} {
 		asked := false
-		l := newList(resource.WholeGPU, clock.RealClock{})
-		l.publish(whole(1).resource, Options{}, nil)
+		l := newList(resource.WholeGPU)
+		l.publish(whole(1), Options{})
 		s := alone(&registration{list: l, Collaborators: Collaborators{Registrar: &sharedDirectory{called: func(string) error {
 			asked = true
 			return nil

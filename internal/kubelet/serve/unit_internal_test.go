@@ -16,10 +16,10 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -143,45 +143,15 @@ func TestAListenerThatFails(t *testing.T) {
 	}
 }
 
-// whole returns a view of the list of so many whole GPUs.
-func whole(gpus int) *view {
+// whole returns the list of so many whole GPUs.
+func whole(gpus int) listing.List {
 	var s inventory.Snapshot
 	for i := range gpus {
 		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i,
 			Health: inventory.Health{State: inventory.Healthy}})
 	}
 	r, _ := resource.New(s, resource.Options{}).Resource(resource.WholeGPU)
-	return &view{resource: r}
-}
-
-// TestDevicesThatAreNotOfThePlanArePreferredLast: they left it, or kubelet has not received the
-// list that has them not.
-func TestDevicesThatAreNotOfThePlanArePreferredLast(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		available, required string
-		size                int
-		want                string // no answer can be right if it is empty
-	}{
-		"all are of the plan":                 {"GPU-0 GPU-1 GPU-2", "GPU-2", 2, "GPU-0 GPU-2"},
-		"enough are of the plan":              {"GPU-x GPU-0 GPU-1", "", 2, "GPU-0 GPU-1"},
-		"one too few":                         {"GPU-y GPU-x GPU-0", "", 2, "GPU-0 GPU-x"},
-		"two too few":                         {"GPU-y GPU-x GPU-0", "", 3, "GPU-0 GPU-x GPU-y"},
-		"three too few":                       {"GPU-y GPU-x GPU-0", "", 4, ""},
-		"none is of the plan":                 {"GPU-y GPU-x", "", 1, "GPU-x"},
-		"one that must be":                    {"GPU-x GPU-0 GPU-1", "GPU-x", 2, "GPU-0 GPU-x"},
-		"one that must be, and too few":       {"GPU-x GPU-y GPU-0", "GPU-y", 3, "GPU-0 GPU-x GPU-y"},
-		"the first that must be, and too few": {"GPU-x GPU-y GPU-0", "GPU-x", 3, "GPU-0 GPU-x GPU-y"},
-		"as many that must be as wanted":      {"GPU-x GPU-y GPU-0", "GPU-y GPU-x", 2, "GPU-x GPU-y"},
-		"one that is named twice":             {"GPU-0 GPU-0 GPU-x GPU-x", "", 2, "GPU-0 GPU-x"},
-		"one that is required and free":       {"GPU-0 GPU-x", "GPU-0", 2, "GPU-0 GPU-x"},
-	} {
-		got, err := whole(3).prefer(strings.Fields(tt.available), strings.Fields(tt.required), tt.size)
-		slices.Sort(got)
-		if text := strings.Join(got, " "); (err != nil) != (tt.want == "") || err == nil && text != tt.want {
-			t.Errorf("%s: %q, %v, want %q", name, text, err, tt.want)
-		}
-	}
+	return listOf(r)
 }
 
 // TestCallsAboutDevicesOfAnEarlierServerAreForwarded: only if none of the devices is of the plan,
@@ -206,7 +176,7 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 			return tt.err
 		}}
 		s := alone(&registration{Collaborators: Collaborators{Registrar: directory},
-			list: newList(resource.WholeGPU, clock.RealClock{})})
+			list: newList(resource.WholeGPU)})
 		if got := s.forward(t.Context(), whole(1), [][]string{strings.Fields(tt.ids)}, nil) == nil; got != tt.want {
 			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
 		}
@@ -216,7 +186,7 @@ func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
 // TestAContainerOnAnUnknownDeviceDoesNotStart: nobody can say how the device is.
 func TestAContainerOnAnUnknownDeviceDoesNotStart(t *testing.T) {
 	t.Parallel()
-	s := alone(&registration{list: newList(resource.WholeGPU, clock.RealClock{})})
+	s := alone(&registration{list: newList(resource.WholeGPU)})
 	s.inspect = true
 	_, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}})
 	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "GPU-x") {

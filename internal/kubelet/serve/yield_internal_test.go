@@ -155,7 +155,7 @@ func TestMaySend(t *testing.T) {
 		"the account differs":                {muteAccountDiffers, nil, muteAccountDiffers},
 	} {
 		l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}},
-			list: newList(gpuName, clock.RealClock{}), previous: &previous{}}
+			list: newList(gpuName), previous: &previous{}}
 		l.previous.noteEnd("ended")
 		l.mute.Publish(tt.before)
 		if may, _ := l.maySend(); may != (tt.want == muteNone) || l.mute.Value() != tt.want {
@@ -191,7 +191,7 @@ func TestTheLaterServerMayReturnFirst(t *testing.T) {
 					time.AfterFunc(tt.ends, cancel)
 				}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Sockets: sockets, Clock: clock.RealClock{}},
-					list: newList(gpuName, clock.RealClock{}), previous: &previous{}}
+					list: newList(gpuName), previous: &previous{}}
 				began := time.Now()
 				l.awaitLater(ctx)
 				if took := time.Since(began); took != tt.want {
@@ -232,7 +232,7 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				directory := &sharedDirectory{neverLocks: tt.neverLocks}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{},
 					Metrics: noMetrics{}},
-					list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {},
+					list: newList(gpuName), previous: &previous{}, report: func(Phase) {},
 					reportDifference: func(string) {},
 					adopt:            func(context.Context) {}, connections: newConnections()}
 				s := newService(l, klog.Background())
@@ -241,7 +241,7 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 					registered = true
 					time.Sleep(tt.takes)
 					if tt.sent {
-						l.list.publish(oneGPU(), Options{}, nil)
+						l.list.publish(listOf(oneGPU()), Options{})
 						l.sent.Publish(l.list.views.Value().response)
 					}
 					if tt.during {
@@ -296,12 +296,12 @@ func TestWhatProvesARegistration(t *testing.T) {
 				}}
 				l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{registered: func() {}},
 					Accountant: account,
-					Clock:      clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName, clock.RealClock{}),
+					Clock:      clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName),
 					previous: &previous{},
 					report:   func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
 					connections:    newConnections(),
 					siblingChanged: make(chan struct{}, 1)}
-				l.list.publish(oneGPU(), Options{}, nil)
+				l.list.publish(listOf(oneGPU()), Options{})
 				l.sent.Publish(l.list.views.Value().response)
 				if tt.compared {
 					l.siblingChanged <- struct{}{}
@@ -344,9 +344,9 @@ func TestUndisturbed(t *testing.T) {
 				account := &notedAccount{answer: func(n int) ([]string, error) { return tt.answers[n-1], tt.err }}
 				l := &registration{Collaborators: Collaborators{Accountant: account, Clock: clock.RealClock{},
 					Incarnation: feed.New(uint64(1))},
-					list: newList(gpuName, clock.RealClock{})}
+					list: newList(gpuName)}
 				if !tt.empty {
-					l.list.publish(oneGPU(), Options{}, nil)
+					l.list.publish(listOf(oneGPU()), Options{})
 				}
 				if !tt.unsent {
 					l.sent.Publish(l.list.views.Value().response)
@@ -368,7 +368,7 @@ func TestASilentServerAtANewKubelet(t *testing.T) {
 	t.Parallel()
 	l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
 		Incarnation: feed.New(uint64(2))},
-		list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {}}
+		list: newList(gpuName), previous: &previous{}, report: func(Phase) {}}
 	if err := l.yield(t.Context(), 1); !errors.Is(err, errKubeletLeft) || !l.previous.yielded {
 		t.Errorf("yield() = %v, yielded %v", err, l.previous.yielded)
 	}
@@ -379,7 +379,7 @@ func TestTheTurnAfterASilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{}, Sockets: feed.New([]string(nil)),
 			Clock: clock.RealClock{}},
-			list: newList(gpuName, clock.RealClock{}), previous: &previous{yielded: true}}
+			list: newList(gpuName), previous: &previous{yielded: true}}
 		for _, want := range []time.Duration{returnTimeout, 0} {
 			began := time.Now()
 			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
@@ -403,7 +403,7 @@ func TestTheTurnAfterALaterServer(t *testing.T) {
 			l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{later: []string{"later.sock"}},
 				Accountant:  account,
 				Incarnation: feed.New(uint64(1)), Clock: clock.RealClock{}},
-				list: newList(gpuName, clock.RealClock{}), previous: &previous{}, report: func(Phase) {}}
+				list: newList(gpuName), previous: &previous{}, report: func(Phase) {}}
 			began := time.Now()
 			if ended := l.awaitLaterEnds(t.Context(), 1); !ended || time.Since(began) != want {
 				t.Errorf("counted %d times: awaitLaterEnds() = %v after %v, want true after %v", counted, ended, time.Since(began),
@@ -431,7 +431,7 @@ func TestASilentServerThatMaySpeakAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				directory := &sharedDirectory{later: []string{"later.sock"}}
-				l := listing(directory, &notedAccount{answer: func(n int) ([]string, error) {
+				l := sentList(directory, &notedAccount{answer: func(n int) ([]string, error) {
 					if n == 1 && tt.comes {
 						directory.come("another.sock")
 					}
@@ -464,7 +464,7 @@ func TestTheTurnThatNeverComes(t *testing.T) {
 	t.Parallel()
 	for _, left := range []bool{true, false} {
 		directory := &sharedDirectory{later: []string{"later.sock"}, lasts: true}
-		l := listing(directory, emptyAccount{})
+		l := sentList(directory, emptyAccount{})
 		var phases []Phase
 		ctx, cancel := context.WithCancel(t.Context())
 		l.report = func(p Phase) {

@@ -28,6 +28,10 @@ type Account struct {
 	Source  Source    // of what PodResources has told
 	Began   time.Time // when the accounts were read; zero if they were not
 	Held    map[Key]Holder
+	// Listed are the devices that the checkpoint counts as healthy, by resource. Nodes are the devices
+	// that pods hold according to the checkpoint, with their NUMA nodes.
+	Listed map[string][]string
+	Nodes  map[Key][]int64
 	// UnknownBecause is why a pod may hold a device missing from Held; empty if no pod can.
 	UnknownBecause string
 	Partial        bool // there is a gap, and Held is what one of the accounts says
@@ -42,3 +46,18 @@ type Account struct {
 
 // Tells reports whether at least one of the accounts says who holds devices.
 func (a Account) Tells() bool { return a.UnknownBecause == "" || a.Partial }
+
+// Known returns all devices of a resource in the checkpoint, by ID, with the NUMA nodes of held
+// devices.
+func (a Account) Known(resource string) map[string][]int64 {
+	nodes := map[string][]int64{}
+	for _, id := range a.Listed[resource] {
+		nodes[id] = nil
+	}
+	for key, of := range a.Nodes {
+		if key.Resource == resource {
+			nodes[key.ID] = of
+		}
+	}
+	return nodes
+}

@@ -24,7 +24,11 @@ func (l *Lasting) Update(is bool, now time.Time, least time.Duration, reason str
 // Counts reports whether the condition counts.
 func (l Lasting) Counts() bool { return l.Reason != "" }
 
-// IsDue reports whether the condition will start to count at the next update.
-func (l Lasting) IsDue(now time.Time, least time.Duration) bool {
-	return !l.Counts() && !l.since.IsZero() && now.Sub(l.since) >= least
+// DueAt returns when the condition starts to count at the next update, if it stays true; zero if the
+// condition counts or is not true.
+func (l Lasting) DueAt(least time.Duration) time.Time {
+	if l.Counts() || l.since.IsZero() {
+		return time.Time{}
+	}
+	return l.since.Add(least)
 }

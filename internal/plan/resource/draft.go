@@ -94,20 +94,36 @@ func (p *planner) fits(name string) bool {
 	return false
 }
 
-// listed returns the bytes of a device in a list while it is unhealthy: a message of ID, health and
-// NUMA node, each field with its tag and length.
+// listed returns the bytes of a device in a list while it is unhealthy.
 func listed(d Device) int {
-	size := 1 + varint(len(d.ID)) + len(d.ID) + 2 + len("Unhealthy")
-	switch {
-	case d.NUMANode > 0:
-		size += 2 + 2 + 1 + varint(d.NUMANode)
-	case d.NUMANode == 0: // protobuf does not write a 0
-		size += 2 + 2
+	if d.NUMANode < 0 {
+		return ListBytes(d.ID, false, nil)
+	}
+	return ListBytes(d.ID, false, []int64{int64(d.NUMANode)})
+}
+
+// ListBytes returns the bytes of a device in a list: a message of ID, health and NUMA nodes, each
+// field with its tag and length.
+func ListBytes(id string, healthy bool, nodes []int64) int {
+	health := len("Unhealthy")
+	if healthy {
+		health = len("Healthy")
+	}
+	size := 1 + varint(len(id)) + len(id) + 2 + health
+	if len(nodes) > 0 {
+		all := 0
+		for _, node := range nodes {
+			all += 2
+			if node != 0 { // protobuf does not write a 0
+				all += 1 + varint(int(node))
+			}
+		}
+		size += 1 + varint(all) + all
 	}
 	return 1 + varint(size) + size
 }
 
-// varint returns the number of bytes of an encoded length.
+// varint returns the number of bytes of an encoded number.
 func varint(n int) int {
 	bytes := 1
 	for ; n >= 1<<7; n >>= 7 {

@@ -1,4 +1,4 @@
-package serve
+package listing
 
 import (
 	"fmt"
@@ -13,15 +13,9 @@ import (
 // This file handles units of memory. The kubelet's accounts say which units containers hold. A call
 // of Allocate says so until the accounts show the units.
 
-const (
-	// unitsStay is how long the free units of the same GPU stay on offer after a call of Allocate. A
-	// container may get more units than the init container of the same pod whose units it takes over.
-	unitsStay = time.Second
-	// unitsPause is how often the accounts are read for units alone, once nothing has changed for
-	// unitsQuiet.
-	unitsPause = 5 * time.Second
-	unitsQuiet = 10 * time.Second
-)
+// unitsStay is how long the free units of the same GPU stay on offer after a call of Allocate. A
+// container may get more units than the init container of the same pod whose units it takes over.
+const unitsStay = time.Second
 
 // units is the state of the units of a list's resource.
 type units struct {
@@ -33,20 +27,28 @@ type units struct {
 	changed time.Time // when offered changed last
 }
 
+// isOnOffer reports whether a planned device is on offer. i is the position of the device in the
+// resource. A unit has a rule of its own; any other device is on offer while Healthy.
+func (l *list) isOnOffer(i int, d resource.Device) bool {
+	if l.resource.InUnits() {
+		return l.units.offered[i]
+	}
+	return d.Healthy
+}
+
 // isFree reports whether no container holds a unit that left the plan and is not kept, while its
 // GPU still has such units. The place of the unit is then one of the planned free units, so the
 // unit itself is not on offer. Before the first reading of the accounts, any unit may be held.
-func (s *Servers) isFree(l *list, d retiringDevice, containers map[string]string) bool {
+func (n *step) isFree(name string, l *list, d retiring, containers map[string]string) bool {
 	_, named := containers[d.device.ID]
 	return !d.keptOnOffer && l.resource.UnitClients(d.device.UUID) > 0 && !named &&
-		!s.holders.IsNamed(l.key(d.device.ID)) && !s.holders.Complete().Began.IsZero()
+		!n.holders.IsNamed(holders.Key{Resource: name, ID: d.device.ID}) && !n.holders.Complete().Began.IsZero()
 }
 
 // useOf returns the known use of the units of a resource.
-func (s *Servers) useOf(l *list, containers map[string]string) resource.UnitUse {
+func (n *step) useOf(name string, l *list, containers map[string]string) resource.UnitUse {
 	use := resource.UnitUse{Used: slices.Collect(maps.Keys(containers)), Containers: map[string]int{},
-		Departing: map[string]int{},
-		Kept:      map[string]int{}}
+		Departing: map[string]int{}, Kept: map[string]int{}}
 	seen := map[[2]string]bool{}
 	for id, container := range containers {
 		uuid, _ := resource.SplitID(id)
@@ -59,30 +61,29 @@ func (s *Servers) useOf(l *list, containers map[string]string) resource.UnitUse 
 		switch _, named := containers[id]; {
 		case d.keptOnOffer && !named:
 			use.Kept[d.device.UUID]++
-		case !d.keptOnOffer && (named || d.Counts() && !s.isFree(l, d, containers)):
+		case !d.keptOnOffer && (named || d.Counts() && !n.isFree(name, l, d, containers)):
 			use.Departing[d.device.UUID]++
 		}
 	}
 	return use
 }
 
-// offerUnits returns which devices of a resource in units are on offer; nil for other resources.
-func (s *Servers) offerUnits(l *list, r resource.Resource) []bool {
-	if !r.InUnits() {
+// offerUnits decides which units of a list are on offer. It has no effect on other resources.
+func (n *step) offerUnits(name string, l *list) {
+	if !l.resource.InUnits() {
 		l.units.used = 0
-		return nil
+		return
 	}
-	now, containers := s.collaborators.Clock.Now(), s.holders.Containers(l.name)
-	use := s.useOf(l, containers)
-	offered, kept, gpu := r.OfferUnits(use, l.units.gpu, now.Sub(l.units.lastCall) < unitsStay)
+	containers := n.holders.Containers(name)
+	use := n.useOf(name, l, containers)
+	offered, kept, gpu := l.resource.OfferUnits(use, l.units.gpu, n.now.Sub(l.units.lastCall) < unitsStay)
 	if len(use.Kept) > 0 {
 		offered = append(offered, l.offerKept(kept, containers)...)
 	}
 	if !slices.Equal(offered, l.units.offered) || len(containers) != l.units.used {
-		l.units.changed = now
+		l.units.changed = n.now
 	}
 	l.units.offered, l.units.gpu, l.units.used = offered, gpu, len(containers)
-	return offered
 }
 
 // offerKept offers, by the UUID of the GPU, the given number of kept units without a container, and
@@ -101,47 +102,26 @@ func (l *list) offerKept(count map[string]int, containers map[string]string) (of
 	return offered
 }
 
-// updateUnits applies new evidence about the units of a list. It reports whether the checkpoint
-// names containers that may have ended, and whether other units are to be on offer.
-func (s *Servers) updateUnits(l *list, a holders.Account) (outdated, changed bool) {
-	r := l.views.Value().resource
-	if !r.InUnits() || !a.Tells() {
+// readUnits applies an account to the units of a list. It reports whether the checkpoint names
+// containers that may have ended, and whether other units are to be on offer.
+func (n *step) readUnits(name string, l *list, a holders.Account) (outdated, changed bool) {
+	if !l.resource.InUnits() || !a.Tells() {
 		return false, false
 	}
 	if a.Source != (holders.Source{}) {
 		for key, h := range a.Held {
-			outdated = outdated || h.CheckpointOnly && key.Resource == l.name
+			outdated = outdated || h.CheckpointOnly && key.Resource == name
 		}
 	}
 	before := l.units.offered
-	return outdated, !slices.Equal(before, s.offerUnits(l, r))
-}
-
-// readPause returns the pause until the next reading of the accounts.
-func (s *Servers) readPause() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.observed.unservedForms) > 0 {
-		return readInterval
-	}
-	pause, now := readInterval, s.collaborators.Clock.Now()
-	for _, entry := range s.resources {
-		if departing, ended := entry.list.leaving(); departing || ended {
-			return readInterval
-		}
-		if u := entry.list.units; u.used > 0 {
-			if pause = unitsPause; now.Sub(u.changed) < unitsQuiet || now.Sub(u.lastCall) < unitsQuiet {
-				return readInterval
-			}
-		}
-	}
-	return pause
+	n.offerUnits(name, l)
+	return outdated, !slices.Equal(before, l.units.offered)
 }
 
 // overbooked returns why a container cannot get units: as many containers as can use its GPU at the
 // same time hold units already.
-func (s *Servers) overbooked(l *list, ids []string) string {
-	containers := s.holders.Containers(l.name)
+func (n *step) overbooked(name string, l *list, ids []string) string {
+	containers := n.holders.Containers(name)
 	uuid, _ := resource.SplitID(ids[0])
 	others := map[string]bool{}
 	for id, container := range containers {
@@ -150,7 +130,7 @@ func (s *Servers) overbooked(l *list, ids []string) string {
 		}
 	}
 	for _, id := range ids {
-		delete(others, containers[id]) // an init container of the same pod may have held it, and has ended
+		delete(others, containers[id]) // an init container of the same pod may have held the unit, and has ended
 	}
 	most := l.resource.UnitClients(uuid)
 	if most == 0 || len(others) < most {
@@ -161,26 +141,24 @@ func (s *Servers) overbooked(l *list, ids []string) string {
 }
 
 // giveUnits records that a container receives units, and returns why it must not; empty if it may.
-// Units of two GPUs are refused later, so no container holds them. The accounts are read at once in
-// every case, because such a call comes when another container has just ended.
-func (s *Servers) giveUnits(l *list, ids []string, now time.Time) (refusal string) {
+// Units of two GPUs are refused later, so no container holds them.
+func (n *step) giveUnits(name string, l *list, ids []string) (refusal string) {
 	if !l.resource.InUnits() || len(ids) == 0 {
 		return ""
 	}
-	s.wakeReaper()
 	first, _ := resource.SplitID(ids[0])
 	if slices.ContainsFunc(ids, func(id string) bool { uuid, _ := resource.SplitID(id); return uuid != first }) {
 		return ""
 	}
-	if refusal = s.overbooked(l, ids); refusal != "" {
+	if refusal = n.overbooked(name, l, ids); refusal != "" {
 		return refusal
 	}
 	given := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		device, planned := l.resource.Device(id)
-		return !(planned && device.Healthy || l.retiring[id].lastGrant.Equal(now))
+		return !(planned && device.Healthy || l.retiring[id].lastGrant.Equal(n.now))
 	})
-	if s.holders.Occupy(l.name, given, now); len(given) > 0 {
-		l.units.lastCall = now
+	if n.holders.Occupy(name, given, n.now); len(given) > 0 {
+		l.units.lastCall = n.now
 	}
 	return ""
 }

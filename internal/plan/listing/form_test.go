@@ -1,116 +1,27 @@
-package serve
+package listing_test
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/status"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	clocktesting "k8s.io/utils/clock/testing"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// changing is Servers without a kubelet, whose plan and evidence a test changes.
-type changing struct {
-	*testing.T
-	*Servers
-	clock *clocktesting.FakeClock
-	gpus  []inventory.GPU
-	held  map[holders.Key]holders.Holder
-}
-
-const gpuName = "nvidia.com/gpu"
-
-func keyOf(resource, id string) holders.Key { return holders.Key{Resource: resource, ID: id} }
-
-func newChanging(t *testing.T, gpus int) *changing {
-	t.Helper()
-	clock := clocktesting.NewFakeClock(time.Now())
-	c := &changing{T: t, Servers: NewServers(Collaborators{Clock: clock}), clock: clock, held: map[holders.Key]holders.Holder{}}
-	for i := range gpus {
-		c.gpus = append(c.gpus, inventory.GPU{UUID: fmt.Sprintf("G%d", i), Index: i,
-			Health: inventory.Health{State: inventory.Healthy}})
-	}
-	return c
-}
-
-// plan has the GPUs offered with so many replicas; one: they are not shared.
-func (c *changing) plan(replicas int) {
-	o := resource.Options{MIG: resource.MIGMixed}
-	if replicas > 1 {
-		o.Sharing = resource.Sharing{Mode: resource.TimeSliced,
-			Rules: []resource.SharingRule{{Name: gpuName, Replicas: replicas}}}
-	}
-	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, o), Options{
-		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 1)
-}
-
-// allocate returns what a container gets for a device, or why it is refused.
-func (c *changing) allocate(id string) string {
-	l := c.resources[gpuName].list
-	s := alone(&registration{list: l, allocating: func(r *pluginapi.AllocateRequest) *view { return c.allocating(l, r) }})
-	got, err := s.Allocate(c.Context(), &pluginapi.AllocateRequest{
-		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}},
-	})
-	if err != nil {
-		return "refused: " + status.Convert(err).Message()
-	}
-	return got.GetContainerResponses()[0].GetEnvs()["NVIDIA_VISIBLE_DEVICES"]
-}
-
-// reads has the accounts read a second later.
-func (c *changing) reads() {
-	c.clock.Step(time.Second)
-	c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now(), Held: c.held}}, c.clock.Now())
-}
-
-func (c *changing) holds(ids ...string) {
-	c.held = map[holders.Key]holders.Holder{}
-	for _, id := range ids {
-		c.held[keyOf(gpuName, id)] = holders.Holder{Pod: "p"}
-	}
-	c.reads()
-}
-
-// lists fails the test if other devices are listed as Healthy.
-func (c *changing) lists(healthy ...string) {
-	c.Helper()
-	got := slices.Sorted(slices.Values(c.resources[gpuName].list.views.Value().healthy()))
-	if slices.Sort(healthy); !slices.Equal(got, healthy) {
-		c.Errorf("Healthy are %q, want %q", got, healthy)
-	}
-}
-
-// quiet fails the test if a reading that says the same has the plan published again.
-func (c *changing) quiet(what string) {
-	c.Helper()
-	_, changed := c.Offered().Latest()
-	c.reads()
-	if isClosed(changed) {
-		c.Errorf("%s: the plan is published again", what)
-	}
-}
-
 func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 3)
+	c := newNode(t, 3)
 	c.plan(1)
-	view := c.resources[gpuName].list.views
 	c.plan(2)
 	c.lists("G0", "G1", "G2") // nothing is known yet
-	before := view.Value()
+	before := c.Latest().Lists[gpuName]
 	c.holds("G1")
 	c.lists("G0::0", "G1", "G2::0") // in one list: the count never falls
-	if before.response == view.Value().response {
+	if before.Same(c.Latest().Lists[gpuName]) {
 		t.Fatal("the list has not changed")
 	}
 	c.holds()
@@ -136,7 +47,7 @@ func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
 // are free.
 func TestACountThatFallsIsToldAtOnce(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 2)
+	c := newNode(t, 2)
 	c.plan(4)
 	c.plan(1)
 	c.holds("G0::0", "G0::1", "G1::2")
@@ -156,8 +67,8 @@ func TestACountThatFallsIsToldAtOnce(t *testing.T) {
 // Kubelet chooses a device, and then receives the list in which it is Unhealthy.
 func TestTheLastMomentOfAnOldForm(t *testing.T) {
 	t.Parallel()
-	shared := func(t *testing.T) *changing {
-		c := newChanging(t, 1)
+	shared := func(t *testing.T) *node {
+		c := newNode(t, 1)
 		c.plan(1)
 		c.plan(2)
 		c.holds("G0")
@@ -207,14 +118,14 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
 		c.holds()
-		c.clock.Step(growsAfter - 1)
-		c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now()}}, c.clock.Now())
+		c.now = c.now.Add(growsAfter - 1)
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
 		c.lists("G0::0")
 		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was on offer in another form a moment ago") {
 			t.Errorf("Allocate: %s", got)
 		}
-		c.clock.Step(1)
-		c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.clock.Now()}}, c.clock.Now())
+		c.now = c.now.Add(1)
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
 		c.lists("G0::0", "G0::1")
 	})
 	t.Run("it is given once more, and then nothing is known", func(t *testing.T) {
@@ -222,8 +133,8 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.allocate("G0")
-		c.clock.Step(2 * holders.FreeFor)
-		c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "PodResources does not answer"}}, c.clock.Now())
+		c.now = c.now.Add(2 * holders.FreeFor)
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, UnknownBecause: "PodResources does not answer"}})
 		c.lists("G0")
 	})
 	t.Run("back again after it was given once more", func(t *testing.T) {
@@ -290,7 +201,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.reads()
-		c.drop(evidence{Account: holders.Account{Kubelet: 1, UnknownBecause: "kubelet has just restarted"}}, c.clock.Now())
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, UnknownBecause: "kubelet has just restarted"}})
 		c.lists("G0::0", "G0::1")
 	})
 }
@@ -300,7 +211,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	for range 10 { // devices come in any order
-		c := newChanging(t, 2)
+		c := newNode(t, 2)
 		c.plan(1)
 		c.plan(2)
 		c.holds("G0", "G1")
@@ -308,9 +219,8 @@ func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
 		c.lists("G0::0", "G1")
 		clear(c.held)
 		for _, d := range []time.Duration{growsAfter / 2, growsAfter / 2} {
-			c.clock.Step(d)
-			c.drop(evidence{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1},
-				Began: c.clock.Now()}}, c.clock.Now())
+			c.now = c.now.Add(d)
+			c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
 		}
 		c.lists("G0::0", "G0::1", "G1::0")
 	}
@@ -320,7 +230,7 @@ func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
 // shown the pod, and does so no more.
 func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 1)
+	c := newNode(t, 1)
 	c.plan(1)
 	c.plan(2)
 	key := keyOf(gpuName, "G0")
@@ -337,7 +247,7 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	for range 20 {
 		c.reads()
 	}
-	if departing, _ := c.resources[gpuName].list.leaving(); !departing {
+	if !c.HasRetiring(gpuName) {
 		t.Error("a device was dropped that kubelet's checkpoint names")
 	}
 	// Given again, it may be held by an init container, which PodResources never shows.
@@ -351,10 +261,8 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 // What an earlier process listed is given out by this one, too, until its end is seen.
 func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 2)
-	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
-		return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"G0", "G1", "G7"}}}, nil
-	}
+	c := newNode(t, 2)
+	c.holders.Begin(holders.Account{Began: c.now, Listed: map[string][]string{gpuName: {"G0", "G1", "G7"}}})
 	c.plan(2)
 	c.lists("G0", "G1")
 	if got := c.allocate("G1"); got != "G1" {
@@ -373,14 +281,14 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 // before that, which kubelet chose earlier, is refused and leaves nothing behind.
 func TestARefusedDeviceIsNotHeld(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 1)
+	c := newNode(t, 1)
 	c.plan(1)
 	c.plan(2)
 	c.holds()
 	c.holds("G0::0")
-	c.Apply(resource.New(inventory.Snapshot{GPUs: c.gpus}, resource.Options{Sharing: resource.Sharing{
+	c.planWith(resource.Options{Sharing: resource.Sharing{
 		Mode: resource.TimeSliced, RenameByDefault: true, Rules: []resource.SharingRule{{Name: gpuName, Replicas: 2}},
-	}}), Options{}, 1)
+	}})
 	for range 4 { // the last reading says the same
 		c.holds("G0::0")
 	}
@@ -395,7 +303,7 @@ func TestARefusedDeviceIsNotHeld(t *testing.T) {
 // account names a pod for it. The next pod counts as holding it, too, before an account says so.
 func TestADeviceThatAnotherProcessGaveIsGivenAgain(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 1)
+	c := newNode(t, 1)
 	c.plan(1)
 	c.plan(2)
 	c.holds("G0")
@@ -417,14 +325,11 @@ func TestADeviceThatAnotherProcessGaveIsGivenAgain(t *testing.T) {
 // on.
 func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 2)
-	c.collaborators.Checkpoint = func() (kubelet.Checkpoint, error) {
-		return kubelet.Checkpoint{
-			Healthy: map[string][]string{gpuName: {"G0::0", "G0::1", "G0::2", "G1::0", "G1::1", "G1::2"}},
-			Held: []kubelet.HeldDevice{{Resource: gpuName, ID: "G0::0", Pod: "p"},
-				{Resource: gpuName, ID: "G1::1", Pod: "p"}},
-		}, nil
-	}
+	c := newNode(t, 2)
+	c.holders.Begin(holders.Account{Began: c.now,
+		Listed: map[string][]string{gpuName: {"G0::0", "G0::1", "G0::2", "G1::0", "G1::1", "G1::2"}},
+		Held: map[holders.Key]holders.Holder{keyOf(gpuName, "G0::0"): {Pod: "p", CheckpointOnly: true},
+			keyOf(gpuName, "G1::1"): {Pod: "p", CheckpointOnly: true}}})
 	c.plan(1)
 	c.lists("G0::1", "G1::0")
 	if got := c.allocate("G0::1"); got != "G0" {
@@ -442,25 +347,20 @@ func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {
 
 func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 3)
+	c := newNode(t, 3)
 	c.plan(1)
 	c.plan(2)
 	c.holds("G0", "G1")
-	prefer := func(available, required []string, size int32) []string {
-		s := alone(&registration{list: c.resources[gpuName].list})
-		got, err := s.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{
-			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-				{AvailableDeviceIDs: available, MustIncludeDeviceIDs: required, AllocationSize: size},
-			},
-		})
+	prefer := func(available, required []string, size int) []string {
+		got, err := c.Latest().Lists[gpuName].Prefer(available, required, size)
 		if err != nil {
 			return []string{err.Error()}
 		}
-		return slices.Sorted(slices.Values(got.GetContainerResponses()[0].GetDeviceIDs()))
+		return slices.Sorted(slices.Values(got))
 	}
 	for _, test := range []struct {
 		available, required []string
-		size                int32
+		size                int
 		want                []string
 	}{
 		{[]string{"G0", "G2::1"}, nil, 1, []string{"G2::1"}},
@@ -478,15 +378,15 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 // pod's device is on offer as before.
 func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 1)
+	c := newNode(t, 1)
 	c.plan(1)
 	c.plan(2)
 	c.holds("G0")
 	if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused: ") {
 		t.Errorf("Allocate of a withheld device: %s", got)
 	}
-	if l := c.resources[gpuName].list; l.retiring["G0"].gpuReassigned || c.holders.IsHeld(l.key("G0::0")) {
-		t.Errorf("the pod's device is taken: %v; allocated: %v", l.retiring["G0"].gpuReassigned, c.holders.IsHeld(l.key("G0::0")))
+	if c.holders.IsHeld(keyOf(gpuName, "G0::0")) {
+		t.Error("the withheld device counts as held")
 	}
 	if got := c.allocate("G0"); got != "G0" {
 		t.Errorf("Allocate of the device on offer: %s", got)
@@ -497,11 +397,11 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 // name a device is not known.
 func TestAnOrdinaryAllocateChangesNoList(t *testing.T) {
 	t.Parallel()
-	c := newChanging(t, 2)
+	c := newNode(t, 2)
 	c.plan(1)
-	_, changed := c.Offered().Latest()
-	if got := c.allocate("G0"); got != "G0" || isClosed(changed) {
-		t.Errorf("Allocate: %s; the plan is published again: %v", got, isClosed(changed))
+	before := c.Latest()
+	if got := c.allocate("G0"); got != "G0" || c.Latest() != before {
+		t.Errorf("Allocate: %s; there is another decision: %v", got, c.Latest() != before)
 	}
 	c.gpus = nil
 	c.plan(1)

@@ -1,4 +1,4 @@
-package serve
+package listing
 
 import (
 	"cmp"
@@ -24,26 +24,29 @@ const (
 // hold the GPU forever. The zero value withdraws nothing.
 type drain struct {
 	began time.Time // since when GPUs wait for pods; zero if none does
-	since time.Time // since when GPUs wait for pods that follow one another; zero if none does
-	next  string    // the GPU that is to be withdrawn when the change may proceed; empty for none
-	gpu   string    // the GPU that is withdrawn; empty for none
-	until time.Time // of that
+	since time.Time // since when GPUs wait for successive pods; zero if none does
+	next  string    // the GPU to withdraw when the change may proceed; empty for none
+	gpu   string    // the withdrawn GPU; empty for none
+	until time.Time // the end of the withdrawal
 	tried map[string]int
 }
 
 // withdraws reports whether the old form of a GPU is not on offer.
-func (d *drain) withdraws(gpu string) bool { return d.gpu != "" && d.gpu == gpu }
+func (d drain) withdraws(gpu string) bool { return d.gpu != "" && d.gpu == gpu }
 
-// due reports whether another GPU is to be withdrawn at this time.
-func (d *drain) due(now time.Time) bool {
+// dueAt returns when another GPU is to be withdrawn; zero for never.
+func (d drain) dueAt() time.Time {
 	switch {
 	case d.since.IsZero() || d.next != "":
-		return false
+		return time.Time{}
 	case d.gpu != "":
-		return !now.Before(d.until)
+		return d.until
 	}
-	return now.Sub(d.since) >= drainAfter
+	return d.since.Add(drainAfter)
 }
+
+// isDue reports whether another GPU is to be withdrawn at this time.
+func (d drain) isDue(now time.Time) bool { at := d.dueAt(); return !at.IsZero() && !now.Before(at) }
 
 // begin withdraws the next GPU.
 func (d *drain) begin(now time.Time) {
@@ -57,14 +60,14 @@ func (d *drain) begin(now time.Time) {
 
 // withdraw chooses the GPU to withdraw: of the GPUs that wait for successive pods, the GPU
 // withdrawn least often. With announced changes, the withdrawal waits for the approval.
-func (s *Servers) withdraw(old map[resource.Device]*oldForm) {
-	d, now := &s.forms.drain, s.collaborators.Clock.Now()
-	if d.gpu != "" && d.due(now) {
-		s.endDrain(old)
+func (n *step) withdraw(old map[resource.Device]*oldForm) {
+	d := &n.drain
+	if d.gpu != "" && d.isDue(n.now) {
+		n.endDrain(old)
 	}
 	waits, busy := false, map[string]bool{}
 	for _, f := range old {
-		if len(f.held) == 0 || f.keptOnOffer || s.waitFor(f) == 0 {
+		if len(f.held) == 0 || f.keptOnOffer || n.waitFor(f) == 0 {
 			continue
 		}
 		waits = true
@@ -77,11 +80,11 @@ func (s *Servers) withdraw(old map[resource.Device]*oldForm) {
 		*d = drain{}
 		return
 	case d.began.IsZero():
-		d.began = now
+		d.began = n.now
 	case len(busy) == 0:
 		d.since = time.Time{}
 	case d.since.IsZero():
-		d.since = now
+		d.since = n.now
 	}
 	if !busy[d.next] {
 		d.next = ""
@@ -89,21 +92,21 @@ func (s *Servers) withdraw(old map[resource.Device]*oldForm) {
 	if !busy[d.gpu] {
 		d.gpu = "" // it has its new form
 	}
-	if !d.due(now) {
+	if !d.isDue(n.now) {
 		return
 	}
 	d.next = slices.MinFunc(slices.Collect(maps.Keys(busy)), func(a, b string) int {
 		return cmp.Or(d.tried[a]-d.tried[b], cmp.Compare(a, b))
 	})
-	if !s.wanted.options.AnnounceShrink {
-		d.begin(now)
+	if !n.options.AnnounceShrink {
+		d.begin(n.now)
 	}
 }
 
 // endDrain offers a GPU in its old form again after pods have held it for too long.
-func (s *Servers) endDrain(old map[resource.Device]*oldForm) {
+func (n *step) endDrain(old map[resource.Device]*oldForm) {
 	for _, f := range old {
-		if f.device.GPU != s.forms.drain.gpu {
+		if f.device.GPU != n.drain.gpu {
 			continue
 		}
 		f.lastGrant = time.Time{}
@@ -113,19 +116,5 @@ func (s *Servers) endDrain(old map[resource.Device]*oldForm) {
 			f.list.retiring[id] = d
 		}
 	}
-	s.forms.drain.gpu = ""
-}
-
-// waitFor returns how many devices of the plan wait for an old form.
-func (s *Servers) waitFor(f *oldForm) int {
-	form := resource.HeldShape{Resource: f.device.Resource, ID: f.device.ID, GPU: f.device.GPU}
-	waiting := 0
-	for _, r := range s.wanted.plan.Resources {
-		for d := range r.All() {
-			if form.Conflicts(d) {
-				waiting++
-			}
-		}
-	}
-	return waiting
+	n.drain.gpu = ""
 }
