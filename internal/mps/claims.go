@@ -215,7 +215,8 @@ func (c *ClaimDaemons) readProblem(id string) (problem string, final bool) {
 		return string(reason), true
 	}
 	if _, err := os.Lstat(c.path(id, wantedSuffix)); errors.Is(err, fs.ErrNotExist) {
-		return "the MPS control daemon was released; delete the pods of the claim, so that the claim is prepared again", true
+		return "the MPS control daemon was released; delete the pods of the claim, so that the claim is prepared again",
+			true
 	}
 	return "the MPS control daemon is being started", false
 }

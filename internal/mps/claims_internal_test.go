@@ -53,7 +53,8 @@ func TestWaitingForADaemon(t *testing.T) {
 		}, ""},
 		{"it cannot be started", nil, false, func(root string, _, _ func()) error {
 			dir := filepath.Join(root, ClaimDir("uid"))
-			return errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, failedMark), []byte("GPU is lost"), 0o600))
+			return errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, failedMark), []byte("GPU is lost"),
+				0o600))
 		}, "GPU is lost"},
 		{"the supervisor ends", nil, false, func(_ string, unlock, _ func()) error { unlock(); return nil },
 			"mps-control-daemon does not run on this node"},
@@ -100,7 +101,8 @@ func TestWaitingForADaemon(t *testing.T) {
 			}()
 			poll.Until(t, "it is asked for", func() bool { // or the end of the daemon
 				wanted, ending, err := list(root)
-				return err == nil && len(wanted)+len(ending) == 1 && len(ending["uid"].Devices)+len(wanted["uid"].Devices) == 1
+				return err == nil && len(wanted)+len(ending) == 1 && len(ending["uid"].Devices)+
+					len(wanted["uid"].Devices) == 1
 			})
 			if err := tt.then(root, unlock, cancel); err != nil {
 				t.Error(err)
@@ -112,7 +114,8 @@ func TestWaitingForADaemon(t *testing.T) {
 				})
 				cancel()
 			}
-			if err := <-answer; (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			if err := <-answer; (err == nil) != (tt.want == "") || err != nil &&
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %q", err, tt.want)
 			}
 			if _, err := os.Stat(filepath.Join(root, ClaimDir("uid.json"))); err != nil &&
@@ -124,7 +127,8 @@ func TestWaitingForADaemon(t *testing.T) {
 				t.Error(err)
 			}
 			// A process just forked by another test has a copy of the lock until it starts its own program.
-			poll.Until(t, "who gives a daemon back leaves the lock of the supervisor", func() bool { return !supervised(root) })
+			poll.Until(t, "who gives a daemon back leaves the lock of the supervisor",
+				func() bool { return !supervised(root) })
 		})
 	}
 }

@@ -229,8 +229,8 @@ func TestClaimsAfterAKill(t *testing.T) {
 				}
 			}
 			left := exec.CommandContext(t.Context(), control, "-f")
-			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+"/log",
-				"MPS_STAND_IN="+tt.mood)
+			left.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+dir+"/pipe", "CUDA_MPS_LOG_DIRECTORY="+dir+
+				"/log", "MPS_STAND_IN="+tt.mood)
 			if err := left.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +267,8 @@ func TestClaimsAfterAKill(t *testing.T) {
 					Exclusive: true}); err != nil {
 					t.Fatal(err)
 				}
-				n.checkModes("while it is wanted", map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeExclusiveProcess})
+				n.checkModes("while it is wanted",
+					map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeExclusiveProcess})
 			}
 			n.end(oneClaim)
 			n.checkModes("afterwards", map[string]inventory.ComputeMode{})

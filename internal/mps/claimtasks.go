@@ -17,7 +17,8 @@ import (
 func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusiveGPUs, tasks map[string]*task) {
 	wanted, ending, err := list(s.root)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot read which MPS control daemons the claims request", "reason", err.Error())
+		klog.FromContext(ctx).V(2).Info("Cannot read which MPS control daemons the claims request",
+			"reason", err.Error())
 		return
 	}
 	for id, t := range tasks {

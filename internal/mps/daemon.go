@@ -129,8 +129,8 @@ func (d *daemon) begin(ctx context.Context) (*startedDaemon, error) {
 	case !errors.Is(err, errEndedAtOnce):
 		return p, err
 	case d.group.Claim != nil && !d.group.Claim.Shared:
-		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser", err,
-			multiUser)
+		return nil, fmt.Errorf("%w; a driver that does not know %s needs a claim without sharing.mpsConfig.multiUser",
+			err, multiUser)
 	}
 	klog.FromContext(ctx).Info("The MPS control daemon serves one user at a time: the driver does not support several",
 		"resource", d.group.Resource, "reason", err.Error())
@@ -184,7 +184,8 @@ func (d *daemon) limit(ctx context.Context) error {
 	for i, g := range d.group.GPUs {
 		if g.memoryMiB() == 0 {
 			if d.group.Claim == nil && !d.group.Unlimited {
-				klog.FromContext(ctx).Info("The memory of a GPU is not known: the clients have no memory limit", "gpu", g.UUID)
+				klog.FromContext(ctx).Info("The memory of a GPU is not known: the clients have no memory limit",
+					"gpu", g.UUID)
 			}
 			continue
 		}

@@ -77,8 +77,8 @@ func TestFailedStarts(t *testing.T) {
 		{"the mark of an earlier one cannot be removed", serving,
 			func(dir string) error { return os.MkdirAll(filepath.Join(dir, startedMark, "full"), 0o755) }, resource,
 			"remove the mark of an earlier MPS control daemon", false},
-		{"one that was left does not quit, and is nowhere seen", "[ \"$command\" = " + probeCommand + " ]", nil, resource,
-			"stop its process", false},
+		{"one that was left does not quit, and is nowhere seen", "[ \"$command\" = " + probeCommand + " ]", nil,
+			resource, "stop its process", false},
 		{"the folder of logs is a file", serving,
 			func(dir string) error { return os.WriteFile(filepath.Join(dir, logFolder), nil, 0o600) }, resource,
 			"create a folder for MPS", false},
@@ -265,7 +265,8 @@ func TestClientLimits(t *testing.T) {
 		}
 	}
 	both := Group{GPUs: []GPU{a, b}}
-	if !both.serves(Group{GPUs: []GPU{b}}) || both.serves(Group{GPUs: []GPU{a}}) || (Group{GPUs: []GPU{b}}).serves(both) {
+	if !both.serves(Group{GPUs: []GPU{b}}) || both.serves(Group{GPUs: []GPU{a}}) ||
+		(Group{GPUs: []GPU{b}}).serves(both) {
 		t.Error("a daemon serves a group with other limits, or with other GPUs, or not one with fewer GPUs")
 	}
 }

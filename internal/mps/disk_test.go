@@ -85,8 +85,8 @@ func TestProberWithFullDisk(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			n.untilReason(p, one, "the MPS control daemon of nvidia.com/gpu cannot write its files: the disk is full; make "+
-				"room in "+
+			n.untilReason(p, one, "the MPS control daemon of nvidia.com/gpu cannot write its files: the disk is "+
+				"full; make room in "+
 				n.path(one+"/pipe")+" (--mps-root)")
 			if now := p.Unready().Value(); len(now) != 1 {
 				t.Errorf("not ready: %q", now)
@@ -117,7 +117,8 @@ func TestProberWithHangingDisk(t *testing.T) {
 	p.Follow([]string{one, two})
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
-	const hangs = "the MPS control daemon of nvidia.com/gpu does not answer: the disk does not answer; check the disk of "
+	const hangs = "the MPS control daemon of nvidia.com/gpu does not answer: the disk does not answer; check the " +
+		"disk of "
 	n.untilReason(p, one, hangs+n.root+" (--mps-root)")
 	if !p.HasResult(one) {
 		t.Error("a daemon whose disk hangs from the start counts as not asked")

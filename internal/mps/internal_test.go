@@ -32,12 +32,14 @@ func TestGroupsOfAPlan(t *testing.T) {
 			inventory.Healthy, pascal),
 	}}
 	share := func(mode resource.SharingMode) resource.Plan {
-		return resource.New(snapshot, resource.Options{Sharing: resource.Sharing{Mode: mode, Rules: []resource.SharingRule{
-			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 17},
-			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2", "3"}, Rename: "nvidia.com/gpu.shared", Replicas: 2},
-			// more memory limits than clients
-			{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/pascal", Replicas: 17},
-		}}})
+		return resource.New(snapshot,
+			resource.Options{Sharing: resource.Sharing{Mode: mode, Rules: []resource.SharingRule{
+				{Name: "nvidia.com/gpu", Devices: []resource.Ref{"0", "1"}, Replicas: 17},
+				{Name: "nvidia.com/gpu", Devices: []resource.Ref{"2", "3"}, Rename: "nvidia.com/gpu.shared",
+					Replicas: 2},
+				// more memory limits than clients
+				{Name: "nvidia.com/gpu", Devices: []resource.Ref{"4"}, Rename: "nvidia.com/pascal", Replicas: 17},
+			}}})
 	}
 	want := []Group{
 		{Resource: "nvidia.com/gpu", GPUs: []GPU{
@@ -60,8 +62,8 @@ func TestReadingAnswers(t *testing.T) {
 		text, want string
 	}{
 		{percentage, "33", "33"}, {percentage, "33.0", "33"}, {percentage, "Invalid", ""}, {percentage, "", ""},
-		{memory, "20480M", "20G"}, {memory, "20G", "20G"}, {memory, "20000M", "19G"}, {memory, "1023M", "1023M"}, {memory,
-			"1024M", "1G"},
+		{memory, "20480M", "20G"}, {memory, "20G", "20G"}, {memory, "20000M", "19G"}, {memory, "1023M", "1023M"},
+		{memory, "1024M", "1G"},
 		{memory, strings.Repeat("9", 30) + "M", ""}, {memory, "512M", "512M"},
 		{memory, "Default limit: 512 M", "512M"}, {memory, "Memory limit is not set", ""},
 	} {
@@ -78,7 +80,8 @@ func TestOutputLimit(t *testing.T) {
 		log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		l := &logger{log: log}
 		longest := strings.Repeat("x", maxLine)
-		for _, text := range []string{"one\ntw", "o\n", "\n", longest, "\n", "left ", strings.Repeat(longest, 100), "\n"} {
+		for _, text := range []string{"one\ntw", "o\n", "\n", longest, "\n", "left ", strings.Repeat(longest, 100),
+			"\n"} {
 			if n, err := fmt.Fprint(l, text); err != nil || n != len(text) {
 				t.Fatalf("Write: %d, %v", n, err)
 			}

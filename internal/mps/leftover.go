@@ -29,7 +29,8 @@ func (d *daemon) endLeftover(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Stopping an MPS control daemon that was left behind", "resource", d.group.Resource)
 		_, err := d.ask(ctx, quitCommand(), quitTimeout)
 		if err != nil && len(leftover) == 0 {
-			return fmt.Errorf("stop the MPS control daemon that was left behind in %s: %w; stop its process", d.dir, err)
+			return fmt.Errorf("stop the MPS control daemon that was left behind in %s: %w; stop its process", d.dir,
+				err)
 		}
 		if err == nil && awaitEnd(ctx, leftover) == nil {
 			return nil
@@ -37,7 +38,8 @@ func (d *daemon) endLeftover(ctx context.Context) error {
 	}
 	// A process that does not answer or quit would block the GPUs for the next daemon.
 	for _, pid := range leftover {
-		klog.FromContext(ctx).Info("Killing a process of MPS that was left behind", "resource", d.group.Resource, "pid", pid)
+		klog.FromContext(ctx).Info("Killing a process of MPS that was left behind", "resource", d.group.Resource,
+			"pid", pid)
 		_ = syscall.Kill(pid, syscall.SIGKILL) // the process may have exited
 	}
 	return awaitEnd(ctx, leftover)

@@ -80,7 +80,8 @@ func TestAMarkThatAKilledProcessLeft(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark), modes: map[string]inventory.ComputeMode{}}
+			c := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark),
+				modes: map[string]inventory.ComputeMode{}}
 			start := func() *exclusiveGPUs { return newExclusive(c, c.mark) } // each is the process after a kill
 			first := start()
 			for resource, uuids := range gpus {
@@ -135,7 +136,8 @@ func TestGPUExclusiveBeforeMPS(t *testing.T) {
 	if err := e.release(t.Context(), "nvidia.com/gpu"); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeDefault, "GPU-b": inventory.ComputeExclusiveProcess}
+	want := map[string]inventory.ComputeMode{"GPU-a": inventory.ComputeDefault,
+		"GPU-b": inventory.ComputeExclusiveProcess}
 	if diff := cmp.Diff(want, c.modes); diff != "" {
 		t.Errorf("modes at the end (-want +got):\n%s", diff)
 	}

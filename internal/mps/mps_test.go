@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 	programs, err := os.MkdirTemp("", "mps")
 	if err == nil {
 		var output []byte
-		output, err = exec.Command("go", "build", "-o", filepath.Join(programs, control), "../../test/mps").CombinedOutput()
+		output, err = exec.Command("go", "build", "-o", filepath.Join(programs, control),
+			"../../test/mps").CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, output)
 		}
@@ -193,7 +194,8 @@ func (n *node) log(resource string) []string {
 	var commands []string
 	for line := range strings.Lines(string(data)) {
 		_, line, _ = strings.Cut(strings.TrimSpace(line), "] ")
-		if strings.HasPrefix(line, "Starting ") || strings.HasPrefix(line, "Cmd:") && !strings.HasPrefix(line, "Cmd:get_") {
+		if strings.HasPrefix(line, "Starting ") || strings.HasPrefix(line, "Cmd:") &&
+			!strings.HasPrefix(line, "Cmd:get_") {
 			commands = append(commands, line)
 		}
 	}
@@ -269,7 +271,8 @@ func TestDaemonsAreStartedLimitedAndEnded(t *testing.T) {
 	end()
 	wantOne := []string{
 		"Starting control daemon of GPU-a,GPU-b for several users", "Cmd:set_default_active_thread_percentage 25",
-		"Cmd:set_default_device_pinned_mem_limit 0 27306M", "Cmd:set_default_device_pinned_mem_limit 1 256M", "Cmd:quit -t 5",
+		"Cmd:set_default_device_pinned_mem_limit 0 27306M", "Cmd:set_default_device_pinned_mem_limit 1 256M",
+		"Cmd:quit -t 5",
 	}
 	wantTwo := []string{"Starting control daemon of GPU-c for several users",
 		"Cmd:set_default_active_thread_percentage 50", "Cmd:quit -t 5"}
@@ -316,7 +319,8 @@ func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
 	if diff := cmp.Diff(told[:3], told[len(told)-3:]); diff != "" {
 		t.Errorf("what the next daemon was told (-first +next):\n%s", diff)
 	}
-	n.until("no server outlives its daemon, and keeps the GPU from the next one's", func() bool { return !alive(server) })
+	n.until("no server outlives its daemon, and keeps the GPU from the next one's",
+		func() bool { return !alive(server) })
 	if n.pid(two) != other || !n.has(two+"/.started") {
 		t.Error("the daemon of the other resource was started again")
 	}
@@ -394,7 +398,8 @@ func TestDaemonsThatMisbehave(t *testing.T) {
 			if becomesReady {
 				n.untilReady()
 			} else {
-				n.until("a limit that is refused, and the end", func() bool { return slices.Contains(n.log(one), "Cmd:quit -t 5") })
+				n.until("a limit that is refused, and the end",
+					func() bool { return slices.Contains(n.log(one), "Cmd:quit -t 5") })
 			}
 			pid := n.pid(one)
 			end()
@@ -417,7 +422,8 @@ func TestDaemonOfOldDriver(t *testing.T) {
 		t.Errorf("the daemon says %q, want %q", got, want)
 	}
 	const shares = "gpu.GPU-b"
-	wanted := mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-b"}}, MultiUser: true, Exclusive: true, Shared: true}
+	wanted := mps.ClaimDaemon{Devices: []mps.ClaimDevice{{UUID: "GPU-b"}}, MultiUser: true, Exclusive: true,
+		Shared: true}
 	if err := n.start(shares, wanted); err != nil {
 		t.Fatal(err)
 	}

@@ -202,8 +202,8 @@ func (p *Prober) ask(ctx context.Context, name string) {
 	reason := ""
 	switch {
 	case errors.Is(err, statefile.ErrHangs):
-		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; check the disk of %s (--mps-root)", name,
-			err, p.root)
+		reason = fmt.Sprintf("the MPS control daemon of %s does not answer: %v; check the disk of %s (--mps-root)",
+			name, err, p.root)
 	case errors.Is(err, errFull):
 		reason = fmt.Sprintf("the MPS control daemon of %s cannot write its files: %v (--mps-root)", name, err)
 	case err != nil:

@@ -50,7 +50,8 @@ func TestMountSHM(t *testing.T) {
 		t.Fatal(err)
 	}
 	half := uint64(machine.Totalram) * uint64(machine.Unit) / 2
-	if size := fs.Blocks * uint64(fs.Bsize); fs.Type != unix.TMPFS_MAGIC || size < half || size > half+uint64(fs.Bsize) {
+	if size := fs.Blocks * uint64(fs.Bsize); fs.Type != unix.TMPFS_MAGIC || size < half ||
+		size > half+uint64(fs.Bsize) {
 		t.Errorf("a file system of type %#x with %d bytes, want tmpfs with %d", fs.Type, size, half)
 	}
 	if fs.Flags&want != want {

@@ -216,7 +216,8 @@ func (s *Supervisor) runDaemon(ctx context.Context, gpus *exclusiveGPUs, t *task
 		if group.Claim == nil {
 			s.setServing(ctx, group.Resource, serves)
 		} else if err := statefile.Remove(d.folder(failedMark)); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot remove the reason of an earlier failure of MPS", "resource", group.Resource)
+			klog.FromContext(ctx).Error(err, "Cannot remove the reason of an earlier failure of MPS",
+				"resource", group.Resource)
 		}
 	})
 	if errors.Is(context.Cause(ctx), errReplaced) {

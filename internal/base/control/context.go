@@ -73,7 +73,8 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 	} else {
 		calling, cancel = context.WithTimeout(ctx, time.Duration(deadline-now()))
 	}
-	_ = conn.SetReadDeadline(time.Time{}) // removes the deadline of the request; the end of the call closes the connection
+	// Removes the deadline of the request; the end of the call closes the connection.
+	_ = conn.SetReadDeadline(time.Time{})
 	s.calls.Go(func() {
 		defer cancel()
 		// The runtime repeats the check after each event of the connection, even if unread bytes

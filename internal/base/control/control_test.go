@@ -135,7 +135,8 @@ func TestALivingDaemonKeepsItsSocket(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
 	err := control.NewServer(socket, nil, nil).Run(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "another daemon answers there; choose another with --control-socket") {
+	if err == nil || !strings.Contains(err.Error(),
+		"another daemon answers there; choose another with --control-socket") {
 		t.Errorf("second Run() = %v, want the reason and the remedy", err)
 	}
 	if err := control.Call(t.Context(), socket, "echo", nil, nil); err != nil {

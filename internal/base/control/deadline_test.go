@@ -133,7 +133,8 @@ func TestIdleConnections(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
 	start(t, socket)
-	poll.Once(t, "1,000 calls beside idle connections", 5*time.Second, func() { // the longest time for an idle connection
+	// The longest time for an idle connection.
+	poll.Once(t, "1,000 calls beside idle connections", 5*time.Second, func() {
 		var idle []*net.UnixConn
 		for i := range 1000 {
 			idle = append(idle, dialed(t, socket))

@@ -208,8 +208,8 @@ func listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	switch info, lost := os.Lstat(path); {
 	case errors.Is(lost, fs.ErrNotExist):
 	case lost == nil && info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("listen at control socket %s: a file that is not a socket is there; remove it, or choose "+
-			"another path with "+
+		return nil, fmt.Errorf("listen at control socket %s: a file that is not a socket is there; remove it, or "+
+			"choose another path with "+
 			"--control-socket", path)
 	case !errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("listen at control socket %s: %w; choose another with --control-socket", path, err)

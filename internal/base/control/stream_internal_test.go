@@ -106,11 +106,13 @@ func TestStreamEnd(t *testing.T) {
 				}
 			}
 		}, nil},
-		"the stream breaks": {false, func(context.Context, json.RawMessage, func(any) error) error { return broken }, broken},
+		"the stream breaks": {false, func(context.Context, json.RawMessage, func(any) error) error { return broken },
+			broken},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s.sock"), Net: "unix"})
+			listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s.sock"),
+				Net: "unix"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -40,8 +40,8 @@ func LibraryFolders(searchPath ...string) []string {
 // ProgramFolders returns the folders to search for the driver's programs, the likeliest first.
 func ProgramFolders() []string {
 	return []string{
-		"usr/bin", "bin", "usr/local/nvidia/bin", "usr/sbin", "sbin", "usr/lib/nvidia/current", "opt/bin", "usr/local/bin",
-		"run/current-system/sw/bin", "home/kubernetes/bin/nvidia/bin", "usr/libexec/nvidia/tesla/bin",
+		"usr/bin", "bin", "usr/local/nvidia/bin", "usr/sbin", "sbin", "usr/lib/nvidia/current", "opt/bin",
+		"usr/local/bin", "run/current-system/sw/bin", "home/kubernetes/bin/nvidia/bin", "usr/libexec/nvidia/tesla/bin",
 		"opt/nvidia/current/bin",
 		"opt/nvidia/current/usr/bin",
 	}

@@ -80,7 +80,8 @@ func TestResolve(t *testing.T) {
 // counts.
 func TestFirmwareFolders(t *testing.T) {
 	t.Parallel()
-	const first, second = "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin", "usr/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin"
+	const first, second = "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+		"usr/lib/firmware/nvidia/580.95.05/gsp_ga10x.bin"
 	for name, test := range map[string]struct{ have, want []string }{
 		"first": {[]string{first}, []string{first}}, "second": {[]string{second}, []string{second}},
 		"both": {[]string{first, second}, []string{first}}, "none": {nil, nil},

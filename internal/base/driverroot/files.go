@@ -64,7 +64,8 @@ func (f *Files) matching(root fs.FS, folder, pattern string) []string {
 	f.keepError(err)
 	var found []string
 	for _, e := range entries {
-		if match, err := path.Match(pattern, e.Name()); err == nil && match && f.has(root, path.Join(folder, e.Name())) {
+		if match, err := path.Match(pattern, e.Name()); err == nil && match &&
+			f.has(root, path.Join(folder, e.Name())) {
 			found = append(found, path.Join(folder, e.Name()))
 		}
 	}
@@ -104,21 +105,22 @@ var (
 		"usr/share": {
 			"egl/egl_external_platform.d/09_nvidia_wayland2.json", "egl/egl_external_platform.d/10_nvidia_wayland.json",
 			"egl/egl_external_platform.d/15_nvidia_gbm.json", "egl/egl_external_platform.d/20_nvidia_xcb.json",
-			"egl/egl_external_platform.d/20_nvidia_xlib.json", "glvnd/egl_vendor.d/10_nvidia.json", "nvidia/nvoptix.bin",
-			"X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+			"egl/egl_external_platform.d/20_nvidia_xlib.json", "glvnd/egl_vendor.d/10_nvidia.json",
+			"nvidia/nvoptix.bin", "X11/xorg.conf.d/10-nvidia.conf", "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 		},
 	}
 	daemonSockets = []string{"run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "tmp/nvidia-mps"}
 
 	// unversioned are the libraries whose names do not have the driver's version.
 	unversioned = []string{
-		"libnvidia-nvvm70.so.*", "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-egl-wayland2.so.*.*",
-		"libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*",
+		"libnvidia-nvvm70.so.*", "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*",
+		"libnvidia-egl-wayland2.so.*.*", "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*",
 	}
 	// links are the names, by name of the library, that programs load although no library has such a
 	// soname.
 	links = map[string]string{
-		"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so", "libGLX_nvidia": "libGLX_indirect.so.0",
+		"libcuda": "libcuda.so", "libnvidia-opticalflow": "libnvidia-opticalflow.so",
+		"libGLX_nvidia":       "libGLX_indirect.so.0",
 		"libnvidia-allocator": "gbm/nvidia-drm_gbm.so", "libnvidia-vulkan-producer": "libnvidia-vulkan-producer.so",
 		"libglxserver_nvidia": "libglxserver_nvidia.so",
 	}

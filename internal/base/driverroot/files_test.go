@@ -43,9 +43,10 @@ func TestFind(t *testing.T) {
 		return path
 	}
 	for _, file := range []string{
-		folder + "/libcuda.so.470.1", folder + "/libnvidia-nvvm70.so.4", folder + "/vdpau/libvdpau_nvidia.so." + version,
-		"bin/nvidia-smi", "usr/sbin/nvidia-imex", "sbin/nvidia-imex", "usr/bin/other", "run/nvidia-fabricmanager/socket",
-		"etc/OpenCL/vendors/nvidia.icd",
+		folder + "/libcuda.so.470.1", folder + "/libnvidia-nvvm70.so.4", folder + "/vdpau/libvdpau_nvidia.so." +
+			version,
+		"bin/nvidia-smi", "usr/sbin/nvidia-imex", "sbin/nvidia-imex", "usr/bin/other",
+		"run/nvidia-fabricmanager/socket", "etc/OpenCL/vendors/nvidia.icd",
 	} {
 		if err := os.WriteFile(full(file), nil, 0o600); err != nil {
 			t.Fatal(err)

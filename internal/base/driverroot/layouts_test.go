@@ -117,7 +117,8 @@ func TestLibrarySearchPathIsUsed(t *testing.T) {
 	}{
 		"NixOS": {
 			files: []string{"nix/store/b/lib/libnvidia-ml.so.1"}, links: map[string]string{
-				"run/opengl-driver": "/nix/store/a", "nix/store/a/lib/libnvidia-ml.so.1": "/nix/store/b/lib/libnvidia-ml.so.1",
+				"run/opengl-driver":                 "/nix/store/a",
+				"nix/store/a/lib/libnvidia-ml.so.1": "/nix/store/b/lib/libnvidia-ml.so.1",
 			},
 			want: "nix/store/b/lib/libnvidia-ml.so.1",
 		},
@@ -126,7 +127,8 @@ func TestLibrarySearchPathIsUsed(t *testing.T) {
 		"Bottlerocket": {files: []string{"usr/lib/nvidia/tesla/libnvidia-ml.so.1"}},
 		"Flatcar":      {files: []string{"opt/nvidia/current/lib64/libnvidia-ml.so.1"}},
 		"a named folder before the usual ones": {
-			files: []string{"srv/lib/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1"}, searchPath: []string{"gone", "srv/lib"},
+			files: []string{"srv/lib/libnvidia-ml.so.1", "usr/lib64/libnvidia-ml.so.1"}, searchPath: []string{"gone",
+				"srv/lib"},
 		},
 		"a usual folder where the named one has none": {files: []string{"usr/lib64/libnvidia-ml.so.1"},
 			searchPath: []string{"srv/lib"}},

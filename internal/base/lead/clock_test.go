@@ -93,7 +93,8 @@ func TestClockChange(t *testing.T) {
 		if _, err := standby.Write([]byte(answer)); err != nil {
 			t.Fatal(err)
 		}
-		poll.Until(t, "the standby has heard "+answer, func() bool { return string(l.Received().Value()) == fmt.Sprint(n) })
+		poll.Until(t, "the standby has heard "+answer,
+			func() bool { return string(l.Received().Value()) == fmt.Sprint(n) })
 	}
 	for n := range 5 {
 		asked(n)

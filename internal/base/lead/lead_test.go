@@ -69,7 +69,8 @@ func TestLeadWithoutFolder(t *testing.T) {
 	}
 	ran := false
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := l.While(ctx, "task", func(context.Context) error { ran = true; cancel(); return nil }); err != nil || !ran {
+	if err := l.While(ctx, "task", func(context.Context) error { ran = true; cancel(); return nil }); err != nil ||
+		!ran {
 		t.Errorf("ran: %v, error: %v", ran, err)
 	}
 	if err := l.Run(ctx); err != nil {

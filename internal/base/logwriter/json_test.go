@@ -42,8 +42,8 @@ func TestJSON(t *testing.T) {
 	w.FlushWithin(time.Minute)
 
 	want := []map[string]any{
-		{"v": 0.0, "msg": "Health changed", "logger": "monitor", "resource": "a/b", "to": "Lost", "endpoint": "two.sock",
-			"devices": []any{"GPU-0", "a\nb"}, "n": 79.0},
+		{"v": 0.0, "msg": "Health changed", "logger": "monitor", "resource": "a/b", "to": "Lost",
+			"endpoint": "two.sock", "devices": []any{"GPU-0", "a\nb"}, "n": 79.0},
 		{"msg": "Cannot do it", "logger": "monitor", "resource": "a/b", "endpoint": "one.sock", "err": "busy",
 			"since": "1970-01-01T00:00:01Z", "after": "1s"},
 		{"v": 2.0, "msg": "Shown", "logger": "monitor", "resource": "a/b", "endpoint": "one.sock"},

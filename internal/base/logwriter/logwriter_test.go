@@ -170,7 +170,8 @@ func TestHowMuchIsKept(t *testing.T) {
 	w := &Writer{changed: make(chan struct{}, 1)} // without a forwarding goroutine
 	for i, want := range []int{maxKept / 2, maxKept, maxKept} {
 		if n, err := w.Write(line); n != len(line) || err != nil || len(w.kept) != want || w.dropped != max(0, i-1) {
-			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.kept), want, w.dropped)
+			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.kept), want,
+				w.dropped)
 		}
 	}
 	if _, _ = w.Write([]byte("\n")); len(w.kept) != maxKept || w.dropped != 2 {

@@ -60,7 +60,8 @@ func TestStateThatCannotBeRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got state
-		if found, err := statefile.ReadState(path, 100, 1, &got); found || err == nil || !strings.Contains(err.Error(), why) {
+		if found, err := statefile.ReadState(path, 100, 1, &got); found || err == nil ||
+			!strings.Contains(err.Error(), why) {
 			t.Errorf("%s: found %v, %v, want %q", text, found, err, why)
 		}
 		if kept, err := os.ReadFile(path + statefile.Damaged); string(kept) != text {

@@ -16,7 +16,8 @@ func TestContentThatIsNotOnTheDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := errors.New("input/output error")
-	if err := write(path, []byte("after"), 0o600, func(*os.File) error { return broken }, nil); !errors.Is(err, broken) {
+	if err := write(path, []byte("after"), 0o600, func(*os.File) error { return broken }, nil); !errors.Is(err,
+		broken) {
 		t.Errorf("the error is %v", err)
 	}
 	entries, err := os.ReadDir(dir)

@@ -50,7 +50,8 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 			wait = b.First
 		}
 		pause := jitter(wait)
-		klog.FromContext(ctx).Info("Will try again", "reason", err.Error(), "after", pause.Round(time.Millisecond).String())
+		klog.FromContext(ctx).Info("Will try again", "reason", err.Error(),
+			"after", pause.Round(time.Millisecond).String())
 		sleep(ctx, b.Clock, pause, nudge)
 		wait = min(2*wait, b.Most)
 	}

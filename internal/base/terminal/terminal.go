@@ -16,8 +16,8 @@ import (
 // IsControl reports whether a character changes the terminal or the order of other characters, or
 // is not allowed in text.
 func IsControl(r rune) bool {
-	return unicode.IsControl(r) && r != '\n' && r != '\t' || unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) ||
-		r == '\ufffe' || r == '\uffff'
+	return unicode.IsControl(r) && r != '\n' && r != '\t' ||
+		unicode.In(r, unicode.Bidi_Control, unicode.Zl, unicode.Zp) || r == '\ufffe' || r == '\uffff'
 }
 
 // Caret returns the form of a control character in sentences and tables: ^ and a letter.

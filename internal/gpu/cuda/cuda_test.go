@@ -101,7 +101,8 @@ func TestErrors(t *testing.T) {
 		library.Repair(t)
 		library.Fail(t, gpu, test.function, test.action)
 		p := cuda.Run(t.Context(), root, gpu)
-		if p.Failure == nil || p.Failure.Kind != test.kind || p.Failure.IsTransient() != test.passing || !p.Failure.WasTried() {
+		if p.Failure == nil || p.Failure.Kind != test.kind || p.Failure.IsTransient() != test.passing ||
+			!p.Failure.WasTried() {
 			t.Errorf("%s %s: %+v", test.function, test.action, p.Failure)
 			continue
 		}
@@ -159,7 +160,8 @@ func TestTheProcessEndsWithItsParent(t *testing.T) {
 	root := t.TempDir()
 	library := standin.Install(t, root)
 	library.Fail(t, gpu, "cuInit", "hang")
-	parent, err := os.StartProcess(os.Args[0], []string{os.Args[0], "parent", root, gpu}, &os.ProcAttr{Env: os.Environ()})
+	parent, err := os.StartProcess(os.Args[0], []string{os.Args[0], "parent", root, gpu},
+		&os.ProcAttr{Env: os.Environ()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +233,8 @@ func TestLibraries(t *testing.T) {
 		"one without function": {lacking, "libcuda.so.1 lacks cuCtxSynchronize"},
 	} {
 		p := cuda.Run(t.Context(), test.root, gpu)
-		if p.Failure == nil || p.Failure.WasTried() || !p.Failure.IsTransient() || !strings.Contains(p.Failure.Error(), test.want) {
+		if p.Failure == nil || p.Failure.WasTried() || !p.Failure.IsTransient() ||
+			!strings.Contains(p.Failure.Error(), test.want) {
 			t.Errorf("%s: %v", name, p.Failure)
 		}
 	}

@@ -72,8 +72,8 @@ const (
 // remedies are the remedies for some errors. All other errors need a reset of the GPU.
 var remedies = map[int]string{
 	outOfMemory: "something else holds the memory of the GPU: end it",
-	deviceUnavailable: "another process has the GPU for itself, or its compute mode forbids computing: nvidia-smi -q -d " +
-		"COMPUTE,PIDS tells",
+	deviceUnavailable: "another process has the GPU for itself, or its compute mode forbids computing: nvidia-smi " +
+		"-q -d COMPUTE,PIDS tells",
 	noDevice:        inventory.LacksDeviceNodes,
 	invalidDevice:   inventory.LacksDeviceNodes,
 	operatingSystem: inventory.LacksDeviceNodes,

@@ -95,8 +95,8 @@ func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) 
 	}
 	for i, got := range target {
 		if w := want(uint32(i), source[i]); got != w {
-			return &Failure{Function: "compare", Kind: Wrong, Text: fmt.Sprintf("number %d of %d is %#x and should be %#x", i,
-				numbers, got, w)}
+			return &Failure{Function: "compare", Kind: Wrong, Text: fmt.Sprintf("number %d of %d is %#x and should "+
+				"be %#x", i, numbers, got, w)}
 		}
 	}
 	return nil

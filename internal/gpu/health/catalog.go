@@ -57,7 +57,8 @@ const (
 // Lookup returns the catalog's row for a code, or a nameless row of class Decode if the code is
 // missing.
 func Lookup(code uint64) XID {
-	i, ok := slices.BinarySearchFunc(catalog[:], code, func(x XID, code uint64) int { return cmp.Compare(x.Code, code) })
+	i, ok := slices.BinarySearchFunc(catalog[:], code,
+		func(x XID, code uint64) int { return cmp.Compare(x.Code, code) })
 	if !ok {
 		return XID{Code: code}
 	}

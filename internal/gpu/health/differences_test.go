@@ -56,7 +56,8 @@ func differences(t *testing.T) (rows [][]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, found := strings.Cut(string(text), "| XIDs | NVIDIA's plugin | here | why | as there |\n|---|---|---|---|---|\n")
+	_, table, found := strings.Cut(string(text), "| XIDs | NVIDIA's plugin | here | why | as there |\n"+
+		"|---|---|---|---|---|\n")
 	if !found {
 		t.Fatal("docs/dev/compatibility.md has no table of differences from NVIDIA's plugin")
 	}
@@ -133,10 +134,10 @@ func TestResetsInDocs(t *testing.T) {
 	}
 	list := func(branch int) string { return strings.Join(byBranch[branch], ", ") }
 	for _, want := range []string{
-		"| " + list(565) + "; from R570 " + list(570) + "; from R575 " + list(575) + "; from " + inventory.MarksGSP + " " +
-			strings.Join(marked, ", ") + "; every XID",
-		"| " + list(0) + "; before R570 " + list(570) + "; before R575 " + list(575) + "; before " + inventory.MarksGSP +
-			" " + strings.Join(marked, ", ") + "; each XID",
+		"| " + list(565) + "; from R570 " + list(570) + "; from R575 " + list(575) + "; from " + inventory.MarksGSP +
+			" " + strings.Join(marked, ", ") + "; every XID",
+		"| " + list(0) + "; before R570 " + list(570) + "; before R575 " + list(575) + "; before " +
+			inventory.MarksGSP + " " + strings.Join(marked, ", ") + "; each XID",
 	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("docs/health.md has no %q", want)

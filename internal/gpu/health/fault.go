@@ -19,13 +19,14 @@ const (
 	SourceRetirement  Source = "retirement"      // an event: memory could not be retired
 	SourceUnavailable Source = "unavailable"     // an event: the GPU stopped answering
 	SourceAction      Source = "recovery-action" // a reading: the driver's recovery action
-	SourceLost        Source = "lost"            // a reading or a scan: the GPU is not there, or answers that it is lost
-	SourceReset       Source = "reset-required"  // a reading: calls answer that the GPU needs a reset
-	SourceMemory      Source = "memory"          // a reading: memory that cannot be repaired
-	SourceFabric      Source = "fabric"          // a reading: the NVSwitch fabric
-	SourceECC         Source = "ecc"             // a reading: new uncorrected memory errors
-	SourceContact     Source = "contact"         // a reading: calls fail with codes that name no state of the GPU
-	SourceHang        Source = "hang"            // no reading: a call to this GPU does not return
+	// A reading or a scan: the GPU is not there, or answers that it is lost.
+	SourceLost    Source = "lost"
+	SourceReset   Source = "reset-required" // a reading: calls answer that the GPU needs a reset
+	SourceMemory  Source = "memory"         // a reading: memory that cannot be repaired
+	SourceFabric  Source = "fabric"         // a reading: the NVSwitch fabric
+	SourceECC     Source = "ecc"            // a reading: new uncorrected memory errors
+	SourceContact Source = "contact"        // a reading: calls fail with codes that name no state of the GPU
+	SourceHang    Source = "hang"           // no reading: a call to this GPU does not return
 	// no reading: calls to this GPU hung twice within a short time, as with a hanging GSP.
 	SourceHangs    Source = "hangs"
 	SourceSilence  Source = "silence"  // no reading: the driver does not answer

@@ -54,7 +54,8 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	case r.UnrepairableMemory.Value:
 		found = append(found, memoryFault("part of the memory cannot be repaired"))
 	case r.SRAMThreshold.Value && g.any(Fault.uncorrected):
-		found = append(found, memoryFault("the SRAM had more uncorrected errors than NVIDIA's threshold for a replacement"))
+		found = append(found, memoryFault("the SRAM had more uncorrected errors than NVIDIA's threshold for a "+
+			"replacement"))
 	}
 	// MIG mode shuts down the NVLinks: the GPU is not part of the fabric, whatever state the driver
 	// reports.
@@ -69,7 +70,8 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 	// with such errors count instead.
 	if !g.preAmpere && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Remedy: inventory.RemedyReset}
-		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value), now))
+		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value),
+			now))
 	}
 	return found
 }
@@ -159,7 +161,8 @@ func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 		return because(inventory.RemedyFabric,
 			"registration with the NVSwitch fabric is %v, and CUDA does not start before it is completed", f.State)
 	case f.Status != 0:
-		return because(inventory.RemedyFabric, "registration with the NVSwitch fabric failed with NVML code %d", f.Status)
+		return because(inventory.RemedyFabric, "registration with the NVSwitch fabric failed with NVML code %d",
+			f.Status)
 	case f.Summary == inventory.FabricSummaryUnhealthy && f.Faults == 0:
 		return because(inventory.RemedyFabric, "the driver reports the connection to the NVSwitch fabric as unhealthy")
 	case f.Summary == inventory.FabricSummaryUnhealthy || f.Summary == inventory.FabricSummaryUnknown &&

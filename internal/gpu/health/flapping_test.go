@@ -31,10 +31,13 @@ func TestWhatFlaps(t *testing.T) {
 		"an unknown action": {reading(asking(99)), true},
 		"XID, a reset":      {func(s *story) { s.xid(119); s.wait(1); s.gpu = s.policy.FoldReset(s.gpu, s.now) }, true},
 		"XID, acquitted":    {func(s *story) { s.xid(48) }, false},
-		"poison, acquitted": {func(s *story) { s.event(inventory.Event{Kind: inventory.EventFatalPoison, GI: -1, CI: -1}) },
+		"poison, acquitted": {func(s *story) {
+			s.event(inventory.Event{Kind: inventory.EventFatalPoison, GI: -1, CI: -1})
+		},
 			false},
 		"fabric": {
-			reading(inventory.Reading{Fabric: inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})}), false,
+			reading(inventory.Reading{Fabric: inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})}),
+			false,
 		},
 		"fabric, and a reset": {func(s *story) {
 			s.reads(1, inventory.Reading{Fabric: inventory.Known(inventory.Fabric{State: inventory.FabricInProgress})})
@@ -42,7 +45,8 @@ func TestWhatFlaps(t *testing.T) {
 			s.gpu = s.policy.FoldReset(s.gpu, s.now)
 		}, false},
 		"calls fail": {
-			func(s *story) { s.reads(1, inventory.Reading{Contact: inventory.ContactFailing}); s.wait(time.Minute) }, false,
+			func(s *story) { s.reads(1, inventory.Reading{Contact: inventory.ContactFailing}); s.wait(time.Minute) },
+			false,
 		},
 		"silence": {
 			func(s *story) { s.gpu = s.policy.FoldSilence(s.gpu, "it hangs", s.now); s.wait(time.Minute) }, false,
@@ -197,8 +201,9 @@ func TestResetThatBecomesReboot(t *testing.T) {
 func TestVerdictOfSeveralFaults(t *testing.T) {
 	const (
 		bad, lost                    = inventory.Unhealthy, inventory.Lost
-		reset, drain, reboot, fabric = inventory.RemedyReset, inventory.RemedyDrain, inventory.RemedyReboot, inventory.RemedyFabric
-		human, hardware, reconnect   = inventory.RemedyHuman, inventory.RemedyHardware, inventory.RemedyReconnect
+		reset, drain, reboot, fabric = inventory.RemedyReset, inventory.RemedyDrain, inventory.RemedyReboot,
+			inventory.RemedyFabric
+		human, hardware, reconnect = inventory.RemedyHuman, inventory.RemedyHardware, inventory.RemedyReconnect
 	)
 	fault := func(state inventory.State, remedy inventory.Remedy) health.Fault {
 		return health.Fault{Source: health.SourceXID, State: state, Remedy: remedy, Reason: string(remedy)}
@@ -222,7 +227,9 @@ func TestVerdictOfSeveralFaults(t *testing.T) {
 		for i := range tt.faults {
 			tt.faults[i].XID = uint64(i)
 		}
-		g := health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault, []time.Time) { return tt.faults, nil },
+		g := health.GPU{UUID: "GPU-0"}.WithRestored(func(string) ([]health.Fault, []time.Time) {
+			return tt.faults, nil
+		},
 			time.Time{})
 		if got := g.Health.Remedy; got != tt.want {
 			t.Errorf("%s: remedy %q, want %q", name, got, tt.want)

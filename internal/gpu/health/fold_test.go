@@ -50,7 +50,8 @@ func (s *story) reads(n int, r inventory.Reading) {
 }
 
 func (s *story) xid(code uint64) {
-	s.event(inventory.Event{Kind: inventory.EventXID, XID: code, GI: inventory.Unattributed, CI: inventory.Unattributed})
+	s.event(inventory.Event{Kind: inventory.EventXID, XID: code, GI: inventory.Unattributed,
+		CI: inventory.Unattributed})
 }
 
 func (s *story) event(e inventory.Event) {
@@ -144,12 +145,14 @@ func TestEveryXID(t *testing.T) {
 
 				// The driver asks for each of its actions, and later for none.
 				for action, want := range map[inventory.RecoveryAction]inventory.Remedy{
-					inventory.RecoveryGPUReset: inventory.RemedyReset, inventory.RecoveryNodeReboot: inventory.RemedyReboot,
+					inventory.RecoveryGPUReset:      inventory.RemedyReset,
+					inventory.RecoveryNodeReboot:    inventory.RemedyReboot,
 					inventory.RecoveryDrainP2P:      inventory.RemedyDrainP2P,
 					inventory.RecoveryDrainAndReset: inventory.RemedyDrain,
-					inventory.RecoveryIMEXDomain:    inventory.RemedyIMEX, inventory.RecoveryBusReset: inventory.RemedyReset,
-					inventory.RecoverySystemReboot: inventory.RemedyReboot,
-					inventory.RecoveryAction(99):   inventory.RemedyHuman,
+					inventory.RecoveryIMEXDomain:    inventory.RemedyIMEX,
+					inventory.RecoveryBusReset:      inventory.RemedyReset,
+					inventory.RecoverySystemReboot:  inventory.RemedyReboot,
+					inventory.RecoveryAction(99):    inventory.RemedyHuman,
 				} {
 					s := begin(t, branch)
 					s.policy.IMEXGates = true
@@ -158,15 +161,18 @@ func TestEveryXID(t *testing.T) {
 					if s.gpu.Health.Allocatable() {
 						t.Fatalf("allocatable while the driver asks for %v", action)
 					}
-					if h := s.gpu.Health; atOnce == inventory.Healthy && (h.State != inventory.Unhealthy || h.Remedy != want) {
-						t.Fatalf("%v (remedy %q) while the driver asks for %v, want remedy %q", h.State, h.Remedy, action, want)
+					if h := s.gpu.Health; atOnce == inventory.Healthy && (h.State != inventory.Unhealthy ||
+						h.Remedy != want) {
+						t.Fatalf("%v (remedy %q) while the driver asks for %v, want remedy %q", h.State, h.Remedy,
+							action, want)
 					}
 					s.reopen()
 					s.reads(2, s.good)
 					s.sane(s.gpu.Health)
-					reset := want == inventory.RemedyReset || want == inventory.RemedyDrain // what else was done is no reset
-					stays := want == inventory.RemedyReboot || !acquitted && !reset || x.Class == health.Hardware && code != 79 ||
-						code == 151
+					// Only these two remedies reset the GPU.
+					reset := want == inventory.RemedyReset || want == inventory.RemedyDrain
+					stays := want == inventory.RemedyReboot || !acquitted && !reset ||
+						x.Class == health.Hardware && code != 79 || code == 151
 					if healthy := s.gpu.Health.State == inventory.Healthy; healthy == stays {
 						t.Fatalf("%v (%s) after %v was done", s.gpu.Health.State, s.gpu.Health.Reason, action)
 					}
@@ -219,7 +225,8 @@ func TestCountsThatTheDaemonClearedAreNoEvidence(t *testing.T) {
 	s.want(inventory.Healthy, inventory.NoRemedy)
 	s.good.UncorrectedECC = inventory.Known(uint64(5))
 	s.reads(1, s.good)
-	if h := s.gpu.Health; h.State != inventory.Suspect || !strings.Contains(h.Reason, "2 new uncorrected memory errors") {
+	if h := s.gpu.Health; h.State != inventory.Suspect ||
+		!strings.Contains(h.Reason, "2 new uncorrected memory errors") {
 		t.Errorf("%v (%s) after two errors that followed, want Suspect", h.State, h.Reason)
 	}
 }
@@ -232,7 +239,8 @@ func TestBranchesThatSpeakForAnXID(t *testing.T) {
 		}
 		for _, branch := range []int{x.CoveredFrom - 1, x.CoveredFrom} {
 			s := begin(t, branch)
-			s.good.RecoveryAction = inventory.Known(inventory.RecoveryNone) // as if the branch before could tell it, too
+			// Also the branch before answers, as if its recovery action covered the XID.
+			s.good.RecoveryAction = inventory.Known(inventory.RecoveryNone)
 			s.read(s.good)
 			s.xid(x.Code)
 			s.reads(10, s.good)

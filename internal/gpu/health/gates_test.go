@@ -60,7 +60,8 @@ func TestFabricReasonsNameWhatIsWrong(t *testing.T) {
 	for want, f := range map[string]inventory.Fabric{
 		"registration with the NVSwitch fabric is in-progress, and CUDA does not start before it is completed: " +
 			"bring up the NVSwitch fabric (Fabric Manager)": {State: inventory.FabricInProgress},
-		"registration with the NVSwitch fabric failed with NVML code 999: bring up the NVSwitch fabric (Fabric Manager)": {
+		"registration with the NVSwitch fabric failed with NVML code 999: " +
+			"bring up the NVSwitch fabric (Fabric Manager)": {
 			State: inventory.FabricCompleted, Status: 999,
 		},
 		"the connection to the NVSwitch fabric has faults: degraded bandwidth; " +
@@ -73,7 +74,8 @@ func TestFabricReasonsNameWhatIsWrong(t *testing.T) {
 			"the fabric manager (GFM) is not connected: check that it is running and reachable": {
 			State: inventory.FabricCompleted, Faults: inventory.FabricTooFewLinks | inventory.FabricManagerDisconnected,
 		},
-		"the connection to the NVSwitch fabric has faults: route unhealthy: bring up the NVSwitch fabric (Fabric Manager)": {
+		"the connection to the NVSwitch fabric has faults: route unhealthy: bring up the NVSwitch fabric (Fabric " +
+			"Manager)": {
 			State: inventory.FabricCompleted, Summary: inventory.FabricSummaryUnhealthy,
 			Faults: inventory.FabricRouteUnhealthy,
 		},
@@ -219,10 +221,12 @@ func TestGSPThatHangs(t *testing.T) {
 		happen  func(*story)
 		healthy [2]bool // by itself, with a driver that marks such a GPU, and one that does not
 	}{
-		"one hang of 45 s":            {func(s *story) { hangs(s, 1, 45*time.Second, 0) }, [2]bool{true, true}},
-		"two within minutes":          {func(s *story) { hangs(s, 2, 45*time.Second, 8*time.Minute) }, [2]bool{true, false}},
-		"two in a quarter of an hour": {func(s *story) { hangs(s, 2, 45*time.Second, 15*time.Minute) }, [2]bool{true, true}},
-		"many that are shorter":       {func(s *story) { hangs(s, 9, 29*time.Second, 0) }, [2]bool{true, true}},
+		"one hang of 45 s": {func(s *story) { hangs(s, 1, 45*time.Second, 0) }, [2]bool{true, true}},
+		"two within minutes": {func(s *story) { hangs(s, 2, 45*time.Second, 8*time.Minute) },
+			[2]bool{true, false}},
+		"two in a quarter of an hour": {func(s *story) { hangs(s, 2, 45*time.Second, 15*time.Minute) },
+			[2]bool{true, true}},
+		"many that are shorter": {func(s *story) { hangs(s, 9, 29*time.Second, 0) }, [2]bool{true, true}},
 		"two that hung 12 s, and then nobody asked": {func(s *story) {
 			for range 2 {
 				stall := inventory.Stall{Call: inventory.Call{Function: "x", Since: s.now}, Over: true}
@@ -263,8 +267,8 @@ func TestStall(t *testing.T) {
 	s := begin(t, 580)
 	s.gpu = s.policy.FoldStall(s.gpu, "nvmlDeviceGetMemoryInfo", s.now)
 	s.want(inventory.Suspect, inventory.RemedyReset)
-	if want := "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"; s.gpu.Health.Reason != want ||
-		s.gpu.Answers() {
+	want := "the driver has not returned from nvmlDeviceGetMemoryInfo for this GPU yet"
+	if s.gpu.Health.Reason != want || s.gpu.Answers() {
 		t.Errorf("it answers: %v, %q, want %q", s.gpu.Answers(), s.gpu.Health.Reason, want)
 	}
 	s.reads(2, s.good)
@@ -333,15 +337,16 @@ func TestXIDInBothEventAndLog(t *testing.T) {
 		apart  time.Duration
 		counts []int // of XID 119, after each
 	}{
-		"event first":                 {[]inventory.Event{event, logged}, soon, []int{1, 1}},
-		"log first":                   {[]inventory.Event{logged, event}, soon, []int{1, 1}},
-		"event alone":                 {[]inventory.Event{event, event, event}, soon, []int{1, 2, 3}},
-		"log alone":                   {[]inventory.Event{logged, logged, logged}, soon, []int{1, 2, 3}},
-		"two events, then their logs": {[]inventory.Event{event, event, logged, logged, logged}, soon, []int{1, 2, 2, 2, 3}},
-		"in turn":                     {[]inventory.Event{event, logged, event, logged}, soon, []int{1, 1, 2, 2}},
-		"too late":                    {[]inventory.Event{event, logged}, late, []int{1, 2}},
-		"just in time":                {[]inventory.Event{event, logged}, late - 1, []int{1, 1}},
-		"another code":                {[]inventory.Event{event, other, logged}, soon, []int{1, 1, 1}},
+		"event first": {[]inventory.Event{event, logged}, soon, []int{1, 1}},
+		"log first":   {[]inventory.Event{logged, event}, soon, []int{1, 1}},
+		"event alone": {[]inventory.Event{event, event, event}, soon, []int{1, 2, 3}},
+		"log alone":   {[]inventory.Event{logged, logged, logged}, soon, []int{1, 2, 3}},
+		"two events, then their logs": {[]inventory.Event{event, event, logged, logged, logged}, soon,
+			[]int{1, 2, 2, 2, 3}},
+		"in turn":      {[]inventory.Event{event, logged, event, logged}, soon, []int{1, 1, 2, 2}},
+		"too late":     {[]inventory.Event{event, logged}, late, []int{1, 2}},
+		"just in time": {[]inventory.Event{event, logged}, late - 1, []int{1, 1}},
+		"another code": {[]inventory.Event{event, other, logged}, soon, []int{1, 1, 1}},
 
 		// As an H200 with driver 580 tells of XID 13.
 		"three lines, then the event": {[]inventory.Event{logged, logged, logged, event}, line, []int{1, 1, 1, 1}},

@@ -41,7 +41,8 @@ func TestMIGDeviceThatMoves(t *testing.T) {
 			if s.strike(two.GI, two.CI) {
 				t.Error("an event found it where it was")
 			}
-			if !s.strike(moved.GI, moved.CI) || s.states()[1] != inventory.Unhealthy || s.states()[0] != inventory.Healthy {
+			if !s.strike(moved.GI, moved.CI) || s.states()[1] != inventory.Unhealthy ||
+				s.states()[0] != inventory.Healthy {
 				t.Errorf("an event did not find it: %v", s.states())
 			}
 			s.see(divided(one, two))

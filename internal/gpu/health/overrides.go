@@ -86,7 +86,8 @@ func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 			}
 			code, err := strconv.ParseUint(entry, 10, 64)
 			if err != nil {
-				malformed = append(malformed, fmt.Sprintf("%s: %q is neither an XID nor \"all\" and is left out", variable, entry))
+				malformed = append(malformed, fmt.Sprintf("%s: %q is neither an XID nor \"all\" and is left out",
+					variable, entry))
 				continue
 			}
 			o = o.With(code, r)

@@ -14,8 +14,9 @@ func TestParseOverrides(t *testing.T) {
 		want            map[uint64]health.Rule
 		malformed       int
 	}{
-		"nothing":                      {"", "", map[uint64]health.Rule{13: catalog, 79: catalog}, 0},
-		"a list":                       {"48, 79 ,", "", map[uint64]health.Rule{48: ignore, 79: ignore, 95: catalog}, 0},
+		"nothing": {"", "", map[uint64]health.Rule{13: catalog, 79: catalog}, 0},
+		"a list": {"48, 79 ,", "", map[uint64]health.Rule{48: ignore, 79: ignore, 95: catalog},
+			0},
 		"all":                          {"ALL", "", map[uint64]health.Rule{48: ignore, 13: ignore}, 0},
 		"xids means all":               {"xids", "", map[uint64]health.Rule{48: ignore}, 0},
 		"all within a list":            {"13,all,48", "", map[uint64]health.Rule{13: ignore, 79: ignore}, 0},

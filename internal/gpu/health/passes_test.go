@@ -295,8 +295,8 @@ func TestSuspicionThatRanOutOnTheFirstBranchWithAnAction(t *testing.T) {
 func TestRestoredIsAnotherValue(t *testing.T) {
 	s := begin(t, 580)
 	s.see(divided(one))
-	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy, Remedy: inventory.RemedyReset,
-		Reason: "x"}}
+	fault := []health.Fault{{Source: health.SourceXID, XID: 119, State: inventory.Unhealthy,
+		Remedy: inventory.RemedyReset, Reason: "x"}}
 	restored := s.gpu.WithRestored(func(uuid string) ([]health.Fault, []time.Time) {
 		if uuid == one.UUID {
 			return fault, nil

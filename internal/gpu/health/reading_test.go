@@ -21,10 +21,10 @@ func TestReadings(t *testing.T) {
 	}{
 		"nothing known": {inventory.Reading{}, inventory.Healthy, inventory.NoRemedy, false},
 		"nothing wrong": {asking(inventory.RecoveryNone), inventory.Healthy, inventory.NoRemedy, false},
-		"remap pending": {inventory.Reading{RowRemapPending: inventory.Known(true)}, inventory.Healthy, inventory.NoRemedy,
-			false},
-		"remap fine": {inventory.Reading{RowRemapFailure: inventory.Known(false)}, inventory.Healthy, inventory.NoRemedy,
-			false},
+		"remap pending": {inventory.Reading{RowRemapPending: inventory.Known(true)}, inventory.Healthy,
+			inventory.NoRemedy, false},
+		"remap fine": {inventory.Reading{RowRemapFailure: inventory.Known(false)}, inventory.Healthy,
+			inventory.NoRemedy, false},
 		"remap failure": {inventory.Reading{RowRemapFailure: inventory.Known(true)}, inventory.Unhealthy,
 			inventory.RemedyHardware, true},
 		"unrepairable": {inventory.Reading{UnrepairableMemory: inventory.Known(true)}, inventory.Unhealthy,
@@ -137,9 +137,11 @@ func TestALostGPUThatAnswersAgain(t *testing.T) {
 
 func TestHandlesFromBeforeTheLossProveNothing(t *testing.T) {
 	for name, first := range map[string]func(*story){
-		"lost after XID 79":                 func(s *story) { s.xid(79) },
-		"lost after XID 119":                func(s *story) { s.xid(119) },
-		"lost after it asked for a reset":   func(s *story) { s.reads(1, inventory.Reading{Contact: inventory.ContactResetRequired}) },
+		"lost after XID 79":  func(s *story) { s.xid(79) },
+		"lost after XID 119": func(s *story) { s.xid(119) },
+		"lost after it asked for a reset": func(s *story) {
+			s.reads(1, inventory.Reading{Contact: inventory.ContactResetRequired})
+		},
 		"the driver could not find the GPU": func(s *story) { s.gpu = s.policy.FoldAbsence(s.gpu, "x", s.now) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -168,7 +170,8 @@ func TestOnlyEvidenceOfAResetClosesWhatTheDriverDoesNotSpeakFor(t *testing.T) {
 			s.reads(1, asking(inventory.RecoveryGPUReset))
 		},
 		"the count of errors is back at zero": func(s *story) {
-			s.reads(1, inventory.Reading{UncorrectedECC: inventory.Known(uint64(2)), RecoveryAction: s.good.RecoveryAction})
+			s.reads(1, inventory.Reading{UncorrectedECC: inventory.Known(uint64(2)),
+				RecoveryAction: s.good.RecoveryAction})
 			s.good.UncorrectedECC = inventory.Known(uint64(0))
 		},
 		"the GPU was gone": func(s *story) { s.gpu = s.policy.FoldReset(s.gpu, s.now) },
@@ -240,8 +243,8 @@ func TestSinceIsWhenTheStateWasEntered(t *testing.T) {
 	s.reads(3, s.good)
 	s.xid(119)
 	s.xid(46)
-	if f := s.gpu.Faults; !s.gpu.Health.Since.Equal(struck) || !f[0].Since.Equal(struck) || !f[0].LastSeen.Equal(s.now) ||
-		!f[1].Since.Equal(s.now) {
+	if f := s.gpu.Faults; !s.gpu.Health.Since.Equal(struck) || !f[0].Since.Equal(struck) ||
+		!f[0].LastSeen.Equal(s.now) || !f[1].Since.Equal(s.now) {
 		t.Errorf("struck at %v: %+v", struck, s.gpu.Device)
 	}
 	s.wait(time.Hour)

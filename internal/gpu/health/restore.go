@@ -52,7 +52,9 @@ func (d Device) withRestored(faults []Fault, recoveries []time.Time, now time.Ti
 		d.Recoveries = append(slices.Clip(d.Recoveries), at)
 	}
 	faults = slices.DeleteFunc(slices.Clone(faults), func(f Fault) bool {
-		return slices.ContainsFunc(d.Faults, func(found Fault) bool { return found.Source == f.Source && found.XID == f.XID })
+		return slices.ContainsFunc(d.Faults, func(found Fault) bool {
+			return found.Source == f.Source && found.XID == f.XID
+		})
 	})
 	if len(faults) == 0 {
 		return d

@@ -23,7 +23,8 @@ var advice = map[uint64]string{
 	48: "reset; if it comes again, replace the GPU",
 	54: "connect the auxiliary power, then `health clear`",
 	63: "reset when the GPU is free: the reset remaps the row",
-	64: "what `status` names: `reset`; or `hardware`, when the driver has no spare row for the bad one: then replace the GPU",
+	64: "what `status` names: `reset`; or `hardware`, when the driver has no spare row for the bad one: then replace " +
+		"the GPU",
 	74: "reset; if it comes again, check both ends of the NVLink and the NVSwitch",
 	79: "restart the node; if it comes again, check power, temperature and the seating of the card",
 	92: "none; watch `DCGM_FI_DEV_ECC_SBE_VOL_TOTAL`",

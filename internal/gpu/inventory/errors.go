@@ -25,7 +25,8 @@ var (
 	ErrOpenElsewhere = fmt.Errorf("%w: a process has the GPU open, and the driver resets it for this change", ErrInUse)
 	// ErrSessionInUse: the driver resets the GPU for a change of its MIG mode, and cannot do so
 	// while a session has the GPU open. Nothing was changed.
-	ErrSessionInUse = errors.New("the driver resets the GPU for this change, and cannot while this process has a session")
+	ErrSessionInUse = errors.New("the driver resets the GPU for this change, and cannot while this process has a " +
+		"session")
 	// ErrResetRequired: the new MIG mode takes effect after a reset of the GPU or a restart of the
 	// node.
 	ErrResetRequired = errors.New("takes effect after a reset of the GPU or a restart of the node: drain the node, " +

@@ -137,14 +137,15 @@ func TestIdentifyMIGDevices(t *testing.T) {
 	want := []string{
 		"0 MIG device 0:2 " + mig + `"MIG/a" is not one of NVIDIA's, which begin with MIG-`, "0 MIG device 0:3 " + mig +
 			`"MIG-a" is that of another device`,
-		"0 MIG device 0:4 " + mig + `"GPU-b" is not one of NVIDIA's, which begin with MIG-`, "1 " + gpu + `UUID "` + old +
-			`0" is not one of NVIDIA's, which begin with GPU-`,
+		"0 MIG device 0:4 " + mig + `"GPU-b" is not one of NVIDIA's, which begin with MIG-`, "1 " + gpu + `UUID "` +
+			old + `0" is not one of NVIDIA's, which begin with GPU-`,
 		"2 " + gpu + "minor number -1 is out of range",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("left out (-want +got):\n%s", diff)
 	}
-	if len(s.GPUs) != 3 || len(s.GPUs[0].MIGDevices) != 2 || s.GPUs[1].Model != "H100" || len(s.GPUs[2].MIGDevices) != 1 {
+	if len(s.GPUs) != 3 || len(s.GPUs[0].MIGDevices) != 2 || s.GPUs[1].Model != "H100" ||
+		len(s.GPUs[2].MIGDevices) != 1 {
 		t.Errorf("GPUs: %+v", s.GPUs)
 	}
 }

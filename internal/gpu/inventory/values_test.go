@@ -54,7 +54,8 @@ func TestNames(t *testing.T) {
 		},
 		{
 			names(-1, 4, func(i int) string { return inventory.ComputeMode(i).String() }),
-			[]string{"ComputeMode(-1)", "DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS", "ComputeMode(4)"},
+			[]string{"ComputeMode(-1)", "DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS",
+				"ComputeMode(4)"},
 		},
 		{
 			names(0, 14, func(i int) string { return inventory.EventKind(i).String() }),
@@ -75,7 +76,8 @@ func TestNames(t *testing.T) {
 			},
 		},
 		{inventory.ClockReasons(1 | 2).Names(), []string{"idle", "application-clocks"}},
-		{inventory.FabricFault(1 | 4 | 1<<11).Names(), []string{"degraded bandwidth", "route unhealthy", "misconfigured"}},
+		{inventory.FabricFault(1 | 4 | 1<<11).Names(), []string{"degraded bandwidth", "route unhealthy",
+			"misconfigured"}},
 		{inventory.FabricFault(1<<13 | 1<<4).Names(), []string{"wrong system GUID", "fabric manager not connected"}},
 		{inventory.FabricFault(2 | 8).Names(), []string{"route recovery", "access timeout"}},
 		{

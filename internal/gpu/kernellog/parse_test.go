@@ -71,7 +71,8 @@ func TestParse(t *testing.T) {
 			at("0000:03:00.0", 8, none, none)},
 		"more fields of the record": {"3,1,2,c,caller=T1;NVRM: Xid (PCI:0000:01:00): 48, x\n",
 			at("0000:01:00.0", 48, none, none)},
-		"least urgent of the kernel": {"7,1,2,-;NVRM: Xid (PCI:0000:01:00): 48, x\n", at("0000:01:00.0", 48, none, none)},
+		"least urgent of the kernel": {"7,1,2,-;NVRM: Xid (PCI:0000:01:00): 48, x\n",
+			at("0000:01:00.0", 48, none, none)},
 
 		"written by a process":     {"8,1,2,-;NVRM: Xid (PCI:0000:01:00): 79, x\n", nil},
 		"written by another one":   {"12,1,2,-;NVRM: Xid (PCI:0000:01:00): 79, x\n", nil},

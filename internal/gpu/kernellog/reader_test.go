@@ -308,7 +308,8 @@ func TestLogThatCannotBeOpened(t *testing.T) {
 		t.Errorf("ended with %v, want that it is not allowed", err)
 	}
 	_, ended, _ = follow(t, opener("/proc/sys/vm/compact_memory")) // root may not read it either
-	if err := wantEnd(t, ended); !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "capability SYSLOG") {
+	if err := wantEnd(t, ended); !errors.Is(err, os.ErrPermission) ||
+		!strings.Contains(err.Error(), "capability SYSLOG") {
 		t.Errorf("ended with %v, want that it is not allowed, and what helps", err)
 	}
 }

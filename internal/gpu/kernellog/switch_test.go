@@ -25,8 +25,8 @@ func TestErrorsOfNVSwitches(t *testing.T) {
 		"3,2,2,-;nvidia-nvswitch0: SXid (PCI:0000:C4:00.0): 20034, Fatal, Link 31 LTSSM Fault Up\n" +
 		"3,3,2,-;nvidia-nvswitch3: SXid (PCI:0000:8b:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error " +
 		"(First)\n" +
-		"3,4,2,-;nvidia-nvswitch3: SXid (PCI:0000:8b:00.0): 12028, Severity 0 Engine instance 32 Sub-engine instance 00\n" +
-		"12,5,2,-;nvidia-nvswitch1: SXid (PCI:0000:c5:00.0): 1, Fatal, x\n" +
+		"3,4,2,-;nvidia-nvswitch3: SXid (PCI:0000:8b:00.0): 12028, Severity 0 Engine instance 32 Sub-engine " +
+		"instance 00\n" + "12,5,2,-;nvidia-nvswitch1: SXid (PCI:0000:c5:00.0): 1, Fatal, x\n" +
 		"3,6,2,-;python: nvidia-nvswitch1: SXid (PCI:0000:c5:00.0): 1, Fatal, x\n" +
 		"3,7,2,-;nvidia-nvswitch1: SXid (PCI:): x, Fatal\n"
 	var said []string

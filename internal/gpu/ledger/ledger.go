@@ -93,8 +93,9 @@ func NewBook() Book {
 func (b Book) Add(uuid, boot string, d health.Device) {
 	for _, f := range d.DurableFaults() {
 		b.faults[faultKey{uuid, f.Source, f.XID}] = savedFault{
-			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason, Remedy: f.Remedy,
-			Since: f.Since.UTC().Truncate(time.Millisecond),
+			Device: uuid, Boot: boot, Source: f.Source, XID: f.XID, State: f.State.String(), Reason: f.Reason,
+			Remedy: f.Remedy,
+			Since:  f.Since.UTC().Truncate(time.Millisecond),
 		}
 	}
 	if len(d.Recoveries) > 0 {
@@ -113,7 +114,8 @@ func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time
 			state = inventory.Lost
 		}
 		faults = append(faults, health.Fault{
-			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Remedy: e.Remedy, Since: e.Since, LastSeen: e.Since,
+			Source: e.Source, XID: e.XID, State: state, Reason: e.Reason, Remedy: e.Remedy, Since: e.Since,
+			LastSeen: e.Since,
 		})
 	}
 	slices.SortFunc(faults, func(a, b health.Fault) int {

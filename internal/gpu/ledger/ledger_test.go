@@ -154,7 +154,8 @@ func TestRoundTrip(t *testing.T) {
 	want[3].Source, want[3].XID = health.SourceRetirement, 0
 	recoveries := []time.Time{began, began.Add(time.Hour)}
 	b := ledger.NewBook()
-	b.Add("GPU-a", "1", health.Device{Faults: []health.Fault{want[2], want[0], want[3], want[1]}, Recoveries: recoveries})
+	b.Add("GPU-a", "1", health.Device{Faults: []health.Fault{want[2], want[0], want[3], want[1]},
+		Recoveries: recoveries})
 	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
 	b.Add("GPU-c", "1", health.Device{})
 
@@ -283,10 +284,10 @@ func TestAnotherProcessLeads(t *testing.T) {
 func TestUnknownFieldsAreKept(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, `{"version": 1, "node": {"name": "x"}, "faults": [
-		{"device": "GPU-a", "boot": "1", "source": "xid", "xid": 48, "state": "Unhealthy", "reason": "r", "cure": "reset",
-		 "since": "2026-01-02T03:04:05Z", "ticket": 7},
-		{"device": "GPU-b", "boot": "1", "source": "xid", "xid": 64, "state": "Unhealthy", "reason": "r", "cure": "reset",
-		 "since": "2026-01-02T03:04:05Z", "ticket": 8}]}`)
+		{"device": "GPU-a", "boot": "1", "source": "xid", "xid": 48, "state": "Unhealthy", "reason": "r",
+		 "cure": "reset", "since": "2026-01-02T03:04:05Z", "ticket": 7},
+		{"device": "GPU-b", "boot": "1", "source": "xid", "xid": 64, "state": "Unhealthy", "reason": "r",
+		 "cure": "reset", "since": "2026-01-02T03:04:05Z", "ticket": 8}]}`)
 	p := open(dir)
 	b := with("GPU-a", fault(48, 9)) // found again
 	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
@@ -318,7 +319,8 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 // TestDamagedFileIsSetAside with a sentence, and all that is known is written anew.
 func TestDamagedFileIsSetAside(t *testing.T) {
 	for name, text := range map[string]string{
-		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "", "a list": "[]",
+		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "",
+		"a list":       "[]",
 		"null":         "null",
 		"a wrong type": `{"version": 1, "faults": [{"device": 3}]}`, "more than is read": strings.Repeat(" ", 5<<20),
 	} {

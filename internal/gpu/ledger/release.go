@@ -36,7 +36,8 @@ func ReadRelease(dir, boot string) (*Release, error) {
 	found, err := statefile.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read what quiesce has left, which is kept as %s: %w", releaseFile+statefile.Damaged, err)
+		return nil, fmt.Errorf("read what quiesce has left, which is kept as %s: %w", releaseFile+statefile.Damaged,
+			err)
 	case !found:
 		return nil, nil
 	}

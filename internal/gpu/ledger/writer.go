@@ -148,8 +148,8 @@ func (w *FaultWriter) begin(ctx context.Context, t Term) error {
 		return err
 	}
 	if setAside != nil {
-		klog.FromContext(ctx).Info("Set the damaged fault ledger aside and started a new one", "dir", w.ledger.dir, "kept",
-			damagedFile,
+		klog.FromContext(ctx).Info("Set the damaged fault ledger aside and started a new one", "dir", w.ledger.dir,
+			"kept", damagedFile,
 			"reason", setAside.Error())
 	}
 	wanted, known := w.wanted, w.known

@@ -45,7 +45,8 @@ func BenchmarkXIDToSnapshot(b *testing.B) {
 	uuid := m.Snapshots().Value().GPUs[0].UUID
 	for b.Loop() {
 		_, changed := m.Snapshots().Latest()
-		if err := node.Inject(simulator.Fault{Kind: simulator.KindXID, GPU: uuid, XID: 48, Action: "none"}); err != nil {
+		if err := node.Inject(simulator.Fault{Kind: simulator.KindXID, GPU: uuid, XID: 48,
+			Action: "none"}); err != nil {
 			b.Fatal(err)
 		}
 		<-changed

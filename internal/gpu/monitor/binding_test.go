@@ -91,7 +91,8 @@ func TestWhatProvesThatAGPUWasReset(t *testing.T) {
 		t.Run(driver, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := simulate(t, "dgx-h100")
-				s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 46}) // of which the driver says nothing
+				// The driver reports no recovery action after this XID.
+				s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 46})
 				s.until("struck", state(3, unhealthy))
 				s.inject(simulator.Fault{Kind: simulator.KindDriver, Driver: driver})
 				s.until("without driver", func(s inventory.Snapshot) bool { return s.Stale != "" })

@@ -15,7 +15,8 @@ func TestDeviceNodesThatAppearLaterArePublished(t *testing.T) {
 	n.control = inventory.NodeControl
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		for _, control := range []inventory.ControlNodes{
-			inventory.NodeControl | inventory.NodeUVM, inventory.NodeControl | inventory.NodeUVM | inventory.NodeIMEXChannel0,
+			inventory.NodeControl | inventory.NodeUVM,
+			inventory.NodeControl | inventory.NodeUVM | inventory.NodeIMEXChannel0,
 			inventory.NodeControl,
 		} {
 			n.set(func(n *node) { n.control = control })

@@ -251,8 +251,8 @@ func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
 			t.Helper()
 			s, err := m.Status(t.Context())
 			if err != nil || s.Quiesced.IsZero() == quiet || s.Allocate != allocate || !s.Quiesced.Equal(since) {
-				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", !s.Quiesced.IsZero(), s.Allocate,
-					s.Quiesced, err, quiet, allocate, since)
+				t.Errorf("status: quiet %t, allocate %t, since %s, error %v; want %t, %t, %s", !s.Quiesced.IsZero(),
+					s.Allocate, s.Quiesced, err, quiet, allocate, since)
 			}
 		}
 		quiesce := func(allocate bool) {

@@ -288,8 +288,8 @@ func TestNoSessionIsOpenedAtTheCostOfOtherGPUs(t *testing.T) {
 				n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "GPU is lost"}
 			})
 			pass(3 * time.Hour)
-			if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 || retries < 5 ||
-				retries > 10 {
+			if opened, retries := n.count(opened), n.count(func(n *node) int { return n.retries }); opened != 1 ||
+				retries < 5 || retries > 10 {
 				t.Errorf("%d sessions were opened, and the GPU was asked %d times, want 1 and 5 to 10", opened, retries)
 			}
 			s, err := m.Status(t.Context())
@@ -328,16 +328,19 @@ func TestRequestsAreAlwaysAnswered(t *testing.T) {
 		}},
 	}
 	drivers := map[string]func(*node){
-		"quick": func(*node) {}, "slow": func(n *node) { n.delay = 50 * time.Millisecond }, "hanging": func(n *node) { n.hung = true },
+		"quick": func(*node) {}, "slow": func(n *node) { n.delay = 50 * time.Millisecond },
+		"hanging": func(n *node) { n.hung = true },
 	}
 	for name, driver := range drivers {
 		for _, before := range []string{"looked at", "released"} {
 			for _, first := range requests {
 				for _, second := range requests {
-					for _, apart := range []time.Duration{0, time.Millisecond, 60 * time.Millisecond, 10 * time.Second} {
+					for _, apart := range []time.Duration{0, time.Millisecond, 60 * time.Millisecond,
+						10 * time.Second} {
 						n := newNode(1)
 						watch(t, n, func(t *testing.T, m *monitor.Monitor) {
-							what := name + " driver, " + before + ": " + first.name + ", after " + apart.String() + " " + second.name
+							what := name + " driver, " + before + ": " + first.name + ", after " + apart.String() +
+								" " + second.name
 							pass(time.Second)
 							quiet := 0
 							if before == "released" {
@@ -442,10 +445,13 @@ func TestPublishedSnapshotIsNeverAltered(t *testing.T) {
 		}
 		keep()
 		for _, f := range []simulator.Fault{
-			{Kind: simulator.KindXID, GPU: "6:1", XID: 48}, {Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"7g.80gb"}},
+			{Kind: simulator.KindXID, GPU: "6:1", XID: 48}, {Kind: simulator.KindMIG, GPU: "2",
+				Profiles: []string{"7g.80gb"}},
 			{Kind: simulator.KindXID, GPU: "0", XID: 46}, {Kind: simulator.KindXID, GPU: "1", XID: 46},
-			{Kind: simulator.KindLost, GPU: "1"}, {Kind: simulator.KindRemove, GPU: "7"}, {Kind: simulator.KindNVLink, GPU: "0"},
-			{Kind: simulator.KindXID, GPU: "0", XID: 74}, {Kind: simulator.KindHang, GPU: "3"}, {Kind: simulator.KindRestore},
+			{Kind: simulator.KindLost, GPU: "1"}, {Kind: simulator.KindRemove, GPU: "7"}, {Kind: simulator.KindNVLink,
+				GPU: "0"},
+			{Kind: simulator.KindXID, GPU: "0", XID: 74}, {Kind: simulator.KindHang, GPU: "3"},
+			{Kind: simulator.KindRestore},
 			{Kind: simulator.KindAdd, GPU: "7"},
 		} {
 			s.inject(f)

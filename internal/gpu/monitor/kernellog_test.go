@@ -32,7 +32,9 @@ func logged(t *testing.T, profile string) simulation {
 			t.Errorf("read the kernel's log: %v", err)
 		}
 	})
-	s.until("all good at first", func(s inventory.Snapshot) bool { return len(s.GPUs) > 0 && allHealthy(len(s.GPUs))(s) })
+	s.until("all good at first", func(s inventory.Snapshot) bool {
+		return len(s.GPUs) > 0 && allHealthy(len(s.GPUs))(s)
+	})
 	synctest.Wait() // the reader waits for a line
 	return s
 }
@@ -127,7 +129,8 @@ func TestKernelLogAndMIG(t *testing.T) {
 			return struck == 1 && snapshot.GPUs[0].Health.State == healthy
 		})
 		stranger := inventory.Event{
-			Kind: inventory.EventXID, XID: 79, BDF: "0000:ff:1f.0", GI: inventory.Unattributed, CI: inventory.Unattributed, Logged: true,
+			Kind: inventory.EventXID, XID: 79, BDF: "0000:ff:1f.0", GI: inventory.Unattributed,
+			CI: inventory.Unattributed, Logged: true,
 		}
 		if err := s.Deliver(t.Context(), stranger); err != nil {
 			t.Error(err)

@@ -154,7 +154,8 @@ func TestHandOverOfTheLedger(t *testing.T) {
 	one, two := newNode(3), newNode(3)
 	synctest.Test(t, func(t *testing.T) {
 		leads, waits := office{feed.New(true)}, office{feed.New(false)}
-		_, stopFirst := start(t, one, monitor.Options{StateDir: dir, BootID: "1", While: leads.While, Lead: leads.check})
+		_, stopFirst := start(t, one, monitor.Options{StateDir: dir, BootID: "1", While: leads.While,
+			Lead: leads.check})
 		second, stopSecond := start(t, two, monitor.Options{StateDir: dir, BootID: "1", While: waits.While,
 			Lead: waits.check})
 		one.xid(0, 64)

@@ -33,7 +33,9 @@ func TestGPULostFromTheStartIsFoundOnceItIsBack(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, file)
-		s.until("seven GPUs, and one left out", func(s inventory.Snapshot) bool { return len(s.GPUs) == 7 && len(s.LeftOut) == 1 })
+		s.until("seven GPUs, and one left out", func(s inventory.Snapshot) bool {
+			return len(s.GPUs) == 7 && len(s.LeftOut) == 1
+		})
 		s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
 		s.until("all good", allHealthy(8))
 	})
@@ -46,7 +48,8 @@ func asked(n *node) int { return n.retries }
 // does not, nor one that says that a GPU is lost, of which a driver may send many.
 func TestAnEventHasAGPUInTroubleAskedAtOnce(t *testing.T) {
 	n := newNode(2)
-	n.leftOut = []inventory.LeftOut{{Index: 7, Reason: "no permission"}} // which is asked again, and needs no new session
+	// The next scan may call this GPU again without a new session.
+	n.leftOut = []inventory.LeftOut{{Index: 7, Reason: "no permission"}}
 	n.readings[uuid(1)] = inventory.Reading{RecoveryAction: good.RecoveryAction, Persistence: inventory.Known(false)}
 	watch(t, n, func(t *testing.T, _ *monitor.Monitor) {
 		n.set(func(n *node) {
@@ -70,7 +73,8 @@ func TestAnEventHasAGPUInTroubleAskedAtOnce(t *testing.T) {
 				pass(10 * time.Second)
 			}
 			got := n.count(asked) - before
-			if least, most := times*step.more, times*step.more+1; got < least || got > most { // a pause may end meanwhile
+			// A pause may end meanwhile.
+			if least, most := times*step.more, times*step.more+1; got < least || got > most {
 				t.Errorf("after %s, ten times: asked %d times, want %d to %d", step.what, got, least, most)
 			}
 		}

@@ -67,6 +67,6 @@ func logHealth(logger klog.Logger, uuid string, from, to inventory.Health) {
 	if from == to {
 		return
 	}
-	logger.Info("Health changed", "device", uuid, "from", from.State, "to", to.State, "xid", to.XID, "reason", to.Reason,
-		"cure", to.Remedy)
+	logger.Info("Health changed", "device", uuid, "from", from.State, "to", to.State, "xid", to.XID,
+		"reason", to.Reason, "cure", to.Remedy)
 }

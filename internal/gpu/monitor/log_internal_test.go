@@ -60,7 +60,8 @@ func TestWhatIsLogged(t *testing.T) {
 		"a look that succeeds": {node("no driver", good), node("", good), "",
 			[]string{`Health check of the node succeeded again"`}},
 		"all GPUs": {node("", good, good), node("x", silent, silent), all,
-			[]string{`Health check of the node failed"`, `Health changed" "node"="all GPUs" "struck"=2 "reason"="` + all}},
+			[]string{`Health check of the node failed"`, `Health changed" "node"="all GPUs" "struck"=2 "reason"="` +
+				all}},
 		"all GPUs, as before": {node("x", silent, silent), node("x", silent, silent), all, nil},
 		"all GPUs but one": {node("", good, good), node("", silent, lost), all,
 			[]string{`Health changed" "device"="b"`, `Health changed" "node"="all GPUs" "struck"=1`}},

@@ -220,8 +220,8 @@ func (l *loop) endLook(ctx context.Context, endLook look) {
 	}
 	if endLook.newSession {
 		for _, g := range endLook.unwatched {
-			klog.FromContext(ctx).Info("GPU has no driver events: its faults are found by polling only", "index", g.Index,
-				"reason", g.Reason)
+			klog.FromContext(ctx).Info("GPU has no driver events: its faults are found by polling only",
+				"index", g.Index, "reason", g.Reason)
 		}
 	}
 	for _, e := range l.pendingEvents {

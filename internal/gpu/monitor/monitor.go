@@ -59,8 +59,8 @@ type Session interface {
 	// Repartition starts a change of the MIG layout of a GPU of the last Scan. It returns once the
 	// change is made or takes long. The returned function waits for the end of the change; id is
 	// the ID of the created instance.
-	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int, err error),
-		err error)
+	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int,
+		err error), err error)
 	// LostByClose describes the GPU settings that would be lost by closing the session while no
 	// other process has the GPUs open; empty if none would be.
 	LostByClose(ctx context.Context) (string, error)

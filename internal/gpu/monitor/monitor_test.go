@@ -211,7 +211,8 @@ func TestLostGPUIsFoundWithoutAnEventAndComesBack(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		n.set(func(n *node) {
-			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "nvmlDeviceGetUUID: GPU is lost"}
+			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost,
+				Reason: "nvmlDeviceGetUUID: GPU is lost"}
 		})
 		pass(30 * time.Second)
 		wantStates(t, m, lost, healthy)
@@ -238,7 +239,8 @@ func TestGPUThatIsLeftOutIsTriedInNewSessions(t *testing.T) {
 			}
 		}
 		const m1 = time.Minute
-		if want := []time.Duration{m1, 3 * m1, 8 * m1, 18 * m1, 48 * m1, 78 * m1, 108 * m1}; !slices.Equal(after, want) {
+		if want := []time.Duration{m1, 3 * m1, 8 * m1, 18 * m1, 48 * m1, 78 * m1, 108 * m1}; !slices.Equal(after,
+			want) {
 			t.Errorf("sessions were opened after %v, want %v", after, want)
 		}
 		n.set(func(n *node) { n.gpus, n.leftOut = []inventory.GPU{gpu(0), gpu(1)}, nil })
@@ -409,8 +411,8 @@ func TestMIGDeviceThatIsStruckAlone(t *testing.T) {
 	n := newNode(2)
 	n.gpus[0].MIG = inventory.MIGEnabled
 	n.gpus[0].MIGDevices = []inventory.MIGDevice{
-		{UUID: "MIG-1", Index: 0, GI: 1, CI: 0}, {UUID: "MIG-2", Index: 1, GI: 2, CI: 0}, {UUID: "MIG-3", Index: 2, GI: 2,
-			CI: 1},
+		{UUID: "MIG-1", Index: 0, GI: 1, CI: 0}, {UUID: "MIG-2", Index: 1, GI: 2, CI: 0},
+		{UUID: "MIG-3", Index: 2, GI: 2, CI: 1},
 	}
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		want := func(parent inventory.State, mig ...inventory.State) {

@@ -18,9 +18,10 @@ func TestAllChecksOff(t *testing.T) {
 	t.Parallel()
 	for profile, faults := range map[string][]simulator.Fault{
 		"dgx-h100": {
-			{Kind: simulator.KindXID, GPU: "0", XID: 79}, {Kind: simulator.KindLost, GPU: "1"}, {Kind: simulator.KindXID,
-				GPU: "2", XID: 119},
-			{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reboot"}, {Kind: simulator.KindUnrepairable, GPU: "4"},
+			{Kind: simulator.KindXID, GPU: "0", XID: 79}, {Kind: simulator.KindLost, GPU: "1"},
+			{Kind: simulator.KindXID, GPU: "2", XID: 119},
+			{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reboot"}, {Kind: simulator.KindUnrepairable,
+				GPU: "4"},
 			{Kind: simulator.KindFail, GPU: "5", Return: "UNKNOWN"}, {Kind: simulator.KindFabric, GPU: "6",
 				State: "in-progress"},
 		},

@@ -152,7 +152,8 @@ func (s *story) run(faults int) {
 		f := s.fault()
 		if s.node.Inject(f) == nil { // else it cannot be: the GPU is unplugged
 			s.tell(f)
-			s.unloaded = f.Kind == simulator.KindDriver || s.unloaded && (f.Kind != simulator.KindRestore || f.GPU != "")
+			s.unloaded = f.Kind == simulator.KindDriver || s.unloaded && (f.Kind != simulator.KindRestore ||
+				f.GPU != "")
 			s.note()
 			if f.Kind != simulator.KindRestore && f.Kind != simulator.KindAdd {
 				faults--
@@ -179,14 +180,15 @@ func (s *story) fault() simulator.Fault {
 	pick := func(words ...string) string { return words[s.r.IntN(len(words))] }
 	f := simulator.Fault{GPU: strconv.Itoa(s.r.IntN(storyGPUs))}
 	switch f.Kind = simulator.Kind(pick(
-		"xid", "xid", "xid", "event", "lost", "remove", "add", "add", "recovery-action", "fail", "hang", "ecc", "fabric",
-		"remap-failure", "remap-pending", "unrepairable-memory", "sram-threshold", "throttle", "nvlink", "mig", "driver",
-		"restore", "restore", "restore", "restore", "restore", "restore",
+		"xid", "xid", "xid", "event", "lost", "remove", "add", "add", "recovery-action", "fail", "hang", "ecc",
+		"fabric", "remap-failure", "remap-pending", "unrepairable-memory", "sram-threshold", "throttle", "nvlink",
+		"mig", "driver", "restore", "restore", "restore", "restore", "restore", "restore",
 	)); f.Kind {
 	case simulator.KindXID:
 		f.XID = 1 + s.r.Uint64N(176)
 	case simulator.KindEvent:
-		f.Event = pick("double-bit-ecc", "fatal-poison", "non-fatal-poison", "gpu-unavailable", "dram-retirement-failure")
+		f.Event = pick("double-bit-ecc", "fatal-poison", "non-fatal-poison", "gpu-unavailable",
+			"dram-retirement-failure")
 	case simulator.KindRecoveryAction:
 		f.Action = pick("none", "reset", "reboot", "drain-p2p", "drain-and-reset", "recover-imex")
 	case simulator.KindFail:
@@ -271,7 +273,8 @@ func (s *story) check() {
 		switch {
 		case bad.IsZero() && !s.silent.of(i):
 		case h.Allocatable() && now.Sub(bad) > inTime && now.Sub(s.changed) > inTime:
-			s.fail("GPU %d is given to work, bad since %v, silence is %+v since %v: %+v", i, bad, s.silent, s.changed, h)
+			s.fail("GPU %d is given to work, bad since %v, silence is %+v since %v: %+v", i, bad, s.silent, s.changed,
+				h)
 		case !bad.IsZero() && h.State == healthy && h.Since.Sub(bad) > underWay:
 			s.fail("GPU %d became Healthy %v after it became bad: %+v", i, h.Since.Sub(bad), h)
 		}

@@ -42,17 +42,19 @@ func TestRepartition(t *testing.T) {
 		s.until("the GPU is in multi-instance mode, and Healthy", func(s inventory.Snapshot) bool {
 			return s.GPUs[3].MIG == inventory.MIGEnabled && s.GPUs[3].Health.State == inventory.Healthy
 		})
-		gi, err := s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9,
-			Start: 4, Size: 4})
+		gi, err := s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateInstance,
+			Profile: 9, Start: 4, Size: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err = s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: gi,
+		if _, err = s.Repartition(t.Context(), gpus[3].UUID, inventory.MIGStep{Action: inventory.MIGCreateCompute,
+			GI:   gi,
 			Size: 3}); err != nil {
 			t.Fatal(err)
 		}
 		began = time.Now()
-		s.until("the Snapshot has the MIG device", func(s inventory.Snapshot) bool { return len(s.GPUs[3].MIGDevices) == 1 })
+		s.until("the Snapshot has the MIG device",
+			func(s inventory.Snapshot) bool { return len(s.GPUs[3].MIGDevices) == 1 })
 		if took := time.Since(began); took > time.Second {
 			t.Errorf("the MIG device is there after %v", took)
 		}
@@ -117,7 +119,8 @@ func TestModeWithoutASession(t *testing.T) {
 				if _, err := s.Look(t.Context()); err != nil {
 					t.Error(err)
 				}
-				if now := s.Snapshots().Value(); now.Stale != "" || (now.GPUs[3].MIG == inventory.MIGEnabled) != (tt.want == "") {
+				if now := s.Snapshots().Value(); now.Stale != "" ||
+					(now.GPUs[3].MIG == inventory.MIGEnabled) != (tt.want == "") {
 					t.Errorf("afterwards: %q, %v", now.Stale, now.GPUs[3].MIG)
 				}
 			})
@@ -137,7 +140,9 @@ func TestModeWhileACallHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		other := &process{}
-		s := simulate(t, "dgx-a100", func(o *monitor.Options, node *simulator.Node) { other.node, o.Modes = node, other })
+		s := simulate(t, "dgx-a100", func(o *monitor.Options, node *simulator.Node) {
+			other.node, o.Modes = node, other
+		})
 		gpus := s.Snapshots().Value().GPUs
 		s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "6", Call: "DeviceGetFieldValues"})
 		s.until("hangs", func(s inventory.Snapshot) bool { return s.GPUs[6].Health.State == inventory.Unhealthy })
@@ -154,7 +159,8 @@ func TestRepartitionWithoutTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(t, "dgx-h100")
 		gpu := s.Snapshots().Value().GPUs[0].UUID
-		if _, err := s.Repartition(t.Context(), "GPU-none", inventory.MIGStep{Action: inventory.MIGEnable}); err == nil {
+		if _, err := s.Repartition(t.Context(),
+			"GPU-none", inventory.MIGStep{Action: inventory.MIGEnable}); err == nil {
 			t.Error("a GPU that is not there got another mode")
 		}
 		if _, err := s.Partitions(t.Context(), "GPU-none"); err == nil {

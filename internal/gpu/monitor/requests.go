@@ -49,7 +49,8 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
-			Snapshot: l.state.published, Node: l.state.nodeReason, Err: l.state.err, Looked: l.state.lastSuccess, Answers: l.state.successSince,
+			Snapshot: l.state.published, Node: l.state.nodeReason, Err: l.state.err, Looked: l.state.lastSuccess,
+			Answers:  l.state.successSince,
 			Quiesced: l.quiescedSince, Allocate: l.isQuiesced() && l.state.withheldSince.IsZero(),
 			Unwatched: l.state.unwatched, Retries: l.state.retries(),
 			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),
@@ -137,7 +138,8 @@ func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Rem
 				}
 				err := s.Clean(ctx, uuid, remnant)
 				if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
-					klog.FromContext(ctx).Info("Cannot clean up a GPU after earlier work", "gpu", uuid, "reason", err.Error())
+					klog.FromContext(ctx).Info("Cannot clean up a GPU after earlier work", "gpu", uuid,
+						"reason", err.Error())
 				}
 			}
 		}
@@ -306,7 +308,8 @@ func (m *Monitor) Resume(ctx context.Context) error {
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	return m.runAndAwait(ctx, wantAny, func(l *loop) error {
 		if !l.state.clear(uuid, time.Now()) {
-			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and UUID", uuid)
+			return fmt.Errorf("clear faults: this node has no GPU or MIG device %q; status lists them by index and "+
+				"UUID", uuid)
 		}
 		klog.FromContext(ctx).Info("Faults cleared by an operator", "device", uuid)
 		return nil

@@ -143,7 +143,8 @@ func TestStatusTellsWhatIsKnown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(s.GPUs) != 2 || s.GPUs[1].UUID != uuid(1) || s.Err != nil || !s.Quiesced.IsZero() || s.Looked.Before(start) {
+		if len(s.GPUs) != 2 || s.GPUs[1].UUID != uuid(1) || s.Err != nil || !s.Quiesced.IsZero() ||
+			s.Looked.Before(start) {
 			t.Fatalf("Status %+v", s)
 		}
 		counts := s.GPUs[1].Counts

@@ -81,7 +81,8 @@ func (t *nodeState) withhold(gpus []string, reason string, now time.Time) {
 		if before, is := t.withheldGPUs[uuid]; is {
 			since = before.Since
 		}
-		if t.withheldGPUs[uuid] = (inventory.Health{State: inventory.Unknown, Reason: reason, Since: since}); reason == "" {
+		if t.withheldGPUs[uuid] = (inventory.Health{State: inventory.Unknown, Reason: reason,
+			Since: since}); reason == "" {
 			delete(t.withheldGPUs, uuid)
 		}
 	}

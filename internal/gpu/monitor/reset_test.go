@@ -47,7 +47,8 @@ func TestReset(t *testing.T) {
 		if err := m.Quiesce(t.Context(), false); err != nil {
 			t.Fatal(err)
 		}
-		err := m.Reset(t.Context(), []string{uuid(0)}, func(context.Context) error { t.Error("it is reset"); return nil })
+		err := m.Reset(t.Context(), []string{uuid(0)},
+			func(context.Context) error { t.Error("it is reset"); return nil })
 		if !errors.Is(err, monitor.ErrQuiesced) {
 			t.Errorf("Reset() while the driver is released: %v", err)
 		}
@@ -66,7 +67,8 @@ func TestWithhold(t *testing.T) {
 			}
 			pass(time.Minute)
 			wantStates(t, m, inventory.Unknown, healthy)
-			if h := m.Snapshots().Value().GPUs[0].Health; h.Reason != reason || !h.Since.Equal(began) || h.Allocatable() {
+			if h := m.Snapshots().Value().GPUs[0].Health; h.Reason != reason || !h.Since.Equal(began) ||
+				h.Allocatable() {
 				t.Errorf("the verdict is %+v", h)
 			}
 		}
@@ -86,7 +88,8 @@ func TestResetWhileACallHangs(t *testing.T) {
 		s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "1"})
 		s.until("GPU 1 hangs", state(1, unhealthy))
 		gpus := s.Snapshots().Value().GPUs
-		err := s.Reset(t.Context(), []string{gpus[1].UUID}, func(context.Context) error { t.Error("it is reset"); return nil })
+		err := s.Reset(t.Context(), []string{gpus[1].UUID},
+			func(context.Context) error { t.Error("it is reset"); return nil })
 		if !errors.Is(err, inventory.ErrNoAnswer) {
 			t.Errorf("Reset() = %v", err)
 		}

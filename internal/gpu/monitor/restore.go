@@ -26,7 +26,8 @@ func readSavedState(ctx context.Context, o Options) (m savedState) {
 		log.Info("Cannot read the fault ledger: starting without earlier faults", "dir", dir, "reason", err.Error())
 	}
 	if m.release, err = ledger.ReadRelease(dir, o.BootID); err != nil {
-		log.Info("Cannot read whether the driver was released; assuming that it was not", "dir", dir, "reason", err.Error())
+		log.Info("Cannot read whether the driver was released; assuming that it was not", "dir", dir,
+			"reason", err.Error())
 	}
 	return m
 }
@@ -40,8 +41,8 @@ func (l *loop) restoreState(ctx context.Context) {
 		return nil
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Cannot read the fault ledger: starting without earlier faults", "dir", l.options.StateDir,
-			"reason",
+		klog.FromContext(ctx).Info("Cannot read the fault ledger: starting without earlier faults",
+			"dir", l.options.StateDir, "reason",
 			err.Error())
 		l.lateSavedState = answered
 		l.writeFaults(ctx, ledger.NewBook())
@@ -88,8 +89,8 @@ func (m *Monitor) watchRelease(ctx context.Context) {
 		}
 		found, err := ledger.ReadRelease(m.options.StateDir, m.options.BootID)
 		if err != nil { // the file is set aside: its absence says nothing from now on
-			klog.FromContext(ctx).Info("Cannot read whether the driver is still released; it stays released until resume",
-				"reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot read whether the driver is still released; it stays released until "+
+				"resume", "reason", err.Error())
 			return
 		}
 		if _, away := os.Stat(m.options.StateDir); found != nil || away != nil {
@@ -205,8 +206,8 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 			err = statefile.ErrHangs
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may forget it",
-				"dir", m.options.StateDir, "reason", err.Error())
+			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may "+
+				"forget it", "dir", m.options.StateDir, "reason", err.Error())
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loopPatience)

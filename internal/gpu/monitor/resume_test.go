@@ -94,7 +94,8 @@ func TestAGPUThatDoesNotAnswerInAMinute(t *testing.T) {
 	n := newNode(2)
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		busy := func() error {
-			return &inventory.Stall{Call: inventory.Call{Function: "nvmlDeviceGetName", Since: time.Now().Add(-2 * time.Second)}}
+			return &inventory.Stall{Call: inventory.Call{Function: "nvmlDeviceGetName",
+				Since: time.Now().Add(-2 * time.Second)}}
 		}
 		n.set(func(n *node) { n.busy = map[string]func() error{uuid(1): busy} })
 		pass(30 * time.Second)
@@ -130,7 +131,8 @@ func TestAGPUThatCannotBeAsked(t *testing.T) {
 		}
 		pass(time.Minute)
 		wantStates(t, m, healthy, unknown)
-		if h := m.Snapshots().Value().GPUs[1].Health; h.Allocatable() || !strings.Contains(h.Reason, "does not answer") {
+		if h := m.Snapshots().Value().GPUs[1].Health; h.Allocatable() ||
+			!strings.Contains(h.Reason, "does not answer") {
 			t.Errorf("%+v", h)
 		}
 		n.set(func(n *node) { delete(n.readErr, uuid(1)) })
@@ -146,7 +148,8 @@ func TestOnlyGPUsInTroubleWaitForARetry(t *testing.T) {
 	watch(t, n, func(t *testing.T, m *monitor.Monitor) {
 		n.set(func(n *node) {
 			n.readings[uuid(0)] = inventory.Reading{Contact: inventory.ContactLost, Reason: "it fell off the bus"}
-			n.readErr[uuid(1)] = &inventory.Stall{Call: inventory.Call{Function: "nvmlDeviceGetName", Since: time.Now()}}
+			n.readErr[uuid(1)] = &inventory.Stall{Call: inventory.Call{Function: "nvmlDeviceGetName",
+				Since: time.Now()}}
 		})
 		n.xid(2, 119)
 		pass(30 * time.Second)
@@ -179,7 +182,8 @@ func TestSamplesOfAGPUThatDoesNotAnswer(t *testing.T) {
 		if got := n.count(scans); got != scanned+1 { // once, although the next samples fail, too
 			t.Errorf("%d looks, want 1", got-scanned)
 		}
-		if s := m.Samples().Value(); len(s) != 2 || s[0].Taken.Equal(before[0].Taken) || !s[1].Taken.Equal(before[1].Taken) {
+		if s := m.Samples().Value(); len(s) != 2 || s[0].Taken.Equal(before[0].Taken) ||
+			!s[1].Taken.Equal(before[1].Taken) {
 			t.Errorf("samples %+v, before %+v", s, before)
 		}
 		stop()

@@ -69,7 +69,8 @@ func (t *nodeState) retries() []Retry {
 	for i := range all {
 		all[i].Next = t.nextRetry
 		if !t.mayReopen() {
-			all[i].Reason += "; NVML is not opened again for it, as GPUs without persistence mode would lose their settings"
+			all[i].Reason += "; NVML is not opened again for it, as GPUs without persistence mode would lose their " +
+				"settings"
 		}
 	}
 	return all

@@ -207,7 +207,8 @@ func (s simulation) wantReleased() {
 func TestLooksDoNotWaitForSamples(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulateSampled(t, "dgx-h100")
-		for _, call := range []string{"Temperature", "PowerUsage", "ClockInfo", "UtilizationRates", "EncoderUtilization"} {
+		for _, call := range []string{"Temperature", "PowerUsage", "ClockInfo", "UtilizationRates",
+			"EncoderUtilization"} {
 			s.inject(simulator.Fault{Kind: simulator.KindSlow, Call: "DeviceGet" + call, Delay: "1.5s"})
 		}
 		pass(firstSample + 500*time.Millisecond)

@@ -40,7 +40,8 @@ func TestStartWhileTheDiskHangs(t *testing.T) {
 			stop()
 
 			disk := make(chan struct{})
-			m = monitor.New(onDisk(disk, monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir, BootID: "1"}))
+			m = monitor.New(onDisk(disk, monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir,
+				BootID: "1"}))
 			monitor.HangStart(m, disk)
 			ctx, cancel := context.WithCancel(withoutLog(t.Context()))
 			ended := make(chan error, 1)
@@ -95,7 +96,8 @@ func TestEndWhileTheDiskIsSlow(t *testing.T) {
 				stop()
 
 				disk := make(chan struct{})
-				m := monitor.New(onDisk(disk, monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir, BootID: "1"}))
+				m := monitor.New(onDisk(disk, monitor.Options{Driver: n, Policy: health.Default(), StateDir: dir,
+					BootID: "1"}))
 				if tt.start {
 					monitor.HangStart(m, disk)
 				}

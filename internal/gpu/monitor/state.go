@@ -72,7 +72,8 @@ func (t *nodeState) foldEvent(e inventory.Event, now time.Time) (unseen bool) {
 	return !ok
 }
 
-// foldLateEvent is foldEvent for an event that waited for the next scan. On a GPU without MIG devices, the event of an instance
+// foldLateEvent is foldEvent for an event that waited for the next scan. On a GPU without MIG
+// devices, the event of an instance
 // counts as an event of the GPU.
 func (t *nodeState) foldLateEvent(e inventory.Event, now time.Time) (unseen bool) {
 	e = t.identified(e)

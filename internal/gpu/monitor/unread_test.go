@@ -17,8 +17,9 @@ func TestMIGDeviceThatCannotBeReadForAWhileKeepsItsFaults(t *testing.T) {
 	}{
 		"cannot be read": {[]inventory.LeftOut{{Index: 0, Reason: "MIG device 0:1 cannot be read"}},
 			unhealthy},
-		"destroyed":                      {nil, healthy},
-		"destroyed, another GPU is lost": {[]inventory.LeftOut{{Index: 1, Reason: "the GPU cannot be identified"}}, healthy},
+		"destroyed": {nil, healthy},
+		"destroyed, another GPU is lost": {[]inventory.LeftOut{{Index: 1, Reason: "the GPU cannot be identified"}},
+			healthy},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(1)
@@ -36,7 +37,8 @@ func TestMIGDeviceThatCannotBeReadForAWhileKeepsItsFaults(t *testing.T) {
 						t.Fatalf("MIG devices are %v, want %v", got, want)
 					}
 				}
-				n.send(inventory.Event{Kind: inventory.EventXID, UUID: uuid(0), XID: 119, GI: 2, CI: inventory.Unattributed})
+				n.send(inventory.Event{Kind: inventory.EventXID, UUID: uuid(0), XID: 119, GI: 2,
+					CI: inventory.Unattributed})
 				pass(time.Second)
 				states(healthy, unhealthy)
 				n.set(func(n *node) { n.gpus[0].MIGDevices, n.leftOut = both[:1], test.leftOut })

@@ -33,7 +33,8 @@ func (b *bindings) start(a *api) {
 		EventTypes: nvml.SystemEventTypeGpuDriverBind | nvml.SystemEventTypeGpuDriverUnbind, Set: create.Set,
 	}
 	register.Version = nvml.STRUCT_VERSION(register, 1)
-	if act(a, "nvmlSystemRegisterEvents", func() nvml.Return { return a.lib.SystemRegisterEvents(&register) }) != nvml.SUCCESS {
+	if act(a, "nvmlSystemRegisterEvents",
+		func() nvml.Return { return a.lib.SystemRegisterEvents(&register) }) != nvml.SUCCESS {
 		_ = b.free(a) // an error would change nothing
 	}
 }

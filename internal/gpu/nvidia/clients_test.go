@@ -44,8 +44,8 @@ func TestClients(t *testing.T) {
 	process("5000002", "nv-hostengine", "0::/../../../kubepods-burstable.slice/kubepods-burstable-pod"+under(pod)+
 		".slice/cri-containerd-a.scope",
 		"/dev/nvidiactl", "/dev/nvidia1", "/dev/nvidia12")
-	process("5000003", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+"/abc\n0::/system.slice/containerd.service",
-		"/dev/nvidia1")
+	process("5000003", "dcgm-exporter", "12:pids:/kubepods/besteffort/pod"+pod+
+		"/abc\n0::/system.slice/containerd.service", "/dev/nvidia1")
 	process("5000004", "st\x1b]0;a\x07at\nic", "0::/kubepods/podaaaabbbbccccddddeeeeffff00001111/x", "/dev/nvidia1")
 	process("5000005", "nvidia-persiste", "0::/../../../../system.slice/nvidia-persistenced.service", "/dev/nvidia1")
 	process("5000006", "gpu-node-agent", "0::/kubepods/pod11111111-1111-1111-1111-111111111111/x", "/dev/nvidia1")

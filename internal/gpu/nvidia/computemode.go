@@ -46,7 +46,8 @@ func setComputeMode(gpu device, mode inventory.ComputeMode) (before inventory.Co
 		return 0, err
 	}
 	if inventory.ComputeMode(taken) != mode {
-		return 0, fmt.Errorf("the driver took the compute mode %s, and the GPU has %s", mode, inventory.ComputeMode(taken))
+		return 0, fmt.Errorf("the driver took the compute mode %s, and the GPU has %s", mode,
+			inventory.ComputeMode(taken))
 	}
 	return inventory.ComputeMode(now), nil
 }

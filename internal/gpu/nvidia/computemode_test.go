@@ -53,10 +53,12 @@ func TestSetComputeModeFails(t *testing.T) {
 			r.scan()
 			r.inject(test.fault)
 			_, err := r.SetComputeMode(r.ctx, r.uuid(1), inventory.ComputeExclusiveProcess)
-			if err == nil || !strings.Contains(err.Error(), test.want) || test.kind != nil && !errors.Is(err, test.kind) {
+			if err == nil || !strings.Contains(err.Error(), test.want) || test.kind != nil &&
+				!errors.Is(err, test.kind) {
 				t.Errorf("error %v, want one with %q", err, test.want)
 			}
-			if before, err := r.SetComputeMode(r.ctx, r.uuid(0), inventory.ComputeExclusiveProcess); err != nil || before != 0 {
+			if before, err := r.SetComputeMode(r.ctx, r.uuid(0), inventory.ComputeExclusiveProcess); err != nil ||
+				before != 0 {
 				t.Errorf("the GPU beside: was %s, error %v", before, err)
 			}
 		})

@@ -62,7 +62,8 @@ func TestPlacement(t *testing.T) {
 	r := newRig(t, "a100-mig-mixed")
 	var got []string
 	for _, m := range r.scan().GPUs[5].MIGDevices {
-		got = append(got, fmt.Sprintf("%s=%d@%d+%d", m.Profile, m.Placement.Profile, m.Placement.Start, m.Placement.Size))
+		got = append(got, fmt.Sprintf("%s=%d@%d+%d", m.Profile, m.Placement.Profile, m.Placement.Start,
+			m.Placement.Size))
 	}
 	compare(t, "placements", "4g.40gb=5@0+4 2g.20gb=14@4+2 1g.10gb+me=20@6+1", strings.Join(got, " "))
 	r = newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById",

@@ -221,9 +221,8 @@ func versionMismatch(library, module string) error {
 		return fmt.Errorf("%w: the versions of the kernel module and the library differ: restart the node",
 			inventory.ErrDriverMismatch)
 	case (inventory.Driver{Version: library}).Before(module):
-		return fmt.Errorf("%w: driver %s in this container, %s loaded: restart the pod; if this does not help, restart "+
-			"the node",
-			inventory.ErrOldLibrary, library, module)
+		return fmt.Errorf("%w: driver %s in this container, %s loaded: restart the pod; if this does not help, "+
+			"restart the node", inventory.ErrOldLibrary, library, module)
 	default:
 		return fmt.Errorf("%w: %s", inventory.ErrDriverMismatch, driver.Mismatch())
 	}

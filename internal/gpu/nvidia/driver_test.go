@@ -24,7 +24,8 @@ func TestOpenErrors(t *testing.T) {
 	}{
 		"no library": {
 			simulator.Fault{Kind: simulator.KindDriver, Driver: "no-library"}, inventory.ErrNoDriver,
-			"libnvidia-ml.so.1 is neither below the driver root /driver-root nor where the loader looks: install the driver",
+			"libnvidia-ml.so.1 is neither below the driver root /driver-root nor where the loader looks: install the " +
+				"driver",
 		},
 		"no kernel module": {
 			simulator.Fault{Kind: simulator.KindDriver, Driver: "missing"}, inventory.ErrNoDriver,
@@ -36,8 +37,9 @@ func TestOpenErrors(t *testing.T) {
 		},
 		"no permission":   {fail("Init", "NO_PERMISSION"), nvml.ERROR_NO_PERMISSION, "run this container privileged"},
 		"another failure": {fail("Init", "UNKNOWN"), nvml.ERROR_UNKNOWN, "nvmlInit: ERROR_UNKNOWN"},
-		"no version":      {fail("SystemGetDriverVersion", "UNKNOWN"), nvml.ERROR_UNKNOWN, "nvmlSystemGetDriverVersion"},
-		"no count":        {fail("DeviceGetCount", "DRIVER_NOT_LOADED"), inventory.ErrNoDriver, "nvmlDeviceGetCount"},
+		"no version": {fail("SystemGetDriverVersion", "UNKNOWN"), nvml.ERROR_UNKNOWN,
+			"nvmlSystemGetDriverVersion"},
+		"no count": {fail("DeviceGetCount", "DRIVER_NOT_LOADED"), inventory.ErrNoDriver, "nvmlDeviceGetCount"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -87,13 +89,16 @@ func TestReplacedFiles(t *testing.T) {
 		text string
 	}{
 		"580.95.05": {inventory.ErrDriverMismatch, "driver 580.95.05 on disk, 550.163.01 loaded: restart the node"},
-		"535.10.05": {inventory.ErrOldLibrary, "driver 535.10.05 in this container, 550.163.01 loaded: restart the pod"},
+		"535.10.05": {inventory.ErrOldLibrary,
+			"driver 535.10.05 in this container, 550.163.01 loaded: restart the pod"},
 	} {
 		r.inject(files(version))
 		another := nvidia.New(nvidia.Options{Library: r.node.NVML(), Root: r.node.Root()})
 		for range 2 {
 			_, err := another.Open(r.ctx)
-			if !errors.Is(err, want.kind) || errors.Is(err, inventory.ErrOldLibrary) != (want.kind == inventory.ErrOldLibrary) || !strings.Contains(err.Error(), want.text) { //nolint:errorlint // the kind itself
+			old := want.kind == inventory.ErrOldLibrary //nolint:errorlint // the kind itself
+			if !errors.Is(err, want.kind) || errors.Is(err, inventory.ErrOldLibrary) != old ||
+				!strings.Contains(err.Error(), want.text) {
 				t.Errorf("a new process with %s: %v, want %q", version, err, want.text)
 			}
 		}

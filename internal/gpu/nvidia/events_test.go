@@ -96,7 +96,9 @@ func TestEvents(t *testing.T) {
 		},
 		"MIG layout": {
 			fault: simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"7g.80gb"}},
-			want:  func(r *rig) []inventory.Event { return []inventory.Event{event(inventory.EventMIGChange, r.uuid(2))} },
+			want: func(r *rig) []inventory.Event {
+				return []inventory.Event{event(inventory.EventMIGChange, r.uuid(2))}
+			},
 		},
 		"uncorrected memory error": {
 			fault: simulator.Fault{Kind: simulator.KindECC, GPU: "0"},
@@ -106,7 +108,9 @@ func TestEvents(t *testing.T) {
 		},
 		"fatal poison": {
 			fault: simulator.Fault{Kind: simulator.KindEvent, GPU: "0", Event: "fatal-poison"},
-			want:  func(r *rig) []inventory.Event { return []inventory.Event{event(inventory.EventFatalPoison, r.uuid(0))} },
+			want: func(r *rig) []inventory.Event {
+				return []inventory.Event{event(inventory.EventFatalPoison, r.uuid(0))}
+			},
 		},
 		"corrected memory error, which nobody asked for": {
 			fault: simulator.Fault{Kind: simulator.KindEvent, GPU: "0", Event: "single-bit-ecc"},
@@ -120,7 +124,8 @@ func TestEvents(t *testing.T) {
 				t.Fatalf("GPUs without events: %v", unwatched)
 			}
 			r.inject(test.fault)
-			r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "7", XID: 13}) // shows that there is nothing else before it
+			// Shows that there is nothing else before it.
+			r.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "7", XID: 13})
 			for _, want := range append(test.want(r), xid(r, 7, 13, none, none)) {
 				compare(t, "event", want, r.next())
 			}
@@ -167,7 +172,8 @@ func TestEventsOfNobody(t *testing.T) {
 		}
 		const s = time.Second
 		compare(t, "times", []time.Duration{0, 1 * s, 3 * s, 7 * s, 12 * s, 17 * s, 22 * s, 27 * s}, after)
-		r.inject(simulator.Fault{Kind: simulator.KindRestore}, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 31})
+		r.inject(simulator.Fault{Kind: simulator.KindRestore}, simulator.Fault{Kind: simulator.KindXID, GPU: "0",
+			XID: 31})
 		if got := r.next(); got.XID != 31 {
 			t.Errorf("got event %+v, want XID 31", got)
 		}
@@ -188,7 +194,8 @@ func TestEventsUnwatched(t *testing.T) {
 		"not supported": {
 			faults: []simulator.Fault{fail("0", "DeviceRegisterEvents", "NOT_SUPPORTED")},
 			want: []inventory.LeftOut{
-				{Index: 0, Reason: "nvmlDeviceRegisterEvents: not supported by this driver or GPU: ERROR_NOT_SUPPORTED"},
+				{Index: 0, Reason: "nvmlDeviceRegisterEvents: not supported by this driver or GPU: " +
+					"ERROR_NOT_SUPPORTED"},
 			},
 			sets: 1,
 		},

@@ -113,7 +113,8 @@ func TestPerformanceMonitoringWithoutMemory(t *testing.T) {
 		if failing == 0 {
 			want = 2
 		}
-		compare(t, fmt.Sprint("samples that are allocated when call ", failing, " fails"), want, r.node.Stats().GPMSamples)
+		compare(t, fmt.Sprint("samples that are allocated when call ", failing, " fails"), want,
+			r.node.Stats().GPMSamples)
 	}
 }
 
@@ -267,7 +268,8 @@ func TestSampleOfALostGPU(t *testing.T) {
 	r.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "1"})
 	r.scan()
 	before := r.node.Calls()
-	if _, err := r.Sample(r.ctx, r.uuid(1), true, noPause); err == nil || !strings.Contains(err.Error(), "GPU_IS_LOST") {
+	if _, err := r.Sample(r.ctx, r.uuid(1), true, noPause); err == nil ||
+		!strings.Contains(err.Error(), "GPU_IS_LOST") {
 		t.Errorf("error %v", err)
 	}
 	compare(t, "calls", before, r.node.Calls())

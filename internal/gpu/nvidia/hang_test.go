@@ -123,7 +123,8 @@ func TestHang(t *testing.T) {
 				r.scan()
 				for _, other := range []int{0, 1, 2, 4, 6, 7} {
 					reading, err := r.Read(r.ctx, r.uuid(other))
-					if asks := reading.RecoveryAction.Value == inventory.RecoveryGPUReset; err != nil || asks != (other == 7) {
+					if asks := reading.RecoveryAction.Value == inventory.RecoveryGPUReset; err != nil ||
+						asks != (other == 7) {
 						t.Errorf("GPU %d: %+v, %v", other, reading.RecoveryAction, err)
 					}
 				}
@@ -293,8 +294,8 @@ func TestOpenWithAGPUThatHangs(t *testing.T) {
 			compare(t, "what is left out", []inventory.LeftOut{{
 				Index: 3, Reason: "the GPU cannot be identified: nvml" + call + " does not return",
 			}}, s.LeftOut)
-			compare(t, "what gives no events", []inventory.LeftOut{{Index: 3, Reason: "nvml" + call + " does not return"}},
-				r.Unwatched())
+			compare(t, "what gives no events",
+				[]inventory.LeftOut{{Index: 3, Reason: "nvml" + call + " does not return"}}, r.Unwatched())
 			compare(t, "how many are there", 7, len(s.GPUs))
 			for _, g := range s.GPUs {
 				if reading, err := r.Read(r.ctx, g.UUID); err != nil || reading.Contact != inventory.ContactGood {

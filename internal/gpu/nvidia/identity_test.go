@@ -37,14 +37,15 @@ func TestScanWrongIdentity(t *testing.T) {
 		"model with a newline":  {answer("0", "DeviceGetName", `"A100\n"`), "", 8, 21},
 		"minor of 2^32-1": {answer("0", "DeviceGetMinorNumber", "4294967295"), "its minor number 4294967295", 7,
 			21},
-		"2^32-1 GPUs":                  {answer("", "DeviceGetCount", "4294967295"), "", 8, 21},
-		"2^32-1 MIG devices":           {answer("2", "DeviceGetMaxMigDeviceCount", "4294967295"), "", 8, 21},
-		"empty UUID of a MIG device":   {answer("2:0", "DeviceGetUUID", `""`), "MIG device 2:0 cannot be identified", 8, 20},
+		"2^32-1 GPUs":        {answer("", "DeviceGetCount", "4294967295"), "", 8, 21},
+		"2^32-1 MIG devices": {answer("2", "DeviceGetMaxMigDeviceCount", "4294967295"), "", 8, 21},
+		"empty UUID of a MIG device": {answer("2:0", "DeviceGetUUID", `""`), "MIG device 2:0 cannot be identified", 8,
+			20},
 		"comma in a MIG device's UUID": {answer("2:0", "DeviceGetUUID", "MIG-1,MIG-2"), "MIG device 2:0", 8, 20},
 		"slash in a MIG device's UUID": {answer("2:0", "DeviceGetUUID", "MIG-1/2"), "MIG device 2:0", 8, 20},
 		"old UUID of a MIG device":     {answer("2:0", "DeviceGetUUID", "MIG-GPU-0a/1/0"), "", 8, 21},
-		"UUID of another MIG device": {answer("2:0", "DeviceGetUUID", other[3].MIG[0].UUID), "that of another device", 8,
-			20},
+		"UUID of another MIG device": {answer("2:0", "DeviceGetUUID", other[3].MIG[0].UUID), "that of another device",
+			8, 20},
 		"MIG device with a GPU's UUID": {answer("2:0", "DeviceGetUUID", other[7].UUID), "which begin with MIG-", 8, 20},
 		"UUID of a GPU that has others": {answer("2", "DeviceGetUUID", other[1].UUID), "that of another device", 7,
 			21 - len(other[2].MIG)},
@@ -63,7 +64,8 @@ func TestScanWrongIdentity(t *testing.T) {
 				compare(t, "left out", 0, len(s.LeftOut))
 				return
 			}
-			if len(s.LeftOut) != 1 || !strings.Contains(s.LeftOut[0].Reason, test.want) || len(s.LeftOut[0].Reason) > 300 {
+			if len(s.LeftOut) != 1 || !strings.Contains(s.LeftOut[0].Reason, test.want) ||
+				len(s.LeftOut[0].Reason) > 300 {
 				t.Errorf("left out: got %.500v, want one with %q", s.LeftOut, test.want)
 			}
 		}

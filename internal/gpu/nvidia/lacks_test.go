@@ -73,7 +73,8 @@ func TestFunctionsOfNewerDrivers(t *testing.T) {
 				}
 				tried++
 				r := &rig{t: t, ctx: t.Context(), node: node}
-				r.driver = nvidia.New(nvidia.Options{Library: &lackingLibrary{Interface: lib, lacks: function}, Root: node.Root()})
+				r.driver = nvidia.New(nvidia.Options{Library: &lackingLibrary{Interface: lib, lacks: function},
+					Root: node.Root()})
 				s, err := r.driver.Open(r.ctx)
 				if err != nil {
 					t.Fatalf("%s: %v", function, err)
@@ -109,7 +110,8 @@ func TestFunctionsOfNewerDrivers(t *testing.T) {
 				answered("partitions", err)
 				_, err = r.step(0, inventory.MIGStep{Action: inventory.MIGEnable})
 				answered("MIG mode", err)
-				gi, err := r.step(0, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 4, Size: 4})
+				gi, err := r.step(0, inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: 9, Start: 4,
+					Size: 4})
 				answered("instance", err)
 				ci, err := r.step(0, inventory.MIGStep{Action: inventory.MIGCreateCompute, GI: gi, Start: 2, Size: 1})
 				answered("compute instance", err)

@@ -84,7 +84,8 @@ func TestLocate(t *testing.T) {
 			"lib/" + triplet + lib,
 		},
 		"relative link": {
-			map[string]string{"usr/lib64" + lib: "->libnvidia-ml.so.580.95.05", "usr/lib64/libnvidia-ml.so.580.95.05": mine},
+			map[string]string{"usr/lib64" + lib: "->libnvidia-ml.so.580.95.05",
+				"usr/lib64/libnvidia-ml.so.580.95.05": mine},
 			"usr/lib64/libnvidia-ml.so.580.95.05",
 		},
 		"absolute link to a folder": {

@@ -235,7 +235,8 @@ func TestLinksOfAGPUThatIsLostMeanwhile(t *testing.T) {
 	r := newRig(t, "dgx-1")
 	before := r.scan()
 	r.inject(simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)},
-		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetNvLinkRemotePciInfo", Return: "GPU_IS_LOST"})
+		simulator.Fault{Kind: simulator.KindFail, GPU: "0", Call: "DeviceGetNvLinkRemotePciInfo",
+			Return: "GPU_IS_LOST"})
 	r.retry()
 	compare(t, "links", before.GPUs[0].Links, r.scan().GPUs[0].Links)
 	if reading, err := r.Read(r.ctx, r.uuid(0)); err != nil || reading.Contact != inventory.ContactLost {

@@ -91,7 +91,9 @@ func computeProcesses(d nvml.Device) ([]nvml.ProcessInfo, nvml.Return) {
 	if f == nil {
 		return nil, nvml.ERROR_FUNCTION_NOT_FOUND
 	}
-	found, ret := readList(func(room []nvml.ProcessInfo_v1) (int, nvml.Return) { return fillProcesses(f, handle, room) })
+	found, ret := readList(func(room []nvml.ProcessInfo_v1) (int, nvml.Return) {
+		return fillProcesses(f, handle, room)
+	})
 	processes := make([]nvml.ProcessInfo, len(found))
 	for i, p := range found {
 		processes[i] = nvml.ProcessInfo{

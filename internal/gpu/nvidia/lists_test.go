@@ -18,7 +18,8 @@ func TestLengthsOfLists(t *testing.T) {
 	for _, flag := range []string{"-DLIES=1", "-DLIES=2"} {
 		t.Run(flag, func(t *testing.T) {
 			t.Parallel()
-			if out, code := runStub(t, "lengths", flag); code != 0 || !strings.Contains(out, "--- PASS: TestStubProcess") {
+			if out, code := runStub(t, "lengths", flag); code != 0 ||
+				!strings.Contains(out, "--- PASS: TestStubProcess") {
 				t.Fatalf("the process exited with %d:\n%s", code, out)
 			}
 		})

@@ -29,7 +29,8 @@ func TestMajorsChangeWithTheDriver(t *testing.T) {
 		if err := session.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		for _, f := range []simulator.Fault{{Kind: simulator.KindDriver, Driver: "missing"}, {Kind: simulator.KindRestore}} {
+		for _, f := range []simulator.Fault{{Kind: simulator.KindDriver, Driver: "missing"},
+			{Kind: simulator.KindRestore}} {
 			if err := node.Inject(f); err != nil {
 				t.Fatal(err)
 			}

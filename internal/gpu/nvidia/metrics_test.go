@@ -104,7 +104,8 @@ func TestGroups(t *testing.T) {
 		groups []string
 	}{
 		{"Read", func() error { _, err := s.Read(t.Context(), uuid); return err }, []string{"reading"}},
-		{"Sample", func() error { _, err := s.Sample(t.Context(), uuid, false, noPause); return err }, []string{"reading"}},
+		{"Sample", func() error { _, err := s.Sample(t.Context(), uuid, false, noPause); return err },
+			[]string{"reading"}},
 		{"Processes", func() error { _, err := s.Processes(t.Context(), uuid); return err }, []string{"use"}},
 		{"Clean clocks", func() error { return s.Clean(t.Context(), uuid, inventory.RemnantClocks) }, []string{"use"}},
 		{"Clean errors", func() error { return s.Clean(t.Context(), uuid, inventory.RemnantECC) }, []string{"use"}},

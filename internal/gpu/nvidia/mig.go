@@ -110,7 +110,8 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	}
 	if g.lastSeen.MemoryBytes == 0 {
 		ret := cmp.Or(g.memory, nvml.ERROR_NOT_SUPPORTED)
-		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret)) // every profile name needs the memory size
+		// Every profile name needs the memory size.
+		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret))
 	}
 	m.seen.MemoryBytes = m.attributes.MemorySizeMB << 20
 	m.seen.Attributes = inventory.MIGAttributes{
@@ -129,8 +130,8 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	}
 	// a new instance may have all numbers of a deleted one, and another profile
 	for _, k := range g.migDevices {
-		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI && k.attributes == m.attributes &&
-			k.seen.Placement == m.seen.Placement {
+		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI &&
+			k.attributes == m.attributes && k.seen.Placement == m.seen.Placement {
 			m.seen.Profile = k.seen.Profile
 			return m, nil
 		}

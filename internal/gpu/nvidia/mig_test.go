@@ -23,8 +23,9 @@ func TestMIGProfiles(t *testing.T) {
 		},
 		"dgx-h100": {"1g.10gb 1g.10gb+me", "1g.20gb 2g.20gb 3g.40gb", "4g.40gb 3g.40gb", "7g.80gb"},
 		"dgx-h200": {"1g.18gb 1g.18gb+me", "1g.35gb 2g.35gb 3g.71gb", "4g.71gb 3g.71gb", "7g.141gb"},
-		"dgx-b200": {"1g.23gb 1g.23gb+me", "1g.45gb 2g.45gb 3g.90gb", "4g.90gb 3g.90gb", "7g.180gb", "1c.2g.45gb 1c.2g.45gb"},
-		"a30-x4":   {"1g.6gb 1g.6gb+me", "2g.12gb+me 2g.12gb", "1c.2g.12gb 1c.2g.12gb", "4g.24gb"},
+		"dgx-b200": {"1g.23gb 1g.23gb+me", "1g.45gb 2g.45gb 3g.90gb", "4g.90gb 3g.90gb", "7g.180gb",
+			"1c.2g.45gb 1c.2g.45gb"},
+		"a30-x4": {"1g.6gb 1g.6gb+me", "2g.12gb+me 2g.12gb", "1c.2g.12gb 1c.2g.12gb", "4g.24gb"},
 		"rtx-pro-6000-x8": {
 			"1g.24gb 1g.24gb+me", "1g.24gb+me.all 1g.24gb-me", "2g.48gb 1g.24gb+gfx", "4g.96gb", "4g.96gb+gfx",
 		},
@@ -123,12 +124,13 @@ func TestMIGProfilesThatAreToldInPart(t *testing.T) {
 		"GpuInstanceGetInfo": false, "GpuInstanceGetComputeInstanceById": true, "DeviceGetGpuInstanceProfileInfo": true,
 		"GpuInstanceGetComputeInstanceProfileInfo": true, "ComputeInstanceGetInfo": true,
 	} {
-		s := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: call, Return: "UNKNOWN"}).scan()
+		s := newRig(t, "a100-mig-mixed", simulator.Fault{Kind: simulator.KindFail, Call: call,
+			Return: "UNKNOWN"}).scan()
 		compare(t, "MIG devices without "+call, "0=1/0:4g.40gb 1=3/0:2g.20gb 2=7/0:1g.10gb", migDevices(s.GPUs[5]))
 		compare(t, "MIG devices without "+call, "0=1/0:1c.3g.40gb 1=1/1:1c.3g.40gb 2=1/2:1c.3g.40gb 3=2/0:3g.40gb",
 			migDevices(s.GPUs[6]))
-		compare(t, "places without "+call, placed, s.GPUs[5].MIGDevices[1].Placement == inventory.MIGPlacement{Profile: 14,
-			Start: 4, Size: 2})
+		compare(t, "places without "+call, placed,
+			s.GPUs[5].MIGDevices[1].Placement == inventory.MIGPlacement{Profile: 14, Start: 4, Size: 2})
 	}
 }
 
@@ -174,7 +176,8 @@ func TestMIGInstancesThatTheDriverDoesNotTell(t *testing.T) {
 			}
 			r.made(3, inventory.MIGStep{Action: inventory.MIGEnable})
 			if !tt.told {
-				r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById", Return: "NO_PERMISSION"})
+				r.inject(simulator.Fault{Kind: simulator.KindFail, Call: "DeviceGetGpuInstanceById",
+					Return: "NO_PERMISSION"})
 			}
 			if tt.before != nil {
 				divide(tt.before)

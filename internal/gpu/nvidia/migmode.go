@@ -124,12 +124,13 @@ func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {
 			continue
 		}
 		handle, lost := sl.gpu.device, ""
-		if err := s.driver.calls.job(ctx, sl.record, gpuPatience, func() { lost = lostByClose(handle) }, nil); err != nil {
+		if err := s.driver.calls.job(ctx, sl.record, gpuPatience, func() { lost = lostByClose(handle) },
+			nil); err != nil {
 			return "", err
 		}
 		if lost != "" {
-			return fmt.Sprintf("GPU %d would lose its %s, as it has no persistence mode: switch that on with nvidia-smi -i "+
-				"%d -pm 1",
+			return fmt.Sprintf("GPU %d would lose its %s, as it has no persistence mode: switch that on with "+
+				"nvidia-smi -i %d -pm 1",
 				sl.record.gpu, lost, sl.record.gpu), nil
 		}
 	}

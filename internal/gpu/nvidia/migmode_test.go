@@ -11,7 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-const a100 = `{description: "One A100", driver: %DRIVER, cuda: "12.0", model: a100-sxm4-40gb, gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]%MORE}`
+const a100 = `{description: "One A100", driver: %DRIVER, cuda: "12.0", model: a100-sxm4-40gb,
+gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]%MORE}`
 
 // TestModeInASessionOfItsOwn: an A100 gets another mode while nobody else has it open.
 func TestModeInASessionOfItsOwn(t *testing.T) {
@@ -38,7 +39,8 @@ func TestModeInASessionOfItsOwn(t *testing.T) {
 			r := newRig(t, strings.NewReplacer("%DRIVER", tt.driver, "%MORE", tt.more).Replace(a100))
 			uuid := r.uuid(0)
 			set := func() error {
-				return nvidia.SetMIGMode(nvidia.Options{Library: r.node.NVML(), Root: r.node.Root()}, uuid, inventory.MIGEnabled)
+				return nvidia.SetMIGMode(nvidia.Options{Library: r.node.NVML(), Root: r.node.Root()}, uuid,
+					inventory.MIGEnabled)
 			}
 			if err := set(); !errors.Is(err, inventory.ErrOpenElsewhere) && tt.want == nil {
 				t.Errorf("while a session is open: %v", err)
@@ -78,8 +80,9 @@ func TestLostByClose(t *testing.T) {
 		faults []simulator.Fault
 		want   string
 	}{
-		"nothing":                        {faults: []simulator.Fault{off}},
-		"a limit, with persistence mode": {faults: []simulator.Fault{answer("DeviceGetPowerManagementLimit", "250000")}},
+		"nothing": {faults: []simulator.Fault{off}},
+		"a limit, with persistence mode": {faults: []simulator.Fault{answer("DeviceGetPowerManagementLimit",
+			"250000")}},
 		"a limit": {faults: []simulator.Fault{off, answer("DeviceGetPowerManagementLimit", "250000")},
 			want: "GPU 2 would lose its power limit of 250 W"},
 		"a clock": {faults: []simulator.Fault{off, answer("DeviceGetApplicationsClock", "900")},
@@ -102,7 +105,8 @@ func TestLostByClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.inject(off)
-	if got, err := r.LostByClose(t.Context()); err != nil || !strings.HasPrefix(got, "GPU 2 would lose its compute mode") {
+	if got, err := r.LostByClose(t.Context()); err != nil ||
+		!strings.HasPrefix(got, "GPU 2 would lose its compute mode") {
 		t.Errorf("got %q, %v", got, err)
 	}
 }

@@ -49,7 +49,8 @@ func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 	characters, _, _ := strings.Cut(string(text), "Block devices:")
 	var found inventory.Majors
 	of := map[string]*int{
-		"nvidia": &found.GPU, "nvidia-frontend": &found.GPU, "nvidia-uvm": &found.UVM, // a driver has one of the first two
+		// A driver has either nvidia or nvidia-frontend.
+		"nvidia": &found.GPU, "nvidia-frontend": &found.GPU, "nvidia-uvm": &found.UVM,
 		"nvidia-caps": &found.Caps, "nvidia-caps-imex-channels": &found.IMEX,
 	}
 	for line := range strings.Lines(characters) {

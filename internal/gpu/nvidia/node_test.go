@@ -103,8 +103,8 @@ func TestCapabilitiesThatTheDriverDoesNotTell(t *testing.T) {
 			t.Errorf("%s: capabilities %d and %d", name, m.GICap, m.CICap)
 		}
 	}
-	if m := device(fstest.MapFS{table: {Data: []byte("gpu0/gi1/access 30\ngpu0/gi1/ci0/access 32\n")}}); m.GICap != 30 ||
-		m.CICap != 32 {
+	if m := device(fstest.MapFS{table: {Data: []byte(
+		"gpu0/gi1/access 30\ngpu0/gi1/ci0/access 32\n")}}); m.GICap != 30 || m.CICap != 32 {
 		t.Errorf("capabilities %d and %d, want 30 and 32", m.GICap, m.CICap)
 	}
 }

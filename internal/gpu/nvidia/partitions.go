@@ -79,7 +79,8 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 	for number, size := range gpuInstanceProfiles {
 		info, ret := gpu.GetGpuInstanceProfileInfo(number)
 		switch {
-		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT || ret == nvml.ERROR_FUNCTION_NOT_FOUND:
+		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT ||
+			ret == nvml.ERROR_FUNCTION_NOT_FOUND:
 			continue // unknown to this GPU or driver
 		case ret != nvml.SUCCESS:
 			return nil, unprivileged(failure("nvmlDeviceGetGpuInstanceProfileInfo", ret))
@@ -123,7 +124,8 @@ const maxMemorySlices = 64
 // possible returns an error for an impossible placement.
 func possible(p nvml.GpuInstancePlacement) error {
 	if p.Size == 0 || p.Size > maxMemorySlices || p.Start > maxMemorySlices-p.Size {
-		return fmt.Errorf("the driver reports a GPU instance with %d memory slices starting at slice %d", p.Size, p.Start)
+		return fmt.Errorf("the driver reports a GPU instance with %d memory slices starting at slice %d", p.Size,
+			p.Start)
 	}
 	return nil
 }
@@ -176,7 +178,8 @@ func readComputes(gi gpuInstance) ([]inventory.ComputeInstance, error) {
 			return nil, unprivileged(err)
 		}
 		for _, c := range found {
-			computes = append(computes, inventory.ComputeInstance{ID: int(c.Id), Start: int(c.Placement.Start), Slices: size})
+			computes = append(computes, inventory.ComputeInstance{ID: int(c.Id), Start: int(c.Placement.Start),
+				Slices: size})
 		}
 	}
 	slices.SortFunc(computes, func(a, b inventory.ComputeInstance) int { return a.Start - b.Start })

@@ -33,7 +33,8 @@ func TestPartitions(t *testing.T) {
 	}
 	if hopper := newRig(t, "dgx-h100").partitions(0); whole.Resetless || !hopper.Resetless ||
 		len(hopper.Profiles) != len(whole.Profiles) {
-		t.Errorf("an A100 changes its mode without a reset: %t, and a Hopper GPU: %t", whole.Resetless, hopper.Resetless)
+		t.Errorf("an A100 changes its mode without a reset: %t, and a Hopper GPU: %t", whole.Resetless,
+			hopper.Resetless)
 	}
 	half := whole.Profiles[2]
 	if a := (inventory.MIGAttributes{Multiprocessors: 42, GISlices: 3, CISlices: 3, CopyEngines: 3,
@@ -134,8 +135,8 @@ func TestProcessesOfInstances(t *testing.T) {
 // there a 3g takes three memory slices, and nothing takes eight.
 func TestPlacementsAreNVIDIAs(t *testing.T) {
 	t.Parallel()
-	const nodeOfA30 = `{description: "Four A30, none of them divided into instances", driver: 580.95.05, cuda: "13.0", model: a30-pcie-24gb,
-gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
+	const nodeOfA30 = `{description: "Four A30, none of them divided into instances", driver: 580.95.05, cuda: "13.0",
+model: a30-pcie-24gb, gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
 	for node, mock := range map[string]gpus.Config{
 		"dgx-a100": gpus.A100_SXM4_40GB, "a100-mig-mixed": gpus.A100_SXM4_80GB, nodeOfA30: gpus.A30_PCIE_24GB,
 	} {
@@ -156,7 +157,9 @@ gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}]}`
 				starts = append(starts, int(p.Start))
 			}
 			info, ret := device.GetGpuInstanceProfileInfo(number)
-			at := slices.IndexFunc(have, func(p inventory.MIGProfile) bool { return ret == nvml.SUCCESS && p.ID == int(info.Id) })
+			at := slices.IndexFunc(have, func(p inventory.MIGProfile) bool {
+				return ret == nvml.SUCCESS && p.ID == int(info.Id)
+			})
 			if at < 0 {
 				t.Errorf("%s: the simulator has no profile with NVML's number %d", mock.Name, number)
 				continue
@@ -281,11 +284,15 @@ func TestPartitionsThatAreToldInPart(t *testing.T) {
 		profiles int
 		count    int // of the first
 	}{
-		"no places of the first":     {dividedDevice{without: 19, places: nvml.ERROR_NO_PERMISSION, memory: true}, 0, 0},
-		"no places of the last":      {dividedDevice{without: 15, places: nvml.ERROR_NOT_SUPPORTED, memory: true}, 0, 0},
-		"places that nobody knows":   {dividedDevice{without: 15, places: nvml.ERROR_FUNCTION_NOT_FOUND, memory: true}, 0, 0},
+		"no places of the first": {dividedDevice{without: 19, places: nvml.ERROR_NO_PERMISSION, memory: true}, 0,
+			0},
+		"no places of the last": {dividedDevice{without: 15, places: nvml.ERROR_NOT_SUPPORTED, memory: true}, 0,
+			0},
+		"places that nobody knows": {dividedDevice{without: 15, places: nvml.ERROR_FUNCTION_NOT_FOUND, memory: true},
+			0, 0},
 		"a profile it does not have": {dividedDevice{without: 15, info: nvml.ERROR_NOT_SUPPORTED, memory: true}, 6, 7},
-		"a number without a profile": {dividedDevice{without: 15, info: nvml.ERROR_INVALID_ARGUMENT, memory: true}, 6, 7},
+		"a number without a profile": {dividedDevice{without: 15, info: nvml.ERROR_INVALID_ARGUMENT, memory: true}, 6,
+			7},
 		"a function it does not have": {
 			dividedDevice{without: 15, info: nvml.ERROR_FUNCTION_NOT_FOUND, memory: true}, 6, 7,
 		},

@@ -20,7 +20,8 @@ func TestPermission(t *testing.T) {
 	fails := func(call, code string) simulator.Fault {
 		return simulator.Fault{Kind: simulator.KindFail, Call: call, Return: code}
 	}
-	licensed := simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceGetGridLicensableFeatures", Value: "1"}
+	licensed := simulator.Fault{Kind: simulator.KindAnswer, GPU: "1", Call: "DeviceGetGridLicensableFeatures",
+		Value: "1"}
 	for name, test := range map[string]struct {
 		faults     []simulator.Fault
 		notReady   bool
@@ -31,20 +32,21 @@ func TestPermission(t *testing.T) {
 		"it is on, and not ready":       {[]simulator.Fault{on, ready("0")}, true, true},
 		"the driver does not know of it": {[]simulator.Fault{fails("SystemGetConfComputeState", "NOT_SUPPORTED"),
 			ready("0")}, false, true},
-		"whether it is ready is not known": {[]simulator.Fault{on, fails("SystemGetConfComputeGpusReadyState", "UNKNOWN")},
-			false, true},
+		"whether it is ready is not known": {[]simulator.Fault{on, fails("SystemGetConfComputeGpusReadyState",
+			"UNKNOWN")}, false, true},
 		"a licence": {[]simulator.Fault{licensed}, false, false},
 		"nothing is known of licences": {[]simulator.Fault{fails("DeviceGetGridLicensableFeatures", "UNKNOWN")}, false,
 			false},
-		"whether it is virtual is not told": {[]simulator.Fault{fails("DeviceGetVirtualizationMode", "NOT_SUPPORTED")}, false,
-			false},
+		"whether it is virtual is not told": {[]simulator.Fault{fails("DeviceGetVirtualizationMode", "NOT_SUPPORTED")},
+			false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newRig(t, cliqueNode, test.faults...).scan()
 			compare(t, "not ready", []bool{test.notReady, test.notReady},
 				each(s, func(g inventory.GPU) bool { return g.NotReady }))
-			compare(t, "unlicensed", []bool{false, test.unlicensed}, each(s, func(g inventory.GPU) bool { return g.Unlicensed }))
+			compare(t, "unlicensed", []bool{false, test.unlicensed},
+				each(s, func(g inventory.GPU) bool { return g.Unlicensed }))
 		})
 	}
 }

@@ -129,7 +129,8 @@ func fabricFaults(mask uint32) inventory.FabricFault {
 		faults |= inventory.FabricMisconfigured
 	case configuration > nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
 		// The faults have the order of the values of the field.
-		faults |= inventory.FabricWrongSystem << (configuration - nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_INCORRECT_SYSGUID)
+		const first = nvml.GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_INCORRECT_SYSGUID
+		faults |= inventory.FabricWrongSystem << (configuration - first)
 	}
 	for _, f := range []struct {
 		fault       inventory.FabricFault

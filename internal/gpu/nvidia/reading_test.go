@@ -53,7 +53,9 @@ func TestRead(t *testing.T) {
 		"recovery action": {
 			profile: "dgx-b200",
 			fault:   simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "drain-and-reset"},
-			want:    with(func(r *inventory.Reading) { r.RecoveryAction = inventory.Known(inventory.RecoveryDrainAndReset) }),
+			want: with(func(r *inventory.Reading) {
+				r.RecoveryAction = inventory.Known(inventory.RecoveryDrainAndReset)
+			}),
 		},
 		"row remapping pending": {
 			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindRemapPending, GPU: "1"},
@@ -82,11 +84,14 @@ func TestRead(t *testing.T) {
 		"fabric failed": {
 			profile: "dgx-b200",
 			fault:   simulator.Fault{Kind: simulator.KindFabric, GPU: "1", State: "completed", Return: "UNKNOWN"},
-			want:    with(func(r *inventory.Reading) { r.Fabric = fabric(inventory.FabricCompleted, nvml.ERROR_UNKNOWN) }),
+			want: with(func(r *inventory.Reading) {
+				r.Fabric = fabric(inventory.FabricCompleted, nvml.ERROR_UNKNOWN)
+			}),
 		},
 		"lost": {
 			profile: "dgx-b200", fault: simulator.Fault{Kind: simulator.KindLost, GPU: "1"},
-			want: inventory.Reading{Contact: inventory.ContactLost, Reason: "nvmlDeviceGetFieldValues: ERROR_GPU_IS_LOST"},
+			want: inventory.Reading{Contact: inventory.ContactLost,
+				Reason: "nvmlDeviceGetFieldValues: ERROR_GPU_IS_LOST"},
 		},
 		"reset required": {
 			profile: "dgx-b200", fault: fail("DeviceGetRemappedRows", "RESET_REQUIRED"),
@@ -105,13 +110,15 @@ func TestRead(t *testing.T) {
 		"a call for another signal fails": {
 			profile: "dgx-b200", fault: fail("DeviceGetTotalEccErrors", "TIMEOUT"),
 			want: with(func(r *inventory.Reading) {
-				r.Incomplete, r.UncorrectedECC = "nvmlDeviceGetTotalEccErrors: ERROR_TIMEOUT", inventory.Signal[uint64]{}
+				r.Incomplete, r.UncorrectedECC = "nvmlDeviceGetTotalEccErrors: ERROR_TIMEOUT",
+					inventory.Signal[uint64]{}
 			}),
 		},
 		"the call for the fabric fails": {
 			profile: "dgx-b200", fault: fail("DeviceGetGpuFabricInfo", "UNKNOWN"),
 			want: with(func(r *inventory.Reading) {
-				r.Incomplete, r.Fabric = "nvmlDeviceGetGpuFabricInfo: ERROR_UNKNOWN", inventory.Signal[inventory.Fabric]{}
+				r.Incomplete, r.Fabric = "nvmlDeviceGetGpuFabricInfo: ERROR_UNKNOWN",
+					inventory.Signal[inventory.Fabric]{}
 			}),
 		},
 		"the call for repairs of memory fails": {
@@ -129,7 +136,8 @@ func TestRead(t *testing.T) {
 			profile: "a100-mig-mixed",
 			fault:   simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "1", Action: "reset"},
 			want: with(func(r *inventory.Reading) {
-				r.RecoveryAction, r.UnrepairableMemory = inventory.Known(inventory.RecoveryGPUReset), inventory.Signal[bool]{}
+				r.RecoveryAction, r.UnrepairableMemory = inventory.Known(inventory.RecoveryGPUReset),
+					inventory.Signal[bool]{}
 				r.Fabric = inventory.Signal[inventory.Fabric]{}
 			}),
 		},
@@ -191,7 +199,8 @@ func TestRecoveryActionOfASickGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Contact != inventory.ContactResetRequired || got.RecoveryAction != inventory.Known(inventory.RecoveryGPUReset) {
+	if got.Contact != inventory.ContactResetRequired ||
+		got.RecoveryAction != inventory.Known(inventory.RecoveryGPUReset) {
 		t.Errorf("got %+v, want the recovery action of a GPU that wants a reset", got)
 	}
 }
@@ -254,7 +263,8 @@ func TestReadWhatWasSupported(t *testing.T) {
 	for _, known := range []bool{true, false, true} {
 		r.inject(restore)
 		if !known {
-			r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetRemappedRows", Return: "NOT_SUPPORTED"})
+			r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetRemappedRows",
+				Return: "NOT_SUPPORTED"})
 		}
 		reading, err := r.Read(r.ctx, r.uuid(1))
 		if err != nil {

@@ -125,7 +125,8 @@ func TestRegisterAgain(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				r := newRig(t, "a100-mig-mixed",
-					simulator.Fault{Kind: simulator.KindFail, GPU: gpu, Call: "DeviceRegisterEvents", Return: "NO_PERMISSION"})
+					simulator.Fault{Kind: simulator.KindFail, GPU: gpu, Call: "DeviceRegisterEvents",
+						Return: "NO_PERMISSION"})
 				r.ctx = t.Context()
 				timer := time.AfterFunc(90*time.Second, func() {
 					r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: gpu})

@@ -150,8 +150,8 @@ func TestRepartitionIsRefused(t *testing.T) {
 	}
 }
 
-const divided = `{description: "One H100 that is divided in two", driver: 580.95.05, cuda: "13.0", model: h100-sxm5-80gb,
-gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}]}`
+const divided = `{description: "One H100 that is divided in two", driver: 580.95.05, cuda: "13.0",
+model: h100-sxm5-80gb, gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0, mig: [3g.40gb, 3g.40gb]}]}`
 
 // TestRepartitionTakesLong has a mode take 20 s, and then not return: others are asked meanwhile,
 // and who waits is told in the end.

@@ -19,7 +19,8 @@ func TestReport(t *testing.T) {
 	replays.Count = 12
 	cut := fault(simulator.KindNVLink)
 	cut.Link = &link
-	refused := simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetPcieReplayCounter", Return: "UNKNOWN"}
+	refused := simulator.Fault{Kind: simulator.KindFail, GPU: "1", Call: "DeviceGetPcieReplayCounter",
+		Return: "UNKNOWN"}
 	for name, test := range map[string]struct {
 		profile string
 		fault   simulator.Fault
@@ -41,7 +42,8 @@ func TestReport(t *testing.T) {
 		},
 		"PCIe packets sent again": {
 			profile: "l40s-x8", fault: replays,
-			want: inventory.Report{PCIeReplays: inventory.Known(12), Clocks: inventory.Known(inventory.ClockReasons(idle))},
+			want: inventory.Report{PCIeReplays: inventory.Known(12),
+				Clocks: inventory.Known(inventory.ClockReasons(idle))},
 		},
 		"a call that fails": {
 			profile: "l40s-x8", fault: refused,

@@ -18,16 +18,21 @@ import (
 
 // TestSMIReset: the program is told which GPUs, and an error has what it says, without what a
 // terminal would follow.
-func TestSMIReset(t *testing.T) { // not parallel: a process that is forked meanwhile would keep the program open for writing
+// Not parallel: a process that is forked meanwhile would keep the program open for writing.
+func TestSMIReset(t *testing.T) {
 	for name, test := range map[string]struct{ script, want string }{
-		"works": {`[ "$*" = "--gpu-reset -i 0000:1b:00.0,0000:43:00.0" ] && echo "GPU 0000:1b:00.0 was successfully reset."`,
-			""},
+		"works": {
+			`[ "$*" = "--gpu-reset -i 0000:1b:00.0,0000:43:00.0" ] && ` +
+				`echo "GPU 0000:1b:00.0 was successfully reset."`, ""},
 		"refused": {
-			`printf 'The following GPUs could not be reset:\n  GPU 0000:1B:00.0: In use\033[2J by another client\n' >&2; exit 255`,
-			"nvidia-smi: exit status 255: The following GPUs could not be reset: GPU 0000:1B:00.0: In use[2J by another client",
+			`printf 'The following GPUs could not be reset:\n  GPU 0000:1B:00.0: In use\033[2J by another ` +
+				`client\n' >&2; exit 255`,
+			"nvidia-smi: exit status 255: The following GPUs could not be reset: GPU 0000:1B:00.0: In use[2J by " +
+				"another client",
 		},
 		"no reset": {
-			`echo "Resetting GPU 00000000:1B:00.0 is not supported."`, "did not report a reset of the GPU: Resetting GPU",
+			`echo "Resetting GPU 00000000:1B:00.0 is not supported."`,
+			"did not report a reset of the GPU: Resetting GPU",
 		},
 		"many warnings": {`yes word | head -n 1000; echo "GPU 0000:1b:00.0 was successfully reset."`, ""},
 		"no word":       {"exit 3", "nvidia-smi: exit status 3: it printed nothing"},
@@ -54,7 +59,8 @@ func TestSMIReset(t *testing.T) { // not parallel: a process that is forked mean
 // TestResetThatHangs: a program that runs too long is ended, also with those that it started, which
 // keep its output open.
 func TestResetThatHangs(t *testing.T) { // not parallel, as above
-	root := writeTree(t, map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\nsleep 1000 &\necho $! > \"$PIDS\"; wait\n"})
+	script := "#!/bin/sh\nsleep 1000 &\necho $! > \"$PIDS\"; wait\n"
+	root := writeTree(t, map[string]string{"usr/bin/nvidia-smi": script})
 	if err := os.Chmod(filepath.Join(root, "usr/bin/nvidia-smi"), 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -50,8 +50,8 @@ func SampleQueries() []SampleQuery {
 	for _, m := range gpmMeasures {
 		monitoring.Measures = append(monitoring.Measures, m.measure)
 	}
-	handles := SampleQuery{Function: "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID", Calls: 2, Instances: true,
-		InstancesOnly: true}
+	handles := SampleQuery{Function: "nvmlDeviceGetMigDeviceHandleByIndex, nvmlDeviceGetUUID", Calls: 2,
+		Instances: true, InstancesOnly: true}
 	all := slices.Concat([]SampleQuery{monitoring}, sampleQueries, []SampleQuery{handles})
 	for i := range all {
 		all[i].Calls = max(all[i].Calls, 1)
@@ -78,11 +78,13 @@ var sampleQueries = []SampleQuery{
 	},
 	{
 		Function: "nvmlDeviceGetMaxClockInfo (SM)", Measures: []inventory.Measure{inventory.MaxSMClock},
-		ask: one(inventory.MaxSMClock, func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
+		ask: one(inventory.MaxSMClock,
+			func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
 	},
 	{
 		Function: "nvmlDeviceGetMaxClockInfo (memory)", Measures: []inventory.Measure{inventory.MaxMemoryClock},
-		ask: one(inventory.MaxMemoryClock, func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_MEM) }),
+		ask: one(inventory.MaxMemoryClock,
+			func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_MEM) }),
 	},
 	{
 		Function: "nvmlDeviceGetFieldValues (memory temperature)",

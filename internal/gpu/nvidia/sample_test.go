@@ -186,8 +186,8 @@ func TestLanesThatAreDown(t *testing.T) {
 		compare(r.t, "lanes are known", true, known)
 		return lanes
 	}
-	const apart = "{description: Two H100 NVL without a bridge between them, driver: 560.35.03, cuda: \"12.6\", model: " +
-		"h100-nvl-94gb, " +
+	const apart = "{description: Two H100 NVL without a bridge between them, driver: 560.35.03, cuda: \"12.6\", " +
+		"model: h100-nvl-94gb, " +
 		"gpus: [{bdf: \"0000:27:00.0\", pcie: 0/0/0}, {bdf: \"0000:38:00.0\", pcie: 0/1/0}]}"
 	compare(t, "lanes that are down without a bridge", 0., down(newRig(t, apart), 1))
 	cut := simulator.Fault{Kind: simulator.KindNVLink, GPU: "1"}
@@ -255,7 +255,8 @@ func TestSampleOfAMIGDeviceThatIsMadeAnew(t *testing.T) {
 		}
 		return known
 	}
-	r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "2", Call: "DeviceGetMemoryInfo_v2", Return: "NOT_SUPPORTED"})
+	r.inject(simulator.Fault{Kind: simulator.KindFail, GPU: "2", Call: "DeviceGetMemoryInfo_v2",
+		Return: "NOT_SUPPORTED"})
 	compare(t, "instances with the query", 0, memory())
 	r.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "2"})
 	r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"3g.40gb", "3g.40gb"}})

@@ -29,7 +29,8 @@ func (d device) GetPowerUsage() (uint32, nvml.Return) {
 
 // GetClockInfo returns MHz.
 func (d device) GetClockInfo(clock nvml.ClockType) (uint32, nvml.Return) {
-	return queryFor(d, "GetClockInfo", int(clock), func(int) (uint32, nvml.Return) { return d.handle.GetClockInfo(clock) })
+	return queryFor(d, "GetClockInfo", int(clock),
+		func(int) (uint32, nvml.Return) { return d.handle.GetClockInfo(clock) })
 }
 
 // GetMaxClockInfo returns MHz.

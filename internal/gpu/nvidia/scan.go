@@ -136,7 +136,8 @@ func (s *scanner) publish() inventory.Snapshot {
 		}
 	}
 	s.setLinks()
-	found := inventory.Snapshot{Driver: s.versions, GPUs: s.gpus, Control: s.control, Majors: s.majors, LeftOut: s.leftOut}
+	found := inventory.Snapshot{Driver: s.versions, GPUs: s.gpus, Control: s.control, Majors: s.majors,
+		LeftOut: s.leftOut}
 	found.LinksDue = slices.ContainsFunc(s.slots, func(sl *slot) bool { return sl.linksDue && sl.linkable() })
 	found = inventory.Identify(found, s.last)
 	if !found.Equal(s.last) {

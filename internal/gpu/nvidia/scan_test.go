@@ -89,12 +89,14 @@ func TestScanProfiles(t *testing.T) {
 			gpu:    "Tesla V100-SXM3-32GB 32768 volta 7.0 unsupported", version: 2,
 			minors: []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
 			nodes:  slices.Sorted(slices.Values(slices.Repeat(halves, 2))),
-			links:  []string{"X SW6/PIX SW6/PXB SW6/PXB" + strings.Repeat(" SW6/NODE", 4) + strings.Repeat(" SW6/SYS", 8)},
+			links: []string{"X SW6/PIX SW6/PXB SW6/PXB" + strings.Repeat(" SW6/NODE", 4) + strings.Repeat(" SW6/SYS",
+				8)},
 		},
 		"dgx-a100": {
 			driver: inventory.Driver{Version: "570.172.08", CUDA: "12.8"},
 			gpu:    "NVIDIA A100-SXM4-40GB 40960 ampere 8.0 disabled", minors: a100Minors, nodes: dgxA100, version: 3,
-			links: []string{"X SW12/PXB" + strings.Repeat(" SW12/SYS", 6), "SW12/PXB X" + strings.Repeat(" SW12/SYS", 6)},
+			links: []string{"X SW12/PXB" + strings.Repeat(" SW12/SYS", 6), "SW12/PXB X" + strings.Repeat(" SW12/SYS",
+				6)},
 		},
 		"dgx-h100": {
 			driver: inventory.Driver{Version: "580.95.05", CUDA: "13.0"},
@@ -154,7 +156,8 @@ func TestScanProfiles(t *testing.T) {
 			compare(t, "links", want.links, rows[:len(want.links)])
 			if want.gpu != "" {
 				compare(t, "GPUs", slices.Repeat([]string{want.gpu}, gpus), each(s, func(g inventory.GPU) string {
-					return fmt.Sprintf("%s %d %s %v %v", g.Model, g.MemoryBytes>>20, g.Architecture, g.ComputeCapability, g.MIG)
+					return fmt.Sprintf("%s %d %s %v %v", g.Model, g.MemoryBytes>>20, g.Architecture,
+						g.ComputeCapability, g.MIG)
 				}))
 			}
 			if want.mig != nil {
@@ -162,12 +165,14 @@ func TestScanProfiles(t *testing.T) {
 			}
 			compareWithNode(t, s, r.node)
 			for _, g := range s.GPUs {
-				if old := s.Driver.Version < "510"; old != (g.ReservedBytes == 0) || !old && g.ReservedBytes != 512<<20 {
+				if old := s.Driver.Version < "510"; old != (g.ReservedBytes == 0) ||
+					!old && g.ReservedBytes != 512<<20 {
 					t.Errorf("GPU %d: the driver keeps %d bytes", g.Index, g.ReservedBytes)
 				}
 				for _, l := range g.Links {
 					if l.NVLinks > 0 && l.NVLinkVersion != want.version {
-						t.Errorf("link from %d to %d: NVLink %d, want %d", g.Index, l.PeerIndex, l.NVLinkVersion, want.version)
+						t.Errorf("link from %d to %d: NVLink %d, want %d", g.Index, l.PeerIndex, l.NVLinkVersion,
+							want.version)
 					}
 				}
 			}
@@ -313,7 +318,8 @@ func TestScanFailingGPU(t *testing.T) {
 				compare(t, "GPUs that are left out", 0, len(s.LeftOut))
 				return
 			}
-			if len(s.LeftOut) != 1 || s.LeftOut[0].Index != bad || !strings.Contains(s.LeftOut[0].Reason, test.unknown) {
+			if len(s.LeftOut) != 1 || s.LeftOut[0].Index != bad ||
+				!strings.Contains(s.LeftOut[0].Reason, test.unknown) {
 				t.Errorf("left out: got %v, want GPU %d with %q", s.LeftOut, bad, test.unknown)
 			}
 			compare(t, "a new session may find it", name != "no permission", s.LeftOut[0].Retry)
@@ -365,8 +371,10 @@ func TestScanNewSession(t *testing.T) {
 	r.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})
 	reopen()
 	s := r.scan()
-	compare(t, "minors without GPU 3", []int{0, 1, 2, 4, 5, 6, 7}, each(s, func(g inventory.GPU) int { return g.Minor }))
-	compare(t, "indexes without GPU 3", []int{0, 1, 2, 3, 4, 5, 6}, each(s, func(g inventory.GPU) int { return g.Index }))
+	compare(t, "minors without GPU 3", []int{0, 1, 2, 4, 5, 6, 7},
+		each(s, func(g inventory.GPU) int { return g.Minor }))
+	compare(t, "indexes without GPU 3", []int{0, 1, 2, 3, 4, 5, 6},
+		each(s, func(g inventory.GPU) int { return g.Index }))
 	r.inject(simulator.Fault{Kind: simulator.KindAdd, GPU: "3"})
 	reopen()
 	back := scan()
@@ -398,7 +406,8 @@ func TestScanAgain(t *testing.T) {
 	if third.Equal(first) {
 		t.Error("a changed node gave an equal Snapshot")
 	}
-	if &third.GPUs[4].MIGDevices[0] != &first.GPUs[4].MIGDevices[0] || &third.GPUs[4].Links[0] != &first.GPUs[4].Links[0] {
+	if &third.GPUs[4].MIGDevices[0] != &first.GPUs[4].MIGDevices[0] ||
+		&third.GPUs[4].Links[0] != &first.GPUs[4].Links[0] {
 		t.Error("MIG devices and links that did not change were made anew")
 	}
 	compare(t, "the first Snapshot after the third", copied, first.GPUs)

@@ -188,7 +188,8 @@ func (s *Session) count(ctx context.Context) error {
 	hangs := s.driver.pinned()
 	noAnswer := s.driver.calls.job(ctx, s.driver.node, nodePatience, func() {
 		s.scanner.versions.OnDisk = s.driver.onDisk()
-		if !hangs && s.scanner.versions.OnDisk == "" { // otherwise the session cannot be closed, or no other can be opened
+		// Otherwise the session cannot be closed, or no other can be opened.
+		if !hangs && s.scanner.versions.OnDisk == "" {
 			if err = s.scanner.checkBindings(); err == nil {
 				err = s.scanner.checkInstances()
 			}

@@ -53,7 +53,8 @@ func slowIsNotDead(t *testing.T, delay, readings, links time.Duration) {
 			time.Sleep(time.Millisecond) // the bubble's clock
 		}
 		t.Logf("all GPUs are read after %v", time.Since(start))
-		for s := r.scan(); s.LinksDue || len(s.GPUs[0].Links) != 7; s = r.scan() { // while calls are late, no links are due
+		// While calls are late, no links are due.
+		for s := r.scan(); s.LinksDue || len(s.GPUs[0].Links) != 7; s = r.scan() {
 			if took := time.Since(start); took > links {
 				t.Fatalf("after %v, GPU 0 has %d links, and links are due: %v", took, len(s.GPUs[0].Links), s.LinksDue)
 			}

@@ -110,9 +110,11 @@ func compileStub(t *testing.T, root string, flags ...string) {
 		filepath.Join("testdata", "r450.c"))
 	out, err := exec.CommandContext(t.Context(), "gcc", flags...).CombinedOutput()
 	if err != nil {
-		t.Fatalf("this test needs gcc and the C library's headers to compile a library: install them (%v)\n%s", err, out)
+		t.Fatalf("this test needs gcc and the C library's headers to compile a library: install them (%v)\n%s", err,
+			out)
 	}
-	if err := os.Symlink(versioned, filepath.Join(folder, driverroot.NVML)); err != nil && !errors.Is(err, os.ErrExist) {
+	if err := os.Symlink(versioned, filepath.Join(folder, driverroot.NVML)); err != nil &&
+		!errors.Is(err, os.ErrExist) {
 		t.Fatal(err)
 	}
 }
@@ -126,7 +128,8 @@ func TestOldDriver(t *testing.T) {
 
 func TestOldDriverWithLostGPU(t *testing.T) {
 	t.Parallel()
-	if out, code := runStub(t, "lost GPU", "-DLOST=1"); code != 0 || !strings.Contains(out, "--- PASS: TestStubProcess") {
+	if out, code := runStub(t, "lost GPU", "-DLOST=1"); code != 0 ||
+		!strings.Contains(out, "--- PASS: TestStubProcess") {
 		t.Fatalf("the process with the old library exited with %d:\n%s", code, out)
 	}
 }
@@ -358,8 +361,8 @@ func newerDriver(t *testing.T, d *nvidia.Driver, summary inventory.FabricSummary
 	}), reading.Fabric)
 	for gpu, want := range map[int]inventory.FabricFault{
 		1: inventory.FabricDegradedBandwidth | inventory.FabricNoPartition | inventory.FabricManagerDisconnected,
-		2: inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy | inventory.FabricAccessTimeout |
-			inventory.FabricInvalidGPU | inventory.FabricUnassigned,
+		2: inventory.FabricDegradedBandwidth | inventory.FabricRouteRecovery | inventory.FabricRouteUnhealthy |
+			inventory.FabricAccessTimeout | inventory.FabricInvalidGPU | inventory.FabricUnassigned,
 	} {
 		if reading, err := s.Read(ctx, stubUUID(gpu)); err != nil || reading.Fabric.Value.Faults != want {
 			t.Errorf("faults of GPU %d: %#b, %v, want %#b", gpu, reading.Fabric.Value.Faults, err, want)

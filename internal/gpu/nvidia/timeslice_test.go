@@ -13,7 +13,8 @@ import (
 
 // TestTimeSlices runs the driver's own program, also behind a link, and says what it said when it
 // failed.
-func TestTimeSlices(t *testing.T) { // not parallel: a process that is forked meanwhile would keep the program open for writing
+// Not parallel: a process that is forked meanwhile would keep the program open for writing.
+func TestTimeSlices(t *testing.T) {
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "usr/bin"), 0o700); err != nil {
 		t.Fatal(err)
@@ -50,7 +51,8 @@ func TestTimeSlices(t *testing.T) { // not parallel: a process that is forked me
 
 // TestTimeSliceOfAnotherRoot: the program is given the library below the driver root, where there
 // is one.
-func TestTimeSliceOfAnotherRoot(t *testing.T) { // not parallel: a process that is forked meanwhile would keep the program open for writing
+// Not parallel: a process that is forked meanwhile would keep the program open for writing.
+func TestTimeSliceOfAnotherRoot(t *testing.T) {
 	t.Setenv("LD_PRELOAD", "")
 	const lib = "usr/lib64/libnvidia-ml.so.1"
 	script := "#!/bin/sh\necho \"preloads $LD_PRELOAD, $SOME\"; printf '%0300d' 0; exit 3\n"

@@ -102,7 +102,8 @@ func TestUseFails(t *testing.T) {
 		call string // of NVML
 		use  func(*nvidia.Session, context.Context, string) error
 	}{
-		"processes": {"DeviceGetComputeRunningProcesses", func(s *nvidia.Session, ctx context.Context, uuid string) error {
+		"processes": {"DeviceGetComputeRunningProcesses", func(s *nvidia.Session, ctx context.Context,
+			uuid string) error {
 			_, err := s.Processes(ctx, uuid)
 			return err
 		}},

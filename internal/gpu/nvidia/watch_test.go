@@ -190,7 +190,8 @@ func TestLossesWhileOthersRefuse(t *testing.T) {
 			}
 			return nvml.SUCCESS
 		}, []int{4}, 1},
-		"all refuse": {func(int, uint64) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }, []int{0, 1, 2, 3, 4, 5, 6, 7}, 0},
+		"all refuse": {func(int, uint64) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }, []int{0, 1, 2, 3, 4, 5, 6, 7},
+			0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

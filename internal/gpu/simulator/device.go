@@ -59,7 +59,9 @@ func (d device) GetName() (string, nvml.Return) {
 
 // GetBrand returns the product's brand.
 func (d device) GetBrand() (nvml.BrandType, nvml.Return) {
-	return ask(d, "DeviceGetBrand", func(g *gpu) (nvml.BrandType, nvml.Return) { return g.spec.model.brand, nvml.SUCCESS })
+	return ask(d, "DeviceGetBrand", func(g *gpu) (nvml.BrandType, nvml.Return) {
+		return g.spec.model.brand, nvml.SUCCESS
+	})
 }
 
 // GetAddressingMode returns how the GPU accesses memory of host processes.

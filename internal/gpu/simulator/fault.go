@@ -132,22 +132,25 @@ func rules() map[Kind]rule {
 		KindAnswer:         {maybeGPU, []string{"call", "value"}, (*Node).answersLocked},
 		KindRecoveryAction: {oneGPU, []string{"action"}, (*Node).recoveryLocked},
 		KindRemapFailure:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapFailure = true })},
-		KindRemapPending:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapped, g.remapPending = g.remapped+1, true })},
-		KindUnrepairable:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.unrepairable = true })},
-		KindSRAMThreshold:  {oneGPU, nil, on(func(g *gpu, _ Fault) { g.sramThreshold = true })},
-		KindThrottle:       {oneGPU, nil, on(func(g *gpu, _ Fault) { g.throttled = true })},
-		KindPCIeReplays:    {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.replays += int(f.Count) })},
-		KindECC:            {oneGPU, []string{"count"}, (*Node).eccLocked},
-		KindFabric:         {oneGPU, []string{"state", "return"}, (*Node).fabricLocked},
-		KindPersistence:    {maybeGPU, []string{"state"}, (*Node).persistenceLocked},
-		KindNVLink:         {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
-		KindProcesses:      {oneGPU, []string{"count"}, (*Node).processesLocked},
-		KindClients:        {oneGPU, []string{"clients"}, on(func(g *gpu, f Fault) { g.clients = slices.Clone(f.Clients) })},
-		KindDriver:         {noGPU, []string{"driver"}, (*Node).driverLocked},
-		KindDriverFiles:    {noGPU, []string{"driver"}, (*Node).driverFilesLocked},
-		KindReset:          {oneGPU, nil, (*Node).resetLocked},
-		KindSMIReset:       {oneGPU, []string{"state"}, (*Node).smiResetLocked},
-		KindReboot:         {noGPU, nil, (*Node).rebootLocked},
+		KindRemapPending: {oneGPU, nil, on(func(g *gpu, _ Fault) {
+			g.remapped, g.remapPending = g.remapped+1, true
+		})},
+		KindUnrepairable:  {oneGPU, nil, on(func(g *gpu, _ Fault) { g.unrepairable = true })},
+		KindSRAMThreshold: {oneGPU, nil, on(func(g *gpu, _ Fault) { g.sramThreshold = true })},
+		KindThrottle:      {oneGPU, nil, on(func(g *gpu, _ Fault) { g.throttled = true })},
+		KindPCIeReplays:   {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.replays += int(f.Count) })},
+		KindECC:           {oneGPU, []string{"count"}, (*Node).eccLocked},
+		KindFabric:        {oneGPU, []string{"state", "return"}, (*Node).fabricLocked},
+		KindPersistence:   {maybeGPU, []string{"state"}, (*Node).persistenceLocked},
+		KindNVLink:        {oneGPU, []string{"link"}, (*Node).nvlinkLocked},
+		KindProcesses:     {oneGPU, []string{"count"}, (*Node).processesLocked},
+		KindClients: {oneGPU, []string{"clients"},
+			on(func(g *gpu, f Fault) { g.clients = slices.Clone(f.Clients) })},
+		KindDriver:      {noGPU, []string{"driver"}, (*Node).driverLocked},
+		KindDriverFiles: {noGPU, []string{"driver"}, (*Node).driverFilesLocked},
+		KindReset:       {oneGPU, nil, (*Node).resetLocked},
+		KindSMIReset:    {oneGPU, []string{"state"}, (*Node).smiResetLocked},
+		KindReboot:      {noGPU, nil, (*Node).rebootLocked},
 	}
 }
 
@@ -278,7 +281,8 @@ func (n *Node) stallsLocked(f Fault, t target) error {
 	if f.Kind == KindSlow {
 		delay, err := time.ParseDuration(f.Delay)
 		if err != nil || delay <= 0 {
-			return fmt.Errorf("delay %q is not a time above zero: give how much longer a call takes, such as 20ms", f.Delay)
+			return fmt.Errorf("delay %q is not a time above zero: give how much longer a call takes, such as 20ms",
+				f.Delay)
 		}
 		s.delay = delay
 	}

@@ -41,7 +41,8 @@ func recovery(t *testing.T, d nvml.Device) (nvml.DeviceGpuRecoveryAction, nvml.R
 }
 
 func TestXID(t *testing.T) {
-	const xid, action, gone = nvml.EventTypeXidCriticalError, nvml.EventTypeGpuRecoveryAction, nvml.EventTypeGpuUnavailableError
+	const xid, action, gone = nvml.EventTypeXidCriticalError, nvml.EventTypeGpuRecoveryAction,
+		nvml.EventTypeGpuUnavailableError
 	for name, c := range map[string]struct {
 		profile string
 		fault   simulator.Fault
@@ -50,7 +51,8 @@ func TestXID(t *testing.T) {
 		action  nvml.DeviceGpuRecoveryAction
 		known   nvml.Return
 	}{
-		"application": {"dgx-h100", simulator.Fault{XID: 13}, [][2]uint64{{xid, 13}}, nvml.ERROR_TIMEOUT, 0, nvml.SUCCESS},
+		"application": {"dgx-h100", simulator.Fault{XID: 13}, [][2]uint64{{xid, 13}}, nvml.ERROR_TIMEOUT, 0,
+			nvml.SUCCESS},
 		"reset": {
 			"dgx-h100", simulator.Fault{XID: 48}, [][2]uint64{{xid, 48}, {action, 0}}, nvml.ERROR_TIMEOUT,
 			nvml.GPU_RECOVERY_ACTION_GPU_RESET, nvml.SUCCESS,
@@ -65,8 +67,8 @@ func TestXID(t *testing.T) {
 		},
 		"old driver": {"dgx-1", simulator.Fault{XID: 48}, [][2]uint64{{xid, 48}}, nvml.ERROR_TIMEOUT, 0,
 			nvml.ERROR_NOT_SUPPORTED},
-		"off the bus": {"dgx-h100", simulator.Fault{XID: 79}, [][2]uint64{{xid, 79}, {gone, 0}}, nvml.ERROR_GPU_IS_LOST, 0,
-			0},
+		"off the bus": {"dgx-h100", simulator.Fault{XID: 79}, [][2]uint64{{xid, 79}, {gone, 0}}, nvml.ERROR_GPU_IS_LOST,
+			0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -298,7 +300,8 @@ func TestRefusedFaults(t *testing.T) {
 		{simulator.Fault{Kind: "x"}, `no kind "x": give one of add, answer, clients, driver,`},
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "0"}, "xid is missing"},
 		{simulator.Fault{Kind: simulator.KindXID, XID: 3}, "gpu is missing"},
-		{simulator.Fault{Kind: simulator.KindXID, GPU: "8", XID: 3}, `no GPU or MIG device "8": give an index from 0 to 7`},
+		{simulator.Fault{Kind: simulator.KindXID, GPU: "8", XID: 3},
+			`no GPU or MIG device "8": give an index from 0 to 7`},
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 48, Action: "x"},
 			`no action "x": give one of drain-and-reset,`},
 		{simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 3, GI: &one}, "GPU 0 has no GPU instance 1"},
@@ -319,7 +322,8 @@ func TestRefusedFaults(t *testing.T) {
 			`no state "x": give one of completed, in-progress, not-started`},
 		{simulator.Fault{Kind: simulator.KindDriver, Driver: "x"}, `driver "x" is not a version`},
 		{simulator.Fault{Kind: simulator.KindDriver, GPU: "0", Driver: "missing"}, "takes no gpu"},
-		{simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"9g.1gb"}}, `has no MIG device "9g.1gb"`},
+		{simulator.Fault{Kind: simulator.KindMIG, GPU: "0", Profiles: []string{"9g.1gb"}},
+			`has no MIG device "9g.1gb"`},
 		{simulator.Fault{Kind: simulator.KindNVLink, GPU: "0", Link: new(int)}, ""},
 	} {
 		err := n.Inject(c.fault)

@@ -112,7 +112,8 @@ func (t target) instance(f Fault) (gi, ci uint32, err error) {
 	}
 	gi = uint32(*f.GI)
 	if f.CI != nil {
-		if !slices.ContainsFunc(t.gpu.layout.instances[i].computes, func(c *computeInstance) bool { return c.id == *f.CI }) {
+		if !slices.ContainsFunc(t.gpu.layout.instances[i].computes,
+			func(c *computeInstance) bool { return c.id == *f.CI }) {
 			return 0, 0, fmt.Errorf("GPU instance %d of GPU %d has no compute instance %d", *f.GI, t.gpu.slot, *f.CI)
 		}
 		ci = uint32(*f.CI)

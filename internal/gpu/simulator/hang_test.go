@@ -93,7 +93,8 @@ func TestWaitTakesItsTime(t *testing.T) {
 		if _, ret := set.Wait(250); ret != nvml.ERROR_TIMEOUT || time.Since(began) != 250*time.Millisecond {
 			t.Errorf("Wait(250) answered %v after %v", ret, time.Since(began))
 		}
-		time.AfterFunc(time.Second, func() { inject(t, n, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 31}) })
+		time.AfterFunc(time.Second,
+			func() { inject(t, n, simulator.Fault{Kind: simulator.KindXID, GPU: "0", XID: 31}) })
 		began = time.Now()
 		e, ret := set.Wait(5000)
 		if ret != nvml.SUCCESS || e.EventData != 31 || time.Since(began) != time.Second {

@@ -66,8 +66,10 @@ func (p *Profile) wireMesh() error {
 				if a == len(p.ends[i]) || b == len(p.ends[j]) {
 					return fmt.Errorf("nvlinks: GPU %d or GPU %d has more lanes than its model has NVLinks", i, j)
 				}
-				p.ends[i][a] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[j].pci, gpu: j, link: b}
-				p.ends[j][b] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[i].pci, gpu: i, link: a}
+				p.ends[i][a] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[j].pci, gpu: j,
+					link: b}
+				p.ends[j][b] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[i].pci, gpu: i,
+					link: a}
 				used[i]++
 				used[j]++
 			}

@@ -199,8 +199,8 @@ func (d device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return
 func (d device) GetGridLicensableFeatures() (nvml.GridLicensableFeatures, nvml.Return) {
 	return ask(d, "DeviceGetGridLicensableFeatures", func(g *gpu) (nvml.GridLicensableFeatures, nvml.Return) {
 		all := nvml.GridLicensableFeatures{IsGridLicenseSupported: 1, LicensableFeaturesCount: 1}
-		all.GridLicensableFeatures[0].FeatureState = uint32(d.session.node.numberLocked("DeviceGetGridLicensableFeatures", g,
-			0))
+		all.GridLicensableFeatures[0].FeatureState = uint32(
+			d.session.node.numberLocked("DeviceGetGridLicensableFeatures", g, 0))
 		return all, nvml.SUCCESS
 	})
 }

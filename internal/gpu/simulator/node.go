@@ -230,7 +230,8 @@ func (n *Node) List() []Status {
 			s.State = "lost"
 		}
 		for _, c := range g.layout.devices {
-			s.MIG = append(s.MIG, MIGStatus{Index: c.index, UUID: n.uuidLocked(g, c), Profile: c.name(), GI: c.gi.id, CI: c.id})
+			s.MIG = append(s.MIG, MIGStatus{Index: c.index, UUID: n.uuidLocked(g, c), Profile: c.name(), GI: c.gi.id,
+				CI: c.id})
 		}
 		list = append(list, s)
 	}

@@ -197,8 +197,8 @@ func Load(nameOrPath string) (Profile, error) {
 	file := "profiles/" + nameOrPath + ".yaml"
 	data, err := embedded.ReadFile(file)
 	if err != nil {
-		return Profile{}, fmt.Errorf("no simulator profile is called %q: give one of %s, or the path of a file that ends in "+
-			".yaml", nameOrPath, strings.Join(Names(), ", "))
+		return Profile{}, fmt.Errorf("no simulator profile is called %q: give one of %s, or the path of a file that "+
+			"ends in .yaml", nameOrPath, strings.Join(Names(), ", "))
 	}
 	return parse(file, data)
 }
@@ -208,8 +208,8 @@ func parse(file string, data []byte) (Profile, error) {
 	var p Profile
 	if err := yaml.UnmarshalStrict(data, &p); err != nil {
 		return Profile{}, fmt.Errorf("read simulator profile %s: %w: correct it; a profile has the keys description, "+
-			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig, vgpu), nvswitches, nvlinks, fabric "+
-			"and faults",
+			"driver, cuda, model, models, gpus (bdf, pcie, numa, minor, uuid, model, mig, vgpu), nvswitches, "+
+			"nvlinks, fabric and faults",
 			file, trimDecoder(err))
 	}
 	p.Name = strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
@@ -281,7 +281,9 @@ func (p *Profile) complete() error {
 		}
 	}
 	for i, g := range p.GPUs {
-		if j := slices.IndexFunc(p.GPUs[:i], func(o GPU) bool { return o.UUID == g.UUID || o.minor == g.minor }); j >= 0 {
+		if j := slices.IndexFunc(p.GPUs[:i], func(o GPU) bool {
+			return o.UUID == g.UUID || o.minor == g.minor
+		}); j >= 0 {
 			return fmt.Errorf("gpus[%d]: has the uuid or the minor of gpus[%d]", i, j)
 		}
 	}

@@ -265,7 +265,8 @@ func TestCommonAncestor(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, lib := start(t, file)
-		if got, ret := handle(t, lib, 0).GetTopologyCommonAncestor(handle(t, lib, 1)); got != c.want || ret != nvml.SUCCESS {
+		if got, ret := handle(t, lib, 0).GetTopologyCommonAncestor(handle(t, lib, 1)); got != c.want ||
+			ret != nvml.SUCCESS {
 			t.Errorf("%s and %s: %v, %v, want %v", c.a, c.b, got, ret, c.want)
 		}
 	}
@@ -278,7 +279,8 @@ driver: 580.1
 cuda: "13.0"
 model: mine
 models:
-  mine: {name: My GPU, architecture: hopper, compute: "9.0", memoryMiB: 1024, pci: 233010DE, nvlink: {links: 2, version: "4.0"}}
+  mine: {name: My GPU, architecture: hopper, compute: "9.0", memoryMiB: 1024, pci: 233010DE,
+    nvlink: {links: 2, version: "4.0"}}
 gpus:
 - {bdf: "0000:01:00.0", pcie: 0/0, uuid: GPU-mine}
 - {bdf: "0000:02:00.0", pcie: 0/0, minor: 5, numa: 3}
@@ -299,7 +301,8 @@ nvlinks: [0 2, 2 0]
 	n := simulator.New(p)
 	t.Cleanup(n.Close)
 	numa, err := fs.ReadFile(n.Root(), "sys/bus/pci/devices/0000:02:00.0/numa_node")
-	if p.Name != "mine" || p.GPUs[0].UUID != "GPU-mine" || n.List()[1].Minor != 5 || string(numa) != "3\n" || err != nil {
+	if p.Name != "mine" || p.GPUs[0].UUID != "GPU-mine" || n.List()[1].Minor != 5 || string(numa) != "3\n" ||
+		err != nil {
 		t.Errorf("loaded %+v, NUMA node %q, %v", p, numa, err)
 	}
 	for name, c := range map[string]struct{ replace, by, want string }{
@@ -365,7 +368,8 @@ func TestLoadOfNothing(t *testing.T) {
 		!strings.Contains(err.Error(), "give one of a100-mig-mixed, a30-x4,") {
 		t.Errorf("an unknown name: %v", err)
 	}
-	if _, err := simulator.Load("/no/such/file.yaml"); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml") {
+	if _, err := simulator.Load("/no/such/file.yaml"); err == nil ||
+		!strings.Contains(err.Error(), "/no/such/file.yaml") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }

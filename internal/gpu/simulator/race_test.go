@@ -35,8 +35,8 @@ func TestManyAtOnce(t *testing.T) {
 		tasks.Go(func() {
 			gpu := strconv.Itoa(i)
 			for round := range 50 {
-				kind := []simulator.Kind{simulator.KindXID, simulator.KindLost, simulator.KindRestore, simulator.KindMIG,
-					simulator.KindECC, simulator.KindRemove, simulator.KindAdd}[round%7]
+				kind := []simulator.Kind{simulator.KindXID, simulator.KindLost, simulator.KindRestore,
+					simulator.KindMIG, simulator.KindECC, simulator.KindRemove, simulator.KindAdd}[round%7]
 				f := simulator.Fault{Kind: kind, GPU: gpu}
 				if kind == simulator.KindXID {
 					f.XID = 48

@@ -83,7 +83,8 @@ var fields = map[uint32]field{
 		}
 		return bit(!g.resets()), nvml.SUCCESS
 	}},
-	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {since: 565, read: plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
+	nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: {since: 565,
+		read: plainField(func(g *gpu) uint64 { return uint64(g.recovery) })},
 }
 
 // linkErrors returns a reader of an error count of all NVLinks: each for every cut NVLink.
@@ -269,7 +270,8 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 		if g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER || len(d.session.node.profile.NVSwitches) == 0 {
 			return nvml.GpuFabricInfo{}, nvml.ERROR_NOT_SUPPORTED
 		}
-		info := nvml.GpuFabricInfo{State: nvml.GPU_FABRIC_STATE_COMPLETED - g.fabric.behind, Status: uint32(g.fabric.status)}
+		info := nvml.GpuFabricInfo{State: nvml.GPU_FABRIC_STATE_COMPLETED - g.fabric.behind,
+			Status: uint32(g.fabric.status)}
 		if f := d.session.node.profile.Fabric; f != nil {
 			cluster, _ := hex.DecodeString(strings.ReplaceAll(f.Cluster, "-", "")) // Load has parsed it
 			info.CliqueId = f.Clique
@@ -281,7 +283,9 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 
 // GetCurrPcieLinkGeneration returns that of a GPU that is not idle.
 func (d device) GetCurrPcieLinkGeneration() (int, nvml.Return) {
-	return ask(d, "DeviceGetCurrPcieLinkGeneration", func(*gpu) (int, nvml.Return) { return pcieGeneration, nvml.SUCCESS })
+	return ask(d, "DeviceGetCurrPcieLinkGeneration", func(*gpu) (int, nvml.Return) {
+		return pcieGeneration, nvml.SUCCESS
+	})
 }
 
 // GetCurrPcieLinkWidth returns lanes.
@@ -291,7 +295,9 @@ func (d device) GetCurrPcieLinkWidth() (int, nvml.Return) {
 
 // GetMaxPcieLinkGeneration returns that of the slot.
 func (d device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
-	return ask(d, "DeviceGetMaxPcieLinkGeneration", func(*gpu) (int, nvml.Return) { return pcieGeneration, nvml.SUCCESS })
+	return ask(d, "DeviceGetMaxPcieLinkGeneration", func(*gpu) (int, nvml.Return) {
+		return pcieGeneration, nvml.SUCCESS
+	})
 }
 
 // GetMaxPcieLinkWidth returns lanes.

@@ -201,7 +201,9 @@ func (gi *gpuInstance) computeStarts(size int) []int {
 // roomFor reports whether the GPU instance has room for a compute instance at a compute slice.
 func (gi *gpuInstance) roomFor(start, size int) bool {
 	return slices.Contains(gi.computeStarts(size), start) &&
-		!slices.ContainsFunc(gi.computes, func(c *computeInstance) bool { return c.start < start+size && start < c.start+c.slices })
+		!slices.ContainsFunc(gi.computes, func(c *computeInstance) bool {
+			return c.start < start+size && start < c.start+c.slices
+		})
 }
 
 // GetComputeInstancePossiblePlacements returns all placements of a compute instance profile, free

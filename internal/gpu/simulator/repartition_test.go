@@ -144,7 +144,8 @@ func TestModes(t *testing.T) {
 			n, lib := start(t, tt.node)
 			gpu := handle(t, lib, 0)
 			if tt.answer != "" {
-				inject(t, n, simulator.Fault{Kind: simulator.KindAnswer, GPU: "0", Call: "DeviceSetMigMode", Value: tt.answer})
+				inject(t, n, simulator.Fault{Kind: simulator.KindAnswer, GPU: "0", Call: "DeviceSetMigMode",
+					Value: tt.answer})
 			}
 			inject(t, n, simulator.Fault{Kind: simulator.KindProcesses, GPU: "0", Count: tt.processes})
 			activation, _ := gpu.SetMigMode(on)
@@ -209,7 +210,8 @@ func second2(_, ret nvml.Return) nvml.Return { return ret }
 func TestRepartitioningFailsAndHangs(t *testing.T) {
 	for call, do := range map[string]func(t *testing.T, gpu nvml.Device, gi nvml.GpuInstance,
 		ci nvml.ComputeInstance) nvml.Return{
-		"DeviceSetMigMode": func(_ *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"DeviceSetMigMode": func(_ *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second2(gpu.SetMigMode(nvml.DEVICE_MIG_ENABLE))
 		},
 		"DeviceCreateGpuInstance": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
@@ -228,7 +230,8 @@ func TestRepartitioningFailsAndHangs(t *testing.T) {
 			_ nvml.ComputeInstance) nvml.Return {
 			return second(gpu.GetGpuInstancePossiblePlacements(profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE)))
 		},
-		"DeviceGetGpuInstances": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance, _ nvml.ComputeInstance) nvml.Return {
+		"DeviceGetGpuInstances": func(t *testing.T, gpu nvml.Device, _ nvml.GpuInstance,
+			_ nvml.ComputeInstance) nvml.Return {
 			return second(gpu.GetGpuInstances(profile(t, gpu, nvml.GPU_INSTANCE_PROFILE_1_SLICE)))
 		},
 		"GpuInstanceCreateComputeInstance": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
@@ -252,11 +255,13 @@ func TestRepartitioningFailsAndHangs(t *testing.T) {
 			_ nvml.ComputeInstance) nvml.Return {
 			return second(gi.GetComputeInstances(&nvml.ComputeInstanceProfileInfo{}))
 		},
-		"GpuInstanceDestroy": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance, ci nvml.ComputeInstance) nvml.Return {
+		"GpuInstanceDestroy": func(_ *testing.T, _ nvml.Device, gi nvml.GpuInstance,
+			ci nvml.ComputeInstance) nvml.Return {
 			ci.Destroy()
 			return gi.Destroy()
 		},
-		"ComputeInstanceDestroy": func(_ *testing.T, _ nvml.Device, _ nvml.GpuInstance, ci nvml.ComputeInstance) nvml.Return {
+		"ComputeInstanceDestroy": func(_ *testing.T, _ nvml.Device, _ nvml.GpuInstance,
+			ci nvml.ComputeInstance) nvml.Return {
 			return ci.Destroy()
 		},
 	} {

@@ -151,7 +151,8 @@ func (b filer) capability(name string, minor int) {
 // driver adds the driver's own files.
 func (b filer) driver(n *Node) {
 	b.text("proc/driver/nvidia/version",
-		fmt.Sprintf("NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Mon Jan  1 00:00:00 UTC 2024", n.driver.version),
+		fmt.Sprintf("NVRM version: NVIDIA UNIX x86_64 Kernel Module  %s  Mon Jan  1 00:00:00 UTC 2024",
+			n.driver.version),
 		"GCC version:  gcc version 13.2.0 (GCC)")
 	b.text("sys/module/nvidia/version", n.driver.version)
 	b.text("sys/module/nvidia/initstate", "live")

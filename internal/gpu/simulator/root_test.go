@@ -76,7 +76,8 @@ func TestRoot(t *testing.T) {
 			t.Errorf("mig-minors has no line %q", line)
 		}
 	}
-	if info, err := fs.Stat(n.Root(), "dev/nvidia-caps/nvidia-cap67"); err != nil || info.Mode()&fs.ModeCharDevice == 0 {
+	if info, err := fs.Stat(n.Root(), "dev/nvidia-caps/nvidia-cap67"); err != nil ||
+		info.Mode()&fs.ModeCharDevice == 0 {
 		t.Errorf("the node of GI 7, CI 0 of GPU 0: %v, %v", info, err)
 	}
 }

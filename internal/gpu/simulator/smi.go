@@ -37,7 +37,9 @@ func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok b
 		gpus := make([]*gpu, 0, len(addresses))
 		hangs := false
 		for _, a := range addresses {
-			i := slices.IndexFunc(n.gpus, func(g *gpu) bool { return strings.EqualFold(g.spec.BDF, a) && !g.removed && !g.lost })
+			i := slices.IndexFunc(n.gpus, func(g *gpu) bool {
+				return strings.EqualFold(g.spec.BDF, a) && !g.removed && !g.lost
+			})
 			if i < 0 {
 				return "Unable to determine the device handle for GPU " + a + ": Unknown Error", false
 			}
@@ -81,10 +83,9 @@ func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 		}
 	}
 	if len(missing) > 0 {
-		return "GPU Reset couldn't progress because the specified devices do not meet the reset criterion (e.g. NVLink " +
-			"connected GPUs must be " +
-			"reset together). Please append the following device indexes to the command line and retry.\n" +
-			strings.Join(missing, ","), false
+		return "GPU Reset couldn't progress because the specified devices do not meet the reset criterion (e.g. " +
+			"NVLink connected GPUs must be reset together). Please append the following device indexes to the " +
+			"command line and retry.\n" + strings.Join(missing, ","), false
 	}
 	for _, g := range gpus {
 		at := g

@@ -39,7 +39,9 @@ func (s *stall) strikes(call string, g *gpu) bool {
 // the result adds the new ones.
 func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 	for !n.closed {
-		i := slices.IndexFunc(n.stalls, func(s *stall) bool { return s.strikes(call, g) && !slices.Contains(passed, s) })
+		i := slices.IndexFunc(n.stalls, func(s *stall) bool {
+			return s.strikes(call, g) && !slices.Contains(passed, s)
+		})
 		if i < 0 {
 			break
 		}

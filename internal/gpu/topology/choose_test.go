@@ -147,7 +147,8 @@ func TestChooseKnownCases(t *testing.T) {
 			topology.Request{Available: all &^ topology.SetOf(1), Busy: topology.SetOf(1), Size: 4},
 			topology.SetOf(4, 5, 6, 7),
 		},
-		{"uniform: the lowest", topology.New(uniform(8)), topology.Request{Available: all, Size: 3}, topology.SetOf(0, 1, 2)},
+		{"uniform: the lowest", topology.New(uniform(8)), topology.Request{Available: all, Size: 3},
+			topology.SetOf(0, 1, 2)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -172,7 +173,8 @@ func TestChooseRequestsThatMakeNoSense(t *testing.T) {
 		{"nothing", topology.Request{}, 0, true},
 		{"negative size", topology.Request{Available: g.Everything(), Size: -3}, 0, true},
 		{"too many", topology.Request{Available: topology.SetOf(1, 2), Size: 3}, 0, false},
-		{"positions the graph does not have", topology.Request{Available: topology.SetOf(1, 20, 63), Size: 2}, 0, false},
+		{"positions the graph does not have", topology.Request{Available: topology.SetOf(1, 20, 63), Size: 2}, 0,
+			false},
 		{
 			"required is not available",
 			topology.Request{Available: topology.SetOf(1), Required: topology.SetOf(7), Size: 2},
@@ -209,7 +211,8 @@ func TestChooseGrowsWithWhatIsAvailable(t *testing.T) {
 			request.Available |= topology.SetOf(r.IntN(g.Len()))
 			after, _ := g.Choose(request)
 			if after.Score < before.Score {
-				t.Errorf("%s: %+v: one more available lowers the score from %d to %d", m.name, request, before.Score, after.Score)
+				t.Errorf("%s: %+v: one more available lowers the score from %d to %d", m.name, request, before.Score,
+					after.Score)
 			}
 		}
 	}

@@ -90,7 +90,8 @@ func TestDay(t *testing.T) {
 			for i, r := range results {
 				fmt.Fprintf(&text, " %.3f |", r.mean)
 				if ours.mean < r.mean-part.mostLost {
-					t.Errorf("%s; %s: %s is better: %.4f, ours %.4f", part.title, m.name, policies[i], r.mean, ours.mean)
+					t.Errorf("%s; %s: %s is better: %.4f, ours %.4f", part.title, m.name, policies[i], r.mean,
+						ours.mean)
 				}
 			}
 			fmt.Fprintf(&text, " %.0f / %.0f / %.0f %% |\n", 100*results[1].fours, 100*results[2].fours, 100*ours.fours)
@@ -103,7 +104,8 @@ func TestDay(t *testing.T) {
 		return
 	}
 	if !strings.Contains(read(t, "topology.md"), text.String()) || read(t, "topology-day.svg") != picture {
-		t.Error("docs/dev/topology.md has other figures than these: run go test ./internal/gpu/topology -run TestDay -update")
+		t.Error("docs/dev/topology.md has other figures than these: run go test ./internal/gpu/topology -run TestDay " +
+			"-update")
 	}
 }
 

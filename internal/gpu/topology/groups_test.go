@@ -39,9 +39,9 @@ func TestGroups(t *testing.T) {
 		{"seven", pcieOnly(7, 2), "/ {0 1 2 3} / {0 1} {2 3} {4 5} /"},
 		{"nothing is known", build(4, unread), "/ / /"},
 		{"none", nil, "/ / /"},
-		{"two boards", boards(16), "{0 1 2 3 4 5 6 7} {8 9 10 11 12 13 14 15} / {0 1 2 3} {4 5 6 7} {8 9 10 11} {12 13 " +
-			"14 15} / " +
-			"{0 1} {2 3} {4 5} {6 7} {8 9} {10 11} {12 13} {14 15} /"},
+		{"two boards", boards(16),
+			"{0 1 2 3 4 5 6 7} {8 9 10 11 12 13 14 15} / {0 1 2 3} {4 5 6 7} {8 9 10 11} {12 13 14 15} / " +
+				"{0 1} {2 3} {4 5} {6 7} {8 9} {10 11} {12 13} {14 15} /"},
 	} {
 		if got := groupText(topology.New(test.gpus).Groups()); got != test.want {
 			t.Errorf("%s: got %s, want %s", test.name, got, test.want)

@@ -18,7 +18,8 @@ import (
 func whole(gpus []inventory.GPU) []topology.Device {
 	devices := make([]topology.Device, len(gpus))
 	for i, gpu := range gpus {
-		devices[i] = topology.Device{ID: gpu.UUID, UUID: gpu.UUID, GPU: gpu.UUID, Healthy: gpu.Health.State != inventory.Lost}
+		devices[i] = topology.Device{ID: gpu.UUID, UUID: gpu.UUID, GPU: gpu.UUID,
+			Healthy: gpu.Health.State != inventory.Lost}
 	}
 	return devices
 }
@@ -76,7 +77,8 @@ func shuffled(r *rand.Rand, ids []string) []string {
 func TestPreferWholeGPUs(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []topology.Policy{topology.Distributed, topology.Packed, topology.Distinct} {
-		for _, m := range append(machines16(), machine{"dgx-1, one GPU lost", dgx1Lost()}, machine{"bridges", bridges(8)}) {
+		for _, m := range append(machines16(), machine{"dgx-1, one GPU lost", dgx1Lost()},
+			machine{"bridges", bridges(8)}) {
 			g := topology.New(m.gpus)
 			devices := whole(m.gpus)
 			p := topology.NewPreference(g, devices, policy)
@@ -239,7 +241,8 @@ func TestPreferRequestsThatMakeNoSense(t *testing.T) {
 		{"negative size", ids(devices), nil, -1, []string{}},
 		{"nothing at all", nil, nil, 0, []string{}},
 		{"size 0 with required", ids(devices), []string{"GPU-02"}, 0, []string{"GPU-02"}},
-		{"duplicates", []string{"GPU-01", "GPU-01", "GPU-02"}, []string{"GPU-02", "GPU-02"}, 2, []string{"GPU-01", "GPU-02"}},
+		{"duplicates", []string{"GPU-01", "GPU-01", "GPU-02"}, []string{"GPU-02", "GPU-02"}, 2,
+			[]string{"GPU-01", "GPU-02"}},
 		{"unknown available", []string{"GPU-99", "GPU-01", "", "GPU-02"}, nil, 2, []string{"GPU-01", "GPU-02"}},
 		{"required not available", []string{"GPU-01"}, []string{"GPU-05"}, 2, []string{"GPU-01", "GPU-05"}},
 		{"only required", nil, []string{"GPU-05"}, 1, []string{"GPU-05"}},
@@ -307,7 +310,8 @@ func TestPreferErrors(t *testing.T) {
 		})
 	}
 	var unknown *topology.UnknownDeviceError
-	if _, err := p.Prefer(nil, []string{"x"}, 1); !errors.As(err, &unknown) || !slices.Equal(unknown.IDs, []string{"x"}) {
+	if _, err := p.Prefer(nil, []string{"x"}, 1); !errors.As(err, &unknown) ||
+		!slices.Equal(unknown.IDs, []string{"x"}) {
 		t.Errorf("got %v, want an UnknownDeviceError", err)
 	}
 	var few *topology.TooFewError

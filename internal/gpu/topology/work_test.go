@@ -17,7 +17,8 @@ func TestWork(t *testing.T) {
 		"dgx-h100":  240,
 		"uniform-8": 133, "random-8a": 315, "random-8b": 472, "random-8c": 371, "one GPU": 0, "two GPUs": 0,
 		"no links": 11,
-		"pcie-16":  2545, "dgx-2": 4629, "two boards": 4858, "two cubes": 10426, "uniform-16": 1225, "random-16a": 19218,
+		"pcie-16":  2545, "dgx-2": 4629, "two boards": 4858, "two cubes": 10426, "uniform-16": 1225,
+		"random-16a": 19218,
 		"random-16b": 43375, "random-16c": 31766,
 		"pcie-32": 78715, "bridges-32": 266813, "four boards": 281880, "four cubes": 299872, "uniform-32": 10385,
 	}

@@ -59,7 +59,8 @@ func snapshot(gpus int) inventory.Snapshot {
 	s := inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580.95.05"}}
 	for i := range gpus {
 		s.GPUs = append(s.GPUs, inventory.GPU{
-			UUID: "GPU-" + string(rune('0'+i)), Index: i, Model: "H100", Health: inventory.Health{State: inventory.Healthy},
+			UUID: "GPU-" + string(rune('0'+i)), Index: i, Model: "H100",
+			Health: inventory.Health{State: inventory.Healthy},
 		})
 	}
 	return s

@@ -29,8 +29,8 @@ func Devices(s inventory.Snapshot) []Device {
 		}
 		for _, m := range g.MIGDevices {
 			all = append(all, Device{
-				Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID, GPU: g.UUID, GI: m.GI, Model: g.Model + " " +
-					m.Profile,
+				Index: fmt.Sprintf("%d:%d", g.Index, m.Index), UUID: m.UUID, GPU: g.UUID, GI: m.GI,
+				Model: g.Model + " " + m.Profile,
 			})
 		}
 	}
@@ -46,7 +46,8 @@ func Select(all []Device, names []string) ([]Device, error) {
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(all, func(d Device) bool { return is(d, name) }) {
-			return nil, fmt.Errorf("%q is the index or UUID of no MIG device, and of no GPU that is not in MIG mode", name)
+			return nil, fmt.Errorf("%q is the index or UUID of no MIG device, and of no GPU that is not in MIG mode",
+				name)
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(all), func(d Device) bool {

@@ -73,8 +73,8 @@ func TestHangingDisk(t *testing.T) {
 		equal(t, "proofs while it hangs", map[string]int{"GPU-0": 1, "GPU-1": 1}, r.times())
 		now := r.Status().Value()
 		equal(t, "unsaved", statefile.ErrHangs.Error(), now.Unsaved)
-		equal(t, "waits", map[string]string{"GPU-0": "an earlier verdict is still on the disk:the disk does not answer"},
-			now.Waiting)
+		const why = "an earlier verdict is still on the disk:the disk does not answer"
+		equal(t, "waits", map[string]string{"GPU-0": why}, now.Waiting)
 		same, err := os.ReadFile(filepath.Join(dir, cudacheck.File))
 		equal(t, "the file while it hangs", string(saved), string(same))
 		if err != nil {

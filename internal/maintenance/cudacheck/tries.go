@@ -50,8 +50,8 @@ func (p *Proofs) Release(ctx context.Context) error {
 	p.tries.mu.Unlock()
 	for uuid, u := range all {
 		if !within(ctx, u.done) || u.ended != nil && !within(ctx, u.ended) {
-			return fmt.Errorf("a process of this program that tries CUDA on %s is still running: a call into the driver "+
-				"may hang",
+			return fmt.Errorf("a process of this program that tries CUDA on %s is still running: a call into the "+
+				"driver may hang",
 				uuid)
 		}
 	}

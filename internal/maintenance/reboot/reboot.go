@@ -75,7 +75,8 @@ func (a *Asker) Run(ctx context.Context) error {
 			problem, again = err.Error(), a.Clock.After(retry)
 		}
 		if problem != "" && problem != said {
-			klog.FromContext(ctx).Info("Cannot write or remove the file that requests a restart of the node", "reason", problem)
+			klog.FromContext(ctx).Info("Cannot write or remove the file that requests a restart of the node",
+				"reason", problem)
 		}
 		said = problem
 		select {

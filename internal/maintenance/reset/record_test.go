@@ -21,8 +21,8 @@ func TestWhatAnEarlierProcessLeft(t *testing.T) {
 		for phase, why := range map[string]string{"waiting": "before the GPUs were reset",
 			"resetting": "judged by their readings"} {
 			dir := t.TempDir()
-			text := `{"version": 1, "gpus": ["GPU-a"], "since": "2026-01-01T00:00:00Z", "phase": "` + phase + `", "boot": "` +
-				boot + `"}`
+			text := `{"version": 1, "gpus": ["GPU-a"], "since": "2026-01-01T00:00:00Z", "phase": "` + phase +
+				`", "boot": "` + boot + `"}`
 			if err := os.WriteFile(filepath.Join(dir, reset.File), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +87,8 @@ func TestLateNote(t *testing.T) {
 		inTime int // notes written in time
 		fails  error
 	}{
-		"the first note": {}, "the second note": {inTime: 1}, "the first note fails": {fails: errors.New("no space left")},
+		"the first note": {}, "the second note": {inTime: 1},
+		"the first note fails":  {fails: errors.New("no space left")},
 		"the second note fails": {inTime: 1, fails: errors.New("no space left")},
 	} {
 		dir := t.TempDir()

@@ -34,8 +34,8 @@ const (
 	// is stopping.
 	withholdPatience = 2 * time.Second
 	// remedy is the end of a sentence about a reset that users of the GPU prevent.
-	remedy = "the GPU must not be in use during a reset: stop its processes; nvidia-persistenced, DCGM, Fabric Manager " +
-		"and the kernel module nvidia_drm may also have it open"
+	remedy = "the GPU must not be in use during a reset: stop its processes; nvidia-persistenced, DCGM, Fabric " +
+		"Manager and the kernel module nvidia_drm may also have it open"
 )
 
 // Options are the parts of the daemon used by Resets.
@@ -226,7 +226,8 @@ func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool,
 		a.show(always, PhaseHangs, err.Error())
 		outcome <- err
 		<-over
-		a.end(always, PhaseFailed, "nvidia-smi has ended after a long time: it is not known whether the GPUs were reset")
+		a.end(always, PhaseFailed,
+			"nvidia-smi has ended after a long time: it is not known whether the GPUs were reset")
 		return
 	default:
 		a.end(always, PhaseFailed, err.Error())
@@ -253,8 +254,8 @@ func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 func (a *attempt) end(ctx context.Context, p Phase, reason string) {
 	klog.FromContext(ctx).Info("The reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
 	if err := a.forget(ctx); err != nil {
-		klog.FromContext(ctx).Info("Cannot remove the note of a reset; the next start shows it as interrupted", "reason",
-			err.Error())
+		klog.FromContext(ctx).Info("Cannot remove the note of a reset; the next start shows it as interrupted",
+			"reason", err.Error())
 	}
 	a.status.Phase, a.status.Reason = p, reason
 	a.Resets.status.Publish(a.status)
@@ -382,13 +383,16 @@ func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
 func selected(s inventory.Snapshot, names []string) ([]inventory.GPU, error) {
 	var gpus []inventory.GPU
 	for _, name := range names {
-		i := slices.IndexFunc(s.GPUs, func(g inventory.GPU) bool { return g.UUID == name || strconv.Itoa(g.Index) == name })
+		i := slices.IndexFunc(s.GPUs, func(g inventory.GPU) bool {
+			return g.UUID == name || strconv.Itoa(g.Index) == name
+		})
 		switch {
 		case i < 0:
 			return nil, fmt.Errorf("--gpu: no GPU has the index or UUID %q; status lists them", name)
 		case s.GPUs[i].Health.Remedy == inventory.RemedyReboot:
-			return nil, fmt.Errorf("GPU %s needs a restart of its node, which a reset does not replace; nothing was tried. "+
-				"GPU %[1]s is %s: %s", name, s.GPUs[i].Health.State, cmp.Or(s.GPUs[i].Health.Reason, "no reason is known"))
+			return nil, fmt.Errorf("GPU %s needs a restart of its node, which a reset does not replace; nothing was "+
+				"tried. GPU %[1]s is %s: %s", name, s.GPUs[i].Health.State,
+				cmp.Or(s.GPUs[i].Health.Reason, "no reason is known"))
 		case s.GPUs[i].BDF == "":
 			return nil, fmt.Errorf("--gpu: the PCI address of GPU %s is not known", name)
 		}

@@ -148,7 +148,8 @@ func TestReset(t *testing.T) {
 		if r.Withheld("GPU-a") == nil || r.Withheld("GPU-c") != nil {
 			t.Error("a GPU that is being reset is given away")
 		}
-		if err := <-r.begin(t.Context(), 0, "1"); err == nil || !strings.Contains(err.Error(), "another reset is running") {
+		if err := <-r.begin(t.Context(), 0, "1"); err == nil || !strings.Contains(err.Error(), "another reset is "+
+			"running") {
 			t.Errorf("a second reset: %v", err)
 		}
 		r.set(func() { r.users = nil })
@@ -173,9 +174,10 @@ func TestRefusals(t *testing.T) {
 		`no GPU has the index or UUID "7"`: {[]string{"0", "7"}, 0, func(*rig) {}},
 		"name at least one":                {nil, 0, func(*rig) {}},
 		"in use: GPU 0 by pod a/b; stop":   {[]string{"0"}, 0, func(r *rig) { r.users = []string{"pod a/b"} }},
-		"by pod a/b, for 1m0s":             {[]string{"0"}, time.Minute, func(r *rig) { r.users = []string{"pod a/b"} }},
-		"kubelet is away, for 15s":         {[]string{"0"}, 0, func(r *rig) { r.unknown = errors.New("kubelet is away") }},
-		"does not lead":                    {[]string{"0"}, 0, func(r *rig) { r.may = errors.New("it does not lead") }},
+		"by pod a/b, for 1m0s": {[]string{"0"}, time.Minute,
+			func(r *rig) { r.users = []string{"pod a/b"} }},
+		"kubelet is away, for 15s": {[]string{"0"}, 0, func(r *rig) { r.unknown = errors.New("kubelet is away") }},
+		"does not lead":            {[]string{"0"}, 0, func(r *rig) { r.may = errors.New("it does not lead") }},
 		"refused; open: GPU 0 by process 7 (dcgm); the GPU must not be in use": {[]string{"0"}, 0, func(r *rig) {
 			r.run = func(context.Context, func()) error { return errors.New("refused") }
 		}},
@@ -190,7 +192,8 @@ func TestRefusals(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(dir)
 			test.change(r)
-			if err := <-r.begin(t.Context(), test.wait, test.gpus...); err == nil || !strings.Contains(err.Error(), want) {
+			if err := <-r.begin(t.Context(), test.wait, test.gpus...); err == nil ||
+				!strings.Contains(err.Error(), want) {
 				t.Errorf("Reset() = %v, want %q", err, want)
 			}
 			r.free(t, dir)
@@ -330,8 +333,8 @@ func TestGPUThatNeedsARestartOfTheNode(t *testing.T) {
 		r := newRig(dir)
 		s := r.snapshots.Value()
 		s.GPUs = slices.Clone(s.GPUs)
-		s.GPUs[1].Health = inventory.Health{State: inventory.Lost, Reason: "XID 79 (GPU fell off the bus): restart the node",
-			Remedy: inventory.RemedyReboot}
+		s.GPUs[1].Health = inventory.Health{State: inventory.Lost,
+			Reason: "XID 79 (GPU fell off the bus): restart the node", Remedy: inventory.RemedyReboot}
 		r.snapshots.Publish(s)
 		err := <-r.begin(t.Context(), time.Hour, "0", "1")
 		want := "GPU 1 needs a restart of its node, which a reset does not replace; nothing was tried. " +

@@ -48,8 +48,8 @@ type DeviceEdits struct {
 // are no devices.
 func (w *Writer) DeviceEdits(snapshot inventory.Snapshot, e containeredits.Options, o Options) (DeviceEdits, error) {
 	e.IDs, e.Void, e.IMEX = containeredits.ByUUID, true, true
-	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}), Edits: e,
-		Options: o}
+	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}),
+		Edits: e, Options: o}
 	made, err := wanted.specs(w.root, &w.found)
 	spec := made[containeredits.CDIGPU]
 	if spec == nil {

@@ -81,7 +81,8 @@ func TestSpecOfAClaim(t *testing.T) {
 		t.Errorf("the devices of a claim by two drivers: %v, %v", mine, theirs)
 	}
 	described := files.MetadataFile("uid", "request")
-	for _, path := range []string{described, described + ".tmp", files.File("x") + "~", files.MetadataFile("", "request"),
+	for _, path := range []string{described, described + ".tmp", files.File("x") + "~",
+		files.MetadataFile("", "request"),
 		filepath.Join(h.specs, "k8s.a.yaml")} {
 		if _, err := cdi.WriteMetadata(path, nil); err != nil {
 			t.Fatal(err)

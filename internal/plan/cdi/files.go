@@ -33,7 +33,8 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hoo
 	add := func(file, container string, options []string) {
 		if !seen[container] {
 			seen[container] = true
-			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, files.At(file)), container, options))
+			to.Mounts = append(to.Mounts, mount(path.Join("/", w.Options.DriverRoot, files.At(file)), container,
+				options))
 		}
 	}
 	for _, l := range files.Libraries {
@@ -154,8 +155,8 @@ func (h hook) unlimited(root fs.FS) string {
 	case !h.calls(hookApplyMemoryLimits):
 		return "limits by the driver need driver " + strconv.Itoa(resource.DriverLimitsSince) +
 			" and NVIDIA's hook with the subcommand " +
-			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and check " +
-			"--nvidia-cdi-hook-path " +
+			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and " +
+			"check --nvidia-cdi-hook-path " +
 			"and --cdi-disable-hooks"
 	case !exists(root, "sys/fs/cgroup/cgroup.controllers"):
 		return "limits by the driver need cgroup v2, and this node has cgroup v1"

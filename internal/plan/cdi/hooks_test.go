@@ -55,8 +55,9 @@ func TestHooksThatAreCalled(t *testing.T) {
 				"nvidia-cdi-hook " + ldcache},
 		},
 		"older": {
-			programs: map[string]string{"driver-root/usr/bin/nvidia-ctk": strings.Repeat("x", 3<<20) + "enable-cuda-compat"},
-			want:     []string{"nvidia-ctk hook " + links, "nvidia-ctk hook " + compat, "nvidia-ctk hook " + ldcache},
+			programs: map[string]string{"driver-root/usr/bin/nvidia-ctk": strings.Repeat("x", 3<<20) +
+				"enable-cuda-compat"},
+			want: []string{"nvidia-ctk hook " + links, "nvidia-ctk hook " + compat, "nvidia-ctk hook " + ldcache},
 		},
 		"a script beside the program": {
 			options: cdi.Options{HookPath: "/usr/local/nvidia/toolkit/nvidia-cdi-hook"},

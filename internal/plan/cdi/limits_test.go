@@ -119,8 +119,9 @@ func TestLimitsByTheDriver(t *testing.T) {
 		disabled     []string
 		want         string // in why the units are not given out
 	}{
-		"all is there":        {driver: version, hook: newHook},
-		"an older toolkit":    {driver: version, hook: "update-ldcache", want: "install NVIDIA's container toolkit 1.20.1"},
+		"all is there": {driver: version, hook: newHook},
+		"an older toolkit": {driver: version, hook: "update-ldcache",
+			want: "install NVIDIA's container toolkit 1.20.1"},
 		"a toolkit that goes": {driver: version, hook: newHook, gone: true, want: "which was not seen"},
 		"no toolkit":          {driver: version, want: "which was not seen"},
 		"disabled": {driver: version, hook: newHook, disabled: []string{"apply-cuda-memory-limits"},

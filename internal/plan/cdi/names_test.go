@@ -73,7 +73,8 @@ func TestNumberOfRetiredNames(t *testing.T) {
 	}
 	devices := h.spec(t, "gpu").Devices
 	if len(devices) != 5+128 || devices[5].Name != "MIG-148" || devices[132].Name != "MIG-21" {
-		t.Errorf("%d devices, of which the retired are %s … %s", len(devices), devices[5].Name, devices[len(devices)-1].Name)
+		t.Errorf("%d devices, of which the retired are %s … %s", len(devices), devices[5].Name,
+			devices[len(devices)-1].Name)
 	}
 }
 
@@ -85,7 +86,8 @@ func TestAllAndIndices(t *testing.T) {
 	w.Snapshot.Majors = inventory.Majors{GPU: 195, UVM: 510, Caps: 234}
 	h.apply(t, w)
 	for name, want := range map[string][]string{
-		"0": {"/dev/nvidia3"}, "1:0": {"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"},
+		"0": {"/dev/nvidia3"}, "1:0": {"/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap30",
+			"/dev/nvidia-caps/nvidia-cap31"},
 		"all": {"/dev/nvidia3", "/dev/nvidia2", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"},
 	} {
 		want = append(want, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
@@ -113,8 +115,10 @@ func TestAllAndIndices(t *testing.T) {
 func TestAFileThatNoRuntimeReads(t *testing.T) {
 	t.Parallel()
 	for name, damage := range map[string]func(*specs.Spec){
-		"a name that is none":      func(s *specs.Spec) { s.Devices[0].Name = "no name" },
-		"a variable without value": func(s *specs.Spec) { s.Devices[0].Name, s.Devices[0].ContainerEdits.Env = "another", []string{"none"} },
+		"a name that is none": func(s *specs.Spec) { s.Devices[0].Name = "no name" },
+		"a variable without value": func(s *specs.Spec) {
+			s.Devices[0].Name, s.Devices[0].ContainerEdits.Env = "another", []string{"none"}
+		},
 		"a name that is there twice": func(s *specs.Spec) {
 			s.Devices = append(s.Devices, specs.Device{Name: "another"}, specs.Device{Name: "another"})
 		},
@@ -129,7 +133,8 @@ func TestAFileThatNoRuntimeReads(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-gpu.json"), text, 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(h.specs, "k8s.device-plugin.nvidia.com-gpu.json"), text,
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			h.apply(t, wanted())

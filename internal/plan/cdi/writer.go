@@ -64,7 +64,8 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 		if class == containeredits.CDIGPU {
 			written.devices = names
 		} else {
-			written.companions[class] = !slices.ContainsFunc(needed, func(d specs.Device) bool { return !names[d.Name] })
+			written.companions[class] = !slices.ContainsFunc(needed,
+				func(d specs.Device) bool { return !names[d.Name] })
 		}
 	}
 	written.err = err
@@ -211,7 +212,8 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 	for _, r := range wanted.Plan.Resources {
 		for _, d := range r.Members() {
 			switch {
-			case !companions || !w.limits(d.Sharing) || !isToken(d) && !w.devices[containeredits.CDIName(d, wanted.Edits.IDs)]:
+			case !companions || !w.limits(d.Sharing) || !isToken(d) &&
+				!w.devices[containeredits.CDIName(d, wanted.Edits.IDs)]:
 				lacks[d.UUID] = why
 			case d.Sharing == resource.InDriverUnits && w.unlimited != "":
 				lacks[d.UUID] = w.unlimited

@@ -65,12 +65,14 @@ func (h *host) library(t *testing.T, path, soname string) {
 // driverFiles are files of a driver in a Debian-like root that is seen at /driver-root.
 func driverFiles(more ...string) []string {
 	return append([]string{
-		"driver-root/usr/lib/x86_64-linux-gnu/libcuda.so." + version, "driver-root/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+		"driver-root/usr/lib/x86_64-linux-gnu/libcuda.so." + version,
+		"driver-root/usr/lib/x86_64-linux-gnu/libcuda.so.1",
 		"driver-root/usr/lib/x86_64-linux-gnu/libcuda.so.470.1", "driver-root/usr/lib/x86_64-linux-gnu/libother.so.1",
 		"driver-root/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so." + version,
 		"driver-root/usr/lib/x86_64-linux-gnu/libnvidia-nvvm70.so.4", "driver-root/usr/bin/nvidia-smi",
 		"driver-root/bin/nvidia-smi",
-		"driver-root/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin", "driver-root/lib/firmware/nvidia/470.1/gsp.bin",
+		"driver-root/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin",
+		"driver-root/lib/firmware/nvidia/470.1/gsp.bin",
 		"driver-root/usr/share/nvidia/nvoptix.bin", "driver-root/run/nvidia-persistenced/socket",
 	}, more...)
 }
@@ -84,8 +86,8 @@ func wanted() cdi.Wanted {
 			{UUID: "GPU-a", Index: 0, Minor: 3, BDF: "0000:1b:00.0", Health: healthy},
 			{
 				UUID: "GPU-b", Index: 1, Minor: 2, BDF: "0000:1c:00.0", Health: healthy, MIG: inventory.MIGEnabled,
-				MIGDevices: []inventory.MIGDevice{{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31, Profile: "1g.10gb",
-					Health: healthy}},
+				MIGDevices: []inventory.MIGDevice{{UUID: "MIG-b0", Index: 0, GI: 1, GICap: 30, CICap: 31,
+					Profile: "1g.10gb", Health: healthy}},
 			},
 		},
 	}
@@ -148,7 +150,8 @@ func TestSpecWithHooks(t *testing.T) {
 	same := func(path string) *specs.Mount { return mount(path, path, ro...) }
 	hook := func(args ...string) *specs.Hook {
 		return &specs.Hook{
-			HookName: "createContainer", Path: "/usr/bin/nvidia-cdi-hook", Args: append([]string{"nvidia-cdi-hook"}, args...),
+			HookName: "createContainer", Path: "/usr/bin/nvidia-cdi-hook", Args: append([]string{"nvidia-cdi-hook"},
+				args...),
 			Env: []string{"NVIDIA_CTK_DEBUG=false"},
 		}
 	}
@@ -175,10 +178,10 @@ func TestSpecWithHooks(t *testing.T) {
 			Mounts: []*specs.Mount{
 				same(lib + "/libcuda.so." + version), same(lib + "/vdpau/libvdpau_nvidia.so." + version), same(lib +
 					"/libnvidia-nvvm70.so.4"),
-				same("/usr/bin/nvidia-smi"), same("/usr/share/nvidia/nvoptix.bin"), same("/lib/firmware/nvidia/" + version +
-					"/gsp_ga10x.bin"),
-				mount("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", "nosuid", "nodev", "rbind", "rprivate",
-					"noexec"),
+				same("/usr/bin/nvidia-smi"), same("/usr/share/nvidia/nvoptix.bin"),
+				same("/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin"),
+				mount("/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket", "nosuid", "nodev", "rbind",
+					"rprivate", "noexec"),
 			},
 			Hooks: []*specs.Hook{
 				hook("create-symlinks", "--link", "libcuda.so."+version+"::"+lib+"/libcuda.so.1", "--link",

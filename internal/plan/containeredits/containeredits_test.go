@@ -20,7 +20,8 @@ const always = inventory.NodeControl | inventory.NodeUVM | inventory.NodeUVMTool
 // devices are two replicas of a GPU, and a MIG device, with the given nodes of the driver.
 func devices(control inventory.ControlNodes) []resource.Device {
 	return []resource.Device{
-		{ID: "GPU-b::0", UUID: "GPU-b", GPU: "GPU-b", Index: "1", Minor: 6, Control: control, Resource: "nvidia.com/gpu"},
+		{ID: "GPU-b::0", UUID: "GPU-b", GPU: "GPU-b", Index: "1", Minor: 6, Control: control,
+			Resource: "nvidia.com/gpu"},
 		{ID: "MIG-a::1", UUID: "MIG-a", GPU: "GPU-a", Index: "0:2", Minor: 7, GICap: 12, CICap: 13, Control: control},
 		{ID: "GPU-b::7", UUID: "GPU-b", GPU: "GPU-b", Index: "1", Minor: 6, Control: control},
 	}
@@ -50,33 +51,34 @@ func TestEdits(t *testing.T) {
 			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}},
 		},
 		{
-			name: "envvar by index", options: with(containeredits.Options{IDs: containeredits.ByIndex}, containeredits.EnvVar),
+			name: "envvar by index", options: with(containeredits.Options{IDs: containeredits.ByIndex},
+				containeredits.EnvVar),
 			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "1,0:2"}},
 		},
 		{
 			name: "volume-mounts", options: with(containeredits.Options{}, containeredits.VolumeMounts),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-				Mounts: volumes},
+			want: containeredits.Edits{Mounts: volumes,
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}},
 		},
 		{
 			name: "envvar and volume-mounts", options: with(containeredits.Options{}, containeredits.EnvVar,
 				containeredits.VolumeMounts),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-				Mounts: volumes},
+			want: containeredits.Edits{Mounts: volumes,
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}},
 		},
 		{
 			name: "volume-mounts and envvar", options: with(containeredits.Options{}, containeredits.VolumeMounts,
 				containeredits.EnvVar),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
-				Mounts: volumes},
+			want: containeredits.Edits{Mounts: volumes,
+				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"}},
 		},
 		{
 			name: "cdi-cri", options: with(containeredits.Options{}, containeredits.CDICRI),
 			want: containeredits.Edits{Env: map[string]string{}, CDIDevices: names},
 		},
 		{
-			name: "cdi-cri by index, void", options: with(containeredits.Options{IDs: containeredits.ByIndex, Void: true,
-				DeviceNodes: true}, containeredits.CDICRI),
+			name: "cdi-cri by index, void", options: with(containeredits.Options{IDs: containeredits.ByIndex,
+				Void: true, DeviceNodes: true}, containeredits.CDICRI),
 			want: containeredits.Edits{
 				Env:        map[string]string{"NVIDIA_VISIBLE_DEVICES": "void"},
 				CDIDevices: []string{"k8s.device-plugin.nvidia.com/gpu=1", "k8s.device-plugin.nvidia.com/gpu=0:2"},
@@ -95,7 +97,8 @@ func TestEdits(t *testing.T) {
 		{
 			name: "a mixed set keeps the value of envvar", options: with(containeredits.Options{Void: true},
 				containeredits.CDICRI, containeredits.EnvVar),
-			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}, CDIDevices: names},
+			want: containeredits.Edits{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"},
+				CDIDevices: names},
 		},
 		{
 			name: "companions that the node lacks", options: with(everything, containeredits.EnvVar,
@@ -128,7 +131,8 @@ func TestEdits(t *testing.T) {
 			want: containeredits.Edits{
 				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
 				Mounts: append(slices.Clone(volumes),
-					containeredits.Mount{HostPath: "/dev/null", ContainerPath: "/var/run/nvidia-container-devices/imex/0"}),
+					containeredits.Mount{HostPath: "/dev/null",
+						ContainerPath: "/var/run/nvidia-container-devices/imex/0"}),
 			},
 		},
 		{
@@ -144,8 +148,8 @@ func TestEdits(t *testing.T) {
 		},
 		{
 			name: "device nodes of a driver container, beside CDI",
-			options: with(containeredits.Options{DeviceNodes: true, DevRoot: "/run/nvidia/driver"}, containeredits.EnvVar,
-				containeredits.CDICRI), control: always,
+			options: with(containeredits.Options{DeviceNodes: true, DevRoot: "/run/nvidia/driver"},
+				containeredits.EnvVar, containeredits.CDICRI), control: always,
 			want: containeredits.Edits{
 				Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-b,MIG-a"}, CDIDevices: names,
 				Nodes: nodes("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
@@ -179,10 +183,11 @@ func nodes(root string, paths ...string) []containeredits.DeviceNode {
 func TestNodesOfTwoMIGDevicesOfOneGPUAreGivenOnce(t *testing.T) {
 	t.Parallel()
 	two := []resource.Device{
-		{UUID: "MIG-a", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 13}, {UUID: "MIG-b", GPU: "GPU-a", Minor: 3, GICap: 12,
-			CICap: 14},
+		{UUID: "MIG-a", GPU: "GPU-a", Minor: 3, GICap: 12, CICap: 13}, {UUID: "MIG-b", GPU: "GPU-a", Minor: 3,
+			GICap: 12, CICap: 14},
 	}
-	got, err := containeredits.For(two, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true})
+	got, err := containeredits.For(two,
+		containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, DeviceNodes: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,8 +202,9 @@ func TestClientsOfMPS(t *testing.T) {
 	t.Parallel()
 	d := devices(0)[:1]
 	d[0].Sharing, d[0].Resource = resource.MPS, "nvidia.com/gpu.shared"
-	got, err := containeredits.For(d, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar},
-		MPSRoot: "/run/nvidia/mps"})
+	got, err := containeredits.For(d,
+		containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar},
+			MPSRoot: "/run/nvidia/mps"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,8 +225,11 @@ func TestClientsOfMPS(t *testing.T) {
 	other := devices(0)[1]
 	other.Resource = "nvidia.com/gpu.shared"
 	for _, mixed := range [][]resource.Device{{d[0], other}, {other, d[0]}} {
-		got, err := containeredits.For(mixed, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, MPSRoot: "/run/nvidia/mps"})
-		if err != nil || got.Env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/nvidia.com/gpu.shared/pipe" || len(got.Mounts) != 2 {
+		got, err := containeredits.For(mixed,
+			containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar},
+				MPSRoot: "/run/nvidia/mps"})
+		if err != nil || got.Env["CUDA_MPS_PIPE_DIRECTORY"] != "/mps/nvidia.com/gpu.shared/pipe" ||
+			len(got.Mounts) != 2 {
 			t.Errorf("%s first: edits %+v, %v; it is to be a client of MPS", mixed[0].UUID, got, err)
 		}
 	}
@@ -283,7 +292,8 @@ func TestStrategies(t *testing.T) {
 		containeredits.IDStrategy(9)); got != "uuid index IDStrategy(9)" {
 		t.Errorf("ID strategies %s", got)
 	}
-	if got, err := containeredits.For(nil, containeredits.Options{Strategies: []containeredits.Strategy{-1}}); err == nil {
+	if got, err := containeredits.For(nil,
+		containeredits.Options{Strategies: []containeredits.Strategy{-1}}); err == nil {
 		t.Errorf("unknown strategy: %+v, want an error", got)
 	}
 }
@@ -333,8 +343,8 @@ func TestCompanionsOneByOne(t *testing.T) {
 		class   containeredits.CDIClass
 	}{
 		"none": {containeredits.Options{}, nil, ""},
-		"GDRCopy": {containeredits.Options{GDRCopy: containeredits.Always}, map[string]string{"NVIDIA_GDRCOPY": "enabled"},
-			containeredits.CDIGDRCopy},
+		"GDRCopy": {containeredits.Options{GDRCopy: containeredits.Always},
+			map[string]string{"NVIDIA_GDRCOPY": "enabled"}, containeredits.CDIGDRCopy},
 		"GDS": {containeredits.Options{GDS: containeredits.Always}, map[string]string{"NVIDIA_GDS": "enabled"},
 			containeredits.CDIGDS},
 		"MOFED": {containeredits.Options{MOFED: containeredits.Always}, map[string]string{"NVIDIA_MOFED": "enabled"},
@@ -380,7 +390,8 @@ func TestCompanionsWhereTheyAre(t *testing.T) {
 	}{
 		{always, nil, nil},
 		{always | inventory.NodeRDMA, nil, nil},
-		{always | inventory.NodeGDRCopy, []string{"NVIDIA_GDRCOPY"}, []containeredits.CDIClass{containeredits.CDIGDRCopy}},
+		{always | inventory.NodeGDRCopy, []string{"NVIDIA_GDRCOPY"},
+			[]containeredits.CDIClass{containeredits.CDIGDRCopy}},
 		{always | inventory.NodeGDS, []string{"NVIDIA_GDS"}, []containeredits.CDIClass{containeredits.CDIGDS}},
 		{
 			inventory.AllControlNodes, []string{"NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED"},
@@ -396,11 +407,13 @@ func TestCompanionsWhereTheyAre(t *testing.T) {
 		if diff := cmp.Diff(tt.env, slices.Sorted(maps.Keys(got.Env))); diff != "" {
 			t.Errorf("a node with %s: env (-want +got):\n%s", tt.control, diff)
 		}
-		if diff := cmp.Diff(tt.classes, slices.Sorted(maps.Keys(containeredits.CDICompanions(tt.control, o)))); diff != "" {
+		if diff := cmp.Diff(tt.classes,
+			slices.Sorted(maps.Keys(containeredits.CDICompanions(tt.control, o)))); diff != "" {
 			t.Errorf("a node with %s: CDI companions (-want +got):\n%s", tt.control, diff)
 		}
 		for _, class := range tt.classes {
-			if name := "k8s.device-plugin.nvidia.com/" + string(class) + "=all"; !slices.Contains(got.CDIDevices, name) {
+			if name := "k8s.device-plugin.nvidia.com/" + string(class) + "=all"; !slices.Contains(got.CDIDevices,
+				name) {
 				t.Errorf("a node with %s: CDI devices %v lack %s", tt.control, got.CDIDevices, name)
 			}
 		}

@@ -14,7 +14,8 @@ import (
 func TestLimitsOfUnits(t *testing.T) {
 	t.Parallel()
 	unit := func(sharing resource.SharingMode) []resource.Device {
-		d := resource.Device{UUID: "GPU-a", GPU: "GPU-a", Index: "0", Resource: "volcano.sh/gpu-mem.256Mi", Sharing: sharing}
+		d := resource.Device{UUID: "GPU-a", GPU: "GPU-a", Index: "0", Resource: "volcano.sh/gpu-mem.256Mi",
+			Sharing: sharing}
 		return []resource.Device{d, d, d}
 	}
 	var tokens []resource.Device
@@ -51,8 +52,8 @@ func TestLimitsOfUnits(t *testing.T) {
 		{"a percentage by volume mounts", tokens, []containeredits.Strategy{containeredits.VolumeMounts},
 			containeredits.Edits{Env: map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}}},
 	} {
-		got, err := containeredits.For(tt.devices, containeredits.Options{Strategies: tt.strategies, MPSRoot: "/run/mps",
-			Void: false, DeviceNodes: false, GDS: containeredits.Always})
+		got, err := containeredits.For(tt.devices, containeredits.Options{Strategies: tt.strategies,
+			MPSRoot: "/run/mps", Void: false, DeviceNodes: false, GDS: containeredits.Always})
 		if err != nil {
 			t.Error(err)
 		}
@@ -61,7 +62,9 @@ func TestLimitsOfUnits(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
-	both, err := containeredits.For(tokens, containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar, containeredits.CDIAnnotations}, AnnotationPrefix: "cdi/"})
+	both, err := containeredits.For(tokens,
+		containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar,
+			containeredits.CDIAnnotations}, AnnotationPrefix: "cdi/"})
 	if err != nil || len(both.Annotations) != 1 || len(both.Env) != 1 {
 		t.Errorf("a percentage by both: %+v, %v", both, err)
 	}

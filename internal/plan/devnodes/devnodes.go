@@ -219,8 +219,9 @@ func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]s
 				why, looked := t.lacks[n.ContainerPath]
 				switch {
 				case t.unseen && strings.HasPrefix(n.ContainerPath, capabilities):
-					why = "its device node " + n.HostPath + " cannot be made on the host, whose /dev this process does not see: " +
-						"set hostDev in the chart or mount it as deployments/node-agent-mig does, or use the device list strategy cdi-cri"
+					why = "its device node " + n.HostPath + " cannot be made on the host, whose /dev this process " +
+						"does not see: set hostDev in the chart or mount it as deployments/node-agent-mig does, or " +
+						"use the device list strategy cdi-cri"
 				case !t.unseen && !looked:
 					why = "it is not known yet whether its device node " + n.HostPath + " is on the host"
 				}

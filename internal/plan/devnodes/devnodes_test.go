@@ -38,7 +38,8 @@ func divided() (inventory.Snapshot, resource.Plan) {
 		Control: inventory.NodeControl | inventory.NodeUVM, Majors: inventory.Majors{GPU: 195, UVM: 510, Caps: 234},
 		GPUs: []inventory.GPU{
 			{UUID: "GPU-0", Health: inventory.Health{State: inventory.Healthy}},
-			{UUID: "GPU-1", Index: 1, Minor: 1, MIG: inventory.MIGEnabled, Health: inventory.Health{State: inventory.Healthy},
+			{UUID: "GPU-1", Index: 1, Minor: 1, MIG: inventory.MIGEnabled,
+				Health: inventory.Health{State: inventory.Healthy},
 				MIGDevices: []inventory.MIGDevice{
 					{UUID: "MIG-1", GI: 1, Profile: "1g.10gb", GICap: 30, CICap: 31,
 						Health: inventory.Health{State: inventory.Healthy}},
@@ -70,10 +71,11 @@ func TestNodesAreMadeOnTheHost(t *testing.T) {
 		below       string
 		want        map[string]string
 	}{
-		"the host's root": {driver: "/", dev: "/", has: []string{"nvidiactl", "nvidia0", "nvidia1"}, want: map[string]string{
-			"nvidia-uvm": "666 510:0", "nvidia-uvm-tools": "666 510:1",
-			"nvidia-caps/nvidia-cap30": "444 234:30", "nvidia-caps/nvidia-cap31": "444 234:31",
-		}},
+		"the host's root": {driver: "/", dev: "/", has: []string{"nvidiactl", "nvidia0", "nvidia1"},
+			want: map[string]string{
+				"nvidia-uvm": "666 510:0", "nvidia-uvm-tools": "666 510:1",
+				"nvidia-caps/nvidia-cap30": "444 234:30", "nvidia-caps/nvidia-cap31": "444 234:31",
+			}},
 		"all are there": {driver: "/", dev: "/", has: []string{
 			"nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap30",
 			"nvidia-caps/nvidia-cap31",
@@ -169,7 +171,8 @@ func TestNodesThatNobodyMakes(t *testing.T) {
 func TestNodesOfADriverThatWasLoadedBefore(t *testing.T) {
 	t.Parallel()
 	snapshot, plan := divided()
-	container := host(t, "nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/nvidia-cap31")
+	container := host(t, "nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-uvm-tools",
+		"nvidia-caps/nvidia-cap31")
 	stale := filepath.Join(container, "dev/nvidia-caps/nvidia-cap30")
 	if err := syscall.Mknod(stale, syscall.S_IFCHR|0o444, int(unix.Mkdev(233, 30))); err != nil {
 		t.Skipf("NOT TESTED here: this user may not make device nodes: %v", err)

@@ -90,7 +90,8 @@ func Classes(pool Pool, of []NamedResource) (all []DeviceClass, stranded []Stran
 			continue
 		}
 		selector := selectorOf(mine, others)
-		c := DeviceClass{Name: className(driver, r.Name), ExtendedResourceName: r.Name, Selector: selector.expression(driver)}
+		c := DeviceClass{Name: className(driver, r.Name), ExtendedResourceName: r.Name,
+			Selector: selector.expression(driver)}
 		for names[c.Name] {
 			c.Name = "another-" + c.Name
 		}
@@ -129,7 +130,8 @@ func (r NamedResource) missing(mine, pool []Device) (n int, reason string) {
 		case slices.ContainsFunc(pool, func(d Device) bool { return d.Partition != nil && d.makes(named) }):
 			continue // a claim has it now; the next claim can have it created
 		case named.Profile == "" && slices.ContainsFunc(pool, func(d Device) bool { return d.parent() == named.UUID }):
-			reason = "the GPUs are in MIG mode, and claims get their MIG devices: set the MIG strategy to mixed or single"
+			reason = "the GPUs are in MIG mode, and claims get their MIG devices: set the MIG strategy to mixed or " +
+				"single"
 		default:
 			reason = "the ResourceSlices of the node do not have them"
 		}
@@ -211,7 +213,8 @@ func distinct(values []string) []string {
 
 // matches reports whether the expression of the selector is true for a device.
 func (s classSelector) matches(d Device) bool {
-	kind := s.gpus && d.Attributes["type"].Value == typeGPU || slices.Contains(s.profiles, d.Attributes["profile"].Value)
+	kind := s.gpus && d.Attributes["type"].Value == typeGPU ||
+		slices.Contains(s.profiles, d.Attributes["profile"].Value)
 	uuid := d.uuid()
 	return kind && d.shared() == s.shared && (s.models == nil || slices.Contains(s.models, d.model())) &&
 		(s.uuids == nil && !s.made || s.made && uuid == "" || slices.Contains(s.uuids, uuid))

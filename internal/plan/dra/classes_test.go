@@ -60,24 +60,25 @@ func TestClasses(t *testing.T) {
 	}{
 		"none": {},
 		"one": {
-			pool: []dra.Device{gpu("a", "A"), gpu("b", "B")}, of: []dra.NamedResource{resource("nvidia.com/gpu", "a", "b")},
+			pool: []dra.Device{gpu("a", "A"), gpu("b", "B")},
+			of:   []dra.NamedResource{resource("nvidia.com/gpu", "a", "b")},
 			want: []string{"gpu.nvidia.com: " + kind + " && " + whole},
 		},
 		"profiles": {
 			pool: []dra.Device{gpu("a", "A"), mig("m", "1g.10gb"), mig("n", "1g.10gb+me")},
 			of: []dra.NamedResource{
-				resource("nvidia.com/gpu", "a"), resource("nvidia.com/mig-1g.10gb", "m"), resource("nvidia.com/mig-1g.10gb.me",
-					"n"),
+				resource("nvidia.com/gpu", "a"), resource("nvidia.com/mig-1g.10gb", "m"),
+				resource("nvidia.com/mig-1g.10gb.me", "n"),
 			},
 			want: []string{
-				"gpu.nvidia.com: " + kind + " && " + whole, "mig-1g.10gb.nvidia.com: type == 'mig' && profile == '1g.10gb' && " +
-					whole,
+				"gpu.nvidia.com: " + kind + " && " + whole, "mig-1g.10gb.nvidia.com: type == 'mig' && profile == " +
+					"'1g.10gb' && " + whole,
 				"mig-1g.10gb.me.nvidia.com: type == 'mig' && profile == '1g.10gb+me' && " + whole,
 			},
 		},
 		"strategy single": {
-			pool: []dra.Device{mig("m", "1g.10gb"), gpu("a", "A")}, of: []dra.NamedResource{resource("nvidia.com/gpu", "m",
-				"a")},
+			pool: []dra.Device{mig("m", "1g.10gb"), gpu("a", "A")},
+			of:   []dra.NamedResource{resource("nvidia.com/gpu", "m", "a")},
 			want: []string{"gpu.nvidia.com: (type == 'gpu' || type == 'mig' && profile == '1g.10gb') && " + whole},
 		},
 		"models": {
@@ -85,7 +86,8 @@ func TestClasses(t *testing.T) {
 			of:   []dra.NamedResource{resource("nvidia.com/small", "a"), resource("x.org/Large_1", "b", "c")},
 			want: []string{
 				"small.nvidia.com: " + kind + " && " + whole + " && 'productName' in " + at + " && productName == 'A'",
-				"large-1.x.org: " + kind + " && " + whole + " && 'productName' in " + at + ` && productName in ['B\'s', 'C']`,
+				"large-1.x.org: " + kind + " && " + whole + " && 'productName' in " + at +
+					` && productName in ['B\'s', 'C']`,
 			},
 		},
 		"models that are not in slices": {
@@ -105,9 +107,11 @@ func TestClasses(t *testing.T) {
 			},
 		},
 		"MIG devices that are there, and those made for claims": {
-			pool: []dra.Device{mig("m", "1g"), made("1g")}, of: []dra.NamedResource{resource("nvidia.com/small", "m"), ofClaims},
+			pool: []dra.Device{mig("m", "1g"), made("1g")}, of: []dra.NamedResource{resource("nvidia.com/small", "m"),
+				ofClaims},
 			want: []string{
-				"small.nvidia.com: type == 'mig' && profile == '1g' && " + whole + " && 'uuid' in " + at + " && uuid == 'm'",
+				"small.nvidia.com: type == 'mig' && profile == '1g' && " + whole + " && 'uuid' in " + at +
+					" && uuid == 'm'",
 				"mig-1g.nvidia.com: type == 'mig' && profile == '1g' && " + whole + " && !('uuid' in " + at + ")",
 			},
 		},
@@ -117,8 +121,8 @@ func TestClasses(t *testing.T) {
 			want: []string{"mig-1g.nvidia.com: type == 'mig' && profile == '1g' && " + whole},
 		},
 		"shared": {
-			pool: []dra.Device{gpu("a", "A"), shared(gpu("b", "A"))}, of: []dra.NamedResource{resource("nvidia.com/gpu", "a"),
-				byMPS},
+			pool: []dra.Device{gpu("a", "A"), shared(gpu("b", "A"))},
+			of:   []dra.NamedResource{resource("nvidia.com/gpu", "a"), byMPS},
 			want: []string{"gpu.nvidia.com: " + kind + " && " + whole,
 				"gpu.shared.nvidia.com by MPS: " + kind + " && " + isShared},
 		},
@@ -133,7 +137,8 @@ func TestClasses(t *testing.T) {
 			stranded: []string{"nvidia.com/gpu.shared: 1 of 1"},
 		},
 		"a GPU in MIG mode, by strategy none": {
-			pool: []dra.Device{gpu("a", "A"), mig("m", "1g")}, of: []dra.NamedResource{resource("nvidia.com/gpu", "a", "g")},
+			pool: []dra.Device{gpu("a", "A"), mig("m", "1g")},
+			of:   []dra.NamedResource{resource("nvidia.com/gpu", "a", "g")},
 			want: []string{"gpu.nvidia.com: " + kind + " && " + whole}, stranded: []string{"nvidia.com/gpu: 1 of 2"},
 		},
 		"one name of two": {
@@ -173,8 +178,9 @@ func TestClasses(t *testing.T) {
 // configuration is for the driver of that name.
 func TestClassesOfAnotherName(t *testing.T) {
 	t.Parallel()
-	gpu := dra.Device{SharedBy: dra.ByCount, Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: "gpu"},
-		"uuid": {Type: dra.String, Value: "a"}}}
+	gpu := dra.Device{SharedBy: dra.ByCount,
+		Attributes: map[string]dra.Attribute{"type": {Type: dra.String, Value: "gpu"},
+			"uuid": {Type: dra.String, Value: "a"}}}
 	all, _ := dra.Classes(dra.Pool{Driver: "gpu.example.com", Slices: []dra.Slice{{Devices: []dra.Device{gpu}}}},
 		[]dra.NamedResource{{Name: "nvidia.com/gpu", Devices: []dra.NamedDevice{{UUID: "a"}}, Shared: true, MPS: true}})
 	c := all[0]

@@ -170,7 +170,8 @@ func (p *configParser) slicing(o object, c *DeviceConfig) {
 	defer o.close()
 	interval, _ := o.text("interval")
 	if c.Interval = slices.Index(intervals, cmp.Or(interval, intervals[0])); c.Interval < 0 {
-		p.problem("sharing.timeSlicingConfig.interval", "%q is not known; use %s", interval, strings.Join(intervals, ", "))
+		p.problem("sharing.timeSlicingConfig.interval", "%q is not known; use %s", interval,
+			strings.Join(intervals, ", "))
 	}
 }
 

@@ -25,15 +25,16 @@ func TestParseConfig(t *testing.T) {
 		{"nothing", config("GpuConfig", ""), "GpuConfig: time-slicing, interval Default", ""},
 		{"null", gpu(`null`), "GpuConfig: time-slicing, interval Default", ""},
 		{"time-slicing", gpu(`{"strategy":"TimeSlicing"}`), "GpuConfig: time-slicing, interval Default", ""},
-		{"no interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{}}`), "GpuConfig: time-slicing, interval Default",
-			""},
+		{"no interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{}}`),
+			"GpuConfig: time-slicing, interval Default", ""},
 		{"an interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`),
 			"GpuConfig: time-slicing, interval Long", ""},
 		{"MPS", gpu(`{"strategy":"MPS"}`), "GpuConfig: MPS", ""},
-		{"MPS with all", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi",
+		{"MPS with all", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,
+			"defaultPinnedDeviceMemoryLimit":"10Gi",
 			"defaultPerDevicePinnedMemoryLimit":{"0":"1.5Gi","GPU-a":2147483648},"multiUser":true}}`),
-			"GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory, 1536 MiB on device 0, 2048 MiB on device GPU-a, " +
-				"several users", ""},
+			"GpuConfig: MPS, 50 % of the threads, 10240 MiB of pinned memory, 1536 MiB on device 0, 2048 MiB on " +
+				"device GPU-a, several users", ""},
 		{"MIG", config("MigDeviceConfig", ""), "MigDeviceConfig: time-slicing", ""},
 		{"MIG by MPS", mig(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":1}}`),
 			"MigDeviceConfig: MPS, 1 % of the threads", ""},
@@ -65,20 +66,21 @@ func TestParseConfig(t *testing.T) {
 			"sharing.timeSlicingConfig: is not for the strategy MPS"},
 		{"an interval for MIG", mig(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}`), "",
 			"sharing.timeSlicingConfig: is not known"},
-		{"a field beside the interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long","x":1}}`), "",
-			"sharing.timeSlicingConfig.x: is not known"},
+		{"a field beside the interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long","x":1}}`),
+			"", "sharing.timeSlicingConfig.x: is not known"},
 		{"an unknown interval", gpu(`{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"long"}}`), "",
 			`sharing.timeSlicingConfig.interval: "long" is not known; use Default, Short, Medium, Long`},
 		{"percentages", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":101}}`), "",
 			"sharing.mpsConfig.defaultActiveThreadPercentage: 101 is not a whole number from 1 to 100"},
 		{"percentage 0", gpu(`{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":0}}`), "",
 			"sharing.mpsConfig.defaultActiveThreadPercentage: 0 is not a whole number from 1 to 100"},
-		{"memory", gpu(`{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10GB","defaultPerDevicePinnedMemoryLimit":{"0":"1Ki","-1":"1Gi","gpu":true}}}`), "",
+		{"memory", gpu(`{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"10GB",
+			"defaultPerDevicePinnedMemoryLimit":{"0":"1Ki","-1":"1Gi","gpu":true}}}`), "",
 			"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.-1: is neither the UUID nor the index of a device\n" +
 				"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.0: 1Ki is less than 1Mi\n" +
-				"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.gpu: is neither the UUID nor the index of a device\n" +
-				"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.gpu: true is not a quantity such as 10Gi\n" +
-				"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: 10GB is not a quantity such as 10Gi"},
+				"sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.gpu: is neither the UUID nor the index of a " +
+				"device\n" + "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit.gpu: true is not a quantity such " +
+				"as 10Gi\n" + "sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: 10GB is not a quantity such as 10Gi"},
 	} {
 		got, problems := ParseConfig([]byte(test.parameters))
 		if all := strings.Join(problems, "\n"); all != test.problems {
@@ -99,8 +101,8 @@ func TestQuantity(t *testing.T) {
 	for range 20_000 {
 		text := pick("", "", "", "+", "-", " ") + pick("0", "1", "10", "007", "123456789", "") + pick("", "", ".", ".5",
 			".000001", "..") +
-			pick("", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2", "e+1",
-				"e", "Zi", "i")
+			pick("", "n", "u", "m", "k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E-2",
+				"e+1", "e", "Zi", "i")
 		want, err := resource.ParseQuantity(text)
 		got, ok := quantity(text)
 		if strings.HasPrefix(text, "-") {

@@ -40,7 +40,8 @@ func migName(number int, m inventory.MIGDevice) (name, reason string) {
 	if m.Placement.Size <= 0 {
 		return "", "where it lies on the GPU could not be read; only a privileged process may ask the driver for it"
 	}
-	profile := strings.Trim(notInName.ReplaceAllString(strings.ReplaceAll(strings.ToLower(m.Profile), ".", ""), "-"), "-")
+	profile := strings.Trim(notInName.ReplaceAllString(strings.ReplaceAll(strings.ToLower(m.Profile), ".", ""), "-"),
+		"-")
 	name = fmt.Sprintf("gpu-%d-mig-%s-%d-%d", number, profile, m.Placement.Profile, m.Placement.Start)
 	if m.Attributes.CISlices != m.Attributes.GISlices {
 		name += fmt.Sprintf("-%d", m.CI)

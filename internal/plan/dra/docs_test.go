@@ -23,8 +23,8 @@ func TestDocs(t *testing.T) {
 	_, table, _ := strings.Cut(string(docs), "<!-- attributes: held by internal/plan/dra TestDocs -->\n")
 	table, _, _ = strings.Cut(table, "<!-- end of attributes -->")
 	documented := map[string]string{} // type and devices
-	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\w+) \\| ([\\w ]+) \\|").FindAllStringSubmatch(table,
-		-1) {
+	rows := regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\w+) \\| ([\\w ]+) \\|")
+	for _, row := range rows.FindAllStringSubmatch(table, -1) {
 		documented[row[1]] = row[2] + " on " + row[3]
 	}
 	found := map[string]string{}

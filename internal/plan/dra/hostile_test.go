@@ -28,13 +28,14 @@ func TestHostileConfig(t *testing.T) {
 		"a huge percentage":        limits(`"defaultActiveThreadPercentage":` + long),
 		"a negative percentage":    limits(`"defaultActiveThreadPercentage":-1`),
 		"a negative memory":        limits(`"defaultPinnedDeviceMemoryLimit":"-` + long + `Gi"`),
-		"memory that is an object": limits(`"defaultPinnedDeviceMemoryLimit":{"a":[` + strings.Repeat(`"b",`, 2000) + `1]}`),
-		"a long device":            limits(`"defaultPerDevicePinnedMemoryLimit":{"GPU-` + long + `":"1Gi"}`),
-		"a device with a newline":  limits(`"defaultPerDevicePinnedMemoryLimit":{"GPU-a\n":"1Gi"}`),
-		"a megabyte":               head + `"imex":"` + strings.Repeat("x", 1<<20) + `"}`,
-		"a megabyte of depth":      strings.Repeat("[", 1<<20),
-		"depth":                    strings.Repeat("[", 60<<10),
-		"no UTF-8":                 head + "\"\xff\x00\":1}",
+		"memory that is an object": limits(`"defaultPinnedDeviceMemoryLimit":{"a":[` + strings.Repeat(`"b",`, 2000) +
+			`1]}`),
+		"a long device":           limits(`"defaultPerDevicePinnedMemoryLimit":{"GPU-` + long + `":"1Gi"}`),
+		"a device with a newline": limits(`"defaultPerDevicePinnedMemoryLimit":{"GPU-a\n":"1Gi"}`),
+		"a megabyte":              head + `"imex":"` + strings.Repeat("x", 1<<20) + `"}`,
+		"a megabyte of depth":     strings.Repeat("[", 1<<20),
+		"depth":                   strings.Repeat("[", 60<<10),
+		"no UTF-8":                head + "\"\xff\x00\":1}",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -27,8 +27,8 @@ func refusedBy(p dra.Pool) (problems []string) {
 			problems = append(problems, fmt.Sprintf("slice %d has %d devices", i, len(s.Devices)))
 		}
 		if len(s.SharedCounters) > 8 || s.SharedCounters != nil && s.Devices != nil {
-			problems = append(problems, fmt.Sprintf("slice %d has %d counter sets and %d devices", i, len(s.SharedCounters),
-				len(s.Devices)))
+			problems = append(problems, fmt.Sprintf("slice %d has %d counter sets and %d devices", i,
+				len(s.SharedCounters), len(s.Devices)))
 		}
 		for _, set := range s.SharedCounters {
 			if sets[set.Name] || len(set.Counters) > 32 || len(set.Counters) == 0 {
@@ -39,13 +39,13 @@ func refusedBy(p dra.Pool) (problems []string) {
 		for _, d := range s.Devices {
 			for _, use := range d.ConsumesCounters {
 				if !sets[use.CounterSet] || len(use.Counters) == 0 {
-					problems = append(problems, fmt.Sprintf("device %q uses %d counters of %q", d.Name, len(use.Counters),
-						use.CounterSet))
+					problems = append(problems, fmt.Sprintf("device %q uses %d counters of %q", d.Name,
+						len(use.Counters), use.CounterSet))
 				}
 			}
 			if names[d.Name] || !deviceName.MatchString(d.Name) || len(d.Attributes)+len(d.Capacity) > 32 {
-				problems = append(problems, fmt.Sprintf("device %q, %d attributes, %d capacities", d.Name, len(d.Attributes),
-					len(d.Capacity)))
+				problems = append(problems, fmt.Sprintf("device %q, %d attributes, %d capacities", d.Name,
+					len(d.Attributes), len(d.Capacity)))
 			}
 			names[d.Name] = true
 			for name, a := range d.Attributes {
@@ -77,8 +77,9 @@ func TestLimits(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 65)
 	whole := inventory.GPU{
-		UUID: "GPU-a", Model: long, Brand: "\xff\xfe", Architecture: long, AddressingMode: long, BDF: long, PCIeRoot: long,
-		Clique: long,
+		UUID: "GPU-a", Model: long, Brand: "\xff\xfe", Architecture: long, AddressingMode: long, BDF: long,
+		PCIeRoot: long,
+		Clique:   long,
 		ComputeCapability: inventory.ComputeCapability{Major: 9,
 			Minor: 0}, MemoryBytes: 1 << 63, NUMANode: inventory.NoNUMANode,
 	}
@@ -88,16 +89,18 @@ func TestLimits(t *testing.T) {
 		MemoryBytes: 1 << 30}
 	for i := range 64 { // as many as the adapter reads
 		divided.MIGDevices = append(divided.MIGDevices, inventory.MIGDevice{
-			UUID: fmt.Sprintf("MIG-%d", i), Index: i, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Start: i,
-				Size: 12},
+			UUID: fmt.Sprintf("MIG-%d", i), Index: i, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19,
+				Start: i, Size: 12},
 		})
 	}
-	odd := inventory.GPU{UUID: "GPU-c", Index: 2, Minor: 2, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{
-		{UUID: "MIG-twice", Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Size: 1}},
-		{UUID: "MIG-twice", Index: 1, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Size: 1}},
-		{UUID: "MIG-unplaced", Index: 2, Profile: "1g.5gb"},
-		{UUID: "MIG-unnamed", Index: 3, Profile: long, Placement: inventory.MIGPlacement{Profile: 19, Start: 1, Size: 1}},
-	}}
+	odd := inventory.GPU{UUID: "GPU-c", Index: 2, Minor: 2, MIG: inventory.MIGEnabled,
+		MIGDevices: []inventory.MIGDevice{
+			{UUID: "MIG-twice", Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Size: 1}},
+			{UUID: "MIG-twice", Index: 1, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19, Size: 1}},
+			{UUID: "MIG-unplaced", Index: 2, Profile: "1g.5gb"},
+			{UUID: "MIG-unnamed", Index: 3, Profile: long, Placement: inventory.MIGPlacement{Profile: 19, Start: 1,
+				Size: 1}},
+		}}
 	s := inventory.Snapshot{
 		Driver:  inventory.Driver{Version: "580.95.05-grid", CUDA: "13." + strings.Repeat("1", 64)},
 		GPUs:    []inventory.GPU{whole, divided, odd},
@@ -123,8 +126,8 @@ func TestLimits(t *testing.T) {
 		"GPU 3: cannot be identified",
 		"MIG device 1:8 (MIG-8): a GPU can have 8 devices at most",
 		"MIG device 2:1 (MIG-twice): another MIG device has the name gpu-2-mig-1g5gb-19-0",
-		"MIG device 2:2 (MIG-unplaced): where it lies on the GPU could not be read; only a privileged process may ask the " +
-			"driver for it",
+		"MIG device 2:2 (MIG-unplaced): where it lies on the GPU could not be read; only a privileged process may " +
+			"ask the driver for it",
 		"cannot be the name of a device",
 	} {
 		if !strings.Contains(left, want) {
@@ -144,8 +147,8 @@ func TestMaximum(t *testing.T) {
 		g := inventory.GPU{UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, MIG: inventory.MIGEnabled}
 		for j := range 8 {
 			g.MIGDevices = append(g.MIGDevices, inventory.MIGDevice{
-				UUID: fmt.Sprintf("MIG-%d-%d", i, j), Index: j, Profile: "1g.5gb", Placement: inventory.MIGPlacement{Profile: 19,
-					Start: j, Size: 1},
+				UUID: fmt.Sprintf("MIG-%d-%d", i, j), Index: j, Profile: "1g.5gb",
+				Placement: inventory.MIGPlacement{Profile: 19, Start: j, Size: 1},
 			})
 		}
 		s.GPUs = append(s.GPUs, g)

@@ -80,11 +80,13 @@ type metadataDevice struct {
 func MetadataFile(driver string, claim Claim, request string, devices []DeviceMetadata) ([]byte, error) {
 	var stream bytes.Buffer
 	object := metadataObject{
-		Kind: "DeviceMetadata", Metadata: claimMetadata{claim.Name, claim.Namespace, claim.UID, 1}, PodClaim: claim.PodClaim,
+		Kind: "DeviceMetadata", Metadata: claimMetadata{claim.Name, claim.Namespace, claim.UID, 1},
+		PodClaim: claim.PodClaim,
 		Requests: []metadataRequest{{Name: request}},
 	}
 	for _, d := range devices {
-		described := metadataDevice{Driver: cmp.Or(driver, Driver), Pool: d.Pool, Name: d.Device, Attributes: d.attributes()}
+		described := metadataDevice{Driver: cmp.Or(driver, Driver), Pool: d.Pool, Name: d.Device,
+			Attributes: d.attributes()}
 		object.Requests[0].Devices = append(object.Requests[0].Devices, described)
 	}
 	for _, version := range metadataVersions {

@@ -59,7 +59,8 @@ func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
 		case OwnedByDRA:
 			reasons[g.UUID] = "pods get it by Dynamic Resource Allocation"
 		case LeavesDRA, OwnedByNobody:
-			reasons[g.UUID] = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
+			reasons[g.UUID] = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no " +
+				"claim has it"
 		default:
 			reasons[g.UUID] = "it is not known yet whether pods get it by Dynamic Resource Allocation"
 		}
@@ -125,7 +126,8 @@ func (f OwnerFacts) finding() finding {
 // claim moves to the device plugin at once; every other change of the owner waits for evidence that
 // the previous owner has released the GPU. docs/dev/architecture.md has a diagram.
 var transitions = map[Ownership][findings]Ownership{
-	//             wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim, unpublished, noClaim
+	// wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim,
+	// unpublished, noClaim
 	"": {LeavesPlugin, OwnedByDRA, OwnedByDRA, LeavesDRA, LeavesDRA, LeavesDRA, OwnedByPlugin, OwnedByPlugin},
 	OwnedByPlugin: {LeavesPlugin, LeavesPlugin, OwnedByDRA, LeavesPlugin, LeavesPlugin, LeavesPlugin, OwnedByPlugin,
 		OwnedByPlugin},

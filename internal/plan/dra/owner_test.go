@@ -130,7 +130,8 @@ func TestNotOffered(t *testing.T) {
 	}
 	const back = "it comes back from Dynamic Resource Allocation as soon as no ResourceSlice and no claim has it"
 	want := map[string]string{
-		"b": "it leaves the device plugin for Dynamic Resource Allocation", "c": "pods get it by Dynamic Resource Allocation",
+		"b": "it leaves the device plugin for Dynamic Resource Allocation",
+		"c": "pods get it by Dynamic Resource Allocation",
 		"d": back, "e": back, "f": "it is not known yet whether pods get it by Dynamic Resource Allocation",
 	}
 	if diff := gocmp.Diff(want, owners.NotOffered(gpus)); diff != "" {

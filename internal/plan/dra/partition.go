@@ -41,7 +41,8 @@ func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapsho
 			continue
 		}
 		if switched(g.UUID) {
-			s.GPUs[i].MemoryBytes, s.GPUs[i].AddressingMode, s.GPUs[i].Clique = was.MemoryBytes, was.AddressingMode, was.Clique
+			s.GPUs[i].MemoryBytes, s.GPUs[i].AddressingMode, s.GPUs[i].Clique = was.MemoryBytes, was.AddressingMode,
+				was.Clique
 		}
 		s.GPUs[i].Links = slices.Clone(g.Links)
 		for j, l := range g.Links {
@@ -194,8 +195,8 @@ func partitions(
 	profiles := division.usable()
 	set = counterSet(fmt.Sprintf("gpu-%d", number), profiles)
 	if len(profiles) == 0 || len(set.Counters) > maxCounters {
-		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not tell which MIG devices it can have", g.Index,
-			g.UUID)}
+		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not tell which MIG devices it can have",
+			g.Index, g.UUID)}
 	}
 	slices.SortStableFunc(profiles, func(a, b inventory.MIGProfile) int {
 		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Attributes.GISlices, b.Attributes.GISlices),
@@ -221,8 +222,8 @@ func partitions(
 				reason = fmt.Sprintf("a GPU can have %d devices at most", most)
 			}
 			if reason != "" {
-				leftOut = append(leftOut, fmt.Sprintf("MIG device %s at memory slice %d of GPU %d (%s): %s", p.Name, start, g.Index,
-					g.UUID, reason))
+				leftOut = append(leftOut, fmt.Sprintf("MIG device %s at memory slice %d of GPU %d (%s): %s", p.Name,
+					start, g.Index, g.UUID, reason))
 				continue
 			}
 			names[name] = true

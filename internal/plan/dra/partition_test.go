@@ -171,8 +171,8 @@ func TestCounters(t *testing.T) {
 				left := counters(p)
 				for _, i := range random.Perm(len(devices)) {
 					at := devices[i].Partition.Placement
-					err := d.step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: at.Profile, Start: at.Start,
-						Size: at.Size})
+					err := d.step(inventory.MIGStep{Action: inventory.MIGCreateInstance, Profile: at.Profile,
+						Start: at.Start, Size: at.Size})
 					if allowed := take(left, devices[i]); allowed != (err == nil) {
 						t.Fatalf("%s: the counters allow it: %v; the driver: %v", devices[i].Name, allowed, err)
 					}
@@ -206,12 +206,13 @@ func TestAmounts(t *testing.T) {
 					}
 					use := device.ConsumesCounters[0].Counters
 					for counter, capacity := range map[string]string{
-						"memory": "memory", "multiprocessors": "multiprocessors", "copy-engines": "copyEngines", "decoders": "decoders",
+						"memory": "memory", "multiprocessors": "multiprocessors", "copy-engines": "copyEngines",
+						"decoders": "decoders",
 						"encoders": "encoders", "jpeg-engines": "jpegEngines", "ofa-engines": "ofaEngines",
 					} {
 						if use[counter] != device.Capacity[capacity] {
-							t.Errorf("%s, %s: counter %s is %d, and capacity %s is %d", name, device.Name, counter, use[counter], capacity,
-								device.Capacity[capacity])
+							t.Errorf("%s, %s: counter %s is %d, and capacity %s is %d", name, device.Name, counter,
+								use[counter], capacity, device.Capacity[capacity])
 						}
 					}
 					if take(left, device) {
@@ -221,8 +222,8 @@ func TestAmounts(t *testing.T) {
 			}
 			if given == 0 || used == 0 || used > there["gpu-0/memory"] ||
 				int64(there["gpu-0/memory"]) > int64(s.GPUs[0].MemoryBytes) {
-				t.Errorf("%s: %d of %s have %d bytes, the counter is %d, the GPU has %d", name, given, profile.Name, used,
-					there["gpu-0/memory"], s.GPUs[0].MemoryBytes)
+				t.Errorf("%s: %d of %s have %d bytes, the counter is %d, the GPU has %d", name, given, profile.Name,
+					used, there["gpu-0/memory"], s.GPUs[0].MemoryBytes)
 			}
 		}
 	}
@@ -255,9 +256,11 @@ func TestDividedPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := `[{"counterSet":"gpu-0","counters":{"copy-engines":{"value":"3"},"decoders":{"value":"3"},"jpeg-engines":{"value":"3"},` +
-		`"memory":{"value":"40448Mi"},"memory-slice-4":{"value":"1"},"memory-slice-5":{"value":"1"},` +
-		`"memory-slice-6":{"value":"1"},"memory-slice-7":{"value":"1"},"multiprocessors":{"value":"60"}}}]`; string(use) != want {
+	wantUse := `[{"counterSet":"gpu-0","counters":{"copy-engines":{"value":"3"},"decoders":{"value":"3"},` +
+		`"jpeg-engines":{"value":"3"},"memory":{"value":"40448Mi"},` +
+		`"memory-slice-4":{"value":"1"},"memory-slice-5":{"value":"1"},` +
+		`"memory-slice-6":{"value":"1"},"memory-slice-7":{"value":"1"},"multiprocessors":{"value":"60"}}}]`
+	if string(use) != wantUse {
 		t.Errorf("counters of %s: %s", first.Name, use)
 	}
 	if a := first.Attributes; a["parentUUID"].Value != s.GPUs[0].UUID || a["profile"].Value != "3g.40gb" ||
@@ -343,10 +346,12 @@ func TestImpossibleProfiles(t *testing.T) {
 		profiles []inventory.MIGProfile
 		want     int
 	}{
-		"none":     {nil, 0},
-		"no size":  {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Starts: []int{0}, Attributes: one}}, 0},
-		"too far":  {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{16}, Attributes: one}}, 0},
-		"negative": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{-1}, Attributes: one}}, 0},
+		"none":    {nil, 0},
+		"no size": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Starts: []int{0}, Attributes: one}}, 0},
+		"too far": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{16}, Attributes: one}},
+			0},
+		"negative": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{-1}, Attributes: one}},
+			0},
 		"twice": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: []int{0, 0}, Attributes: one}},
 			1},
 		"far too many": {[]inventory.MIGProfile{{Name: "1g.5gb", Count: 7, Size: 1, Starts: make([]int, 100),
@@ -357,7 +362,8 @@ func TestImpossibleProfiles(t *testing.T) {
 		for _, slice := range p.Slices {
 			devices += len(slice.Devices)
 		}
-		if problems := refusedBy(p); len(problems) > 0 || devices != test.want || test.want == 0 && len(p.LeftOut) == 0 {
+		if problems := refusedBy(p); len(problems) > 0 || devices != test.want || test.want == 0 &&
+			len(p.LeftOut) == 0 {
 			t.Errorf("%s: %d devices, left out %q, problems %q", name, devices, p.LeftOut, problems)
 		}
 	}

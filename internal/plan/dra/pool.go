@@ -50,7 +50,8 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divi
 		if divided {
 			devices, set, leftOut = partitions(g, s.Driver, number, division)
 			if division.Switched {
-				devices, divided = append([]Device{undivided(g, s.Driver, number, links, set)}, devices...), len(devices) > 0
+				devices, divided = append([]Device{undivided(g, s.Driver, number, links, set)}, devices...),
+					len(devices) > 0
 			}
 		} else {
 			devices, leftOut = fixed(g, s.Driver, number, links, division)

@@ -224,7 +224,8 @@ func TestNoDevices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(string(got), `"pool":{"name":"node-1","generation":1,"resourceSliceCount":1},"devices":[]}`) {
+		if !strings.Contains(string(got),
+			`"pool":{"name":"node-1","generation":1,"resourceSliceCount":1},"devices":[]}`) {
 			t.Errorf("%s: %s", name, got)
 		}
 		if len(p.LeftOut) != len(s.GPUs) {
@@ -330,7 +331,8 @@ func TestNumbers(t *testing.T) {
 			dra.Numbers{"a": 1, "b": 0}},
 		{"a GPU that is away", dra.Numbers{"a": 1}, []inventory.GPU{gpu("b", 0)}, dra.Numbers{"a": 1, "b": 0}},
 		{"a GPU that was replaced", dra.Numbers{"a": 1}, []inventory.GPU{gpu("b", 1)}, dra.Numbers{"b": 1}},
-		{"no minors", nil, []inventory.GPU{gpu("a", -1), gpu("b", 1<<40), gpu("c", 0)}, dra.Numbers{"a": 0, "b": 1, "c": 2}},
+		{"no minors", nil, []inventory.GPU{gpu("a", -1), gpu("b", 1<<40), gpu("c", 0)},
+			dra.Numbers{"a": 0, "b": 1, "c": 2}},
 	} {
 		before := maps.Clone(test.before)
 		if diff := cmp.Diff(test.want, test.before.With(test.gpus)); diff != "" {

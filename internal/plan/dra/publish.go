@@ -102,7 +102,8 @@ func Next(
 	}
 	write := func(name string) (Write, bool) {
 		_, has := there[name]
-		return Write{Name: name, New: !has, Published: PublishedSlice{p.Name, generation, len(wanted), wanted[name]}}, true
+		return Write{Name: name, New: !has, Published: PublishedSlice{p.Name, generation, len(wanted), wanted[name]}},
+			true
 	}
 	if generation == newest && len(differing) > 0 {
 		return write(differing[0]) // before the slices that complete the pool

@@ -113,11 +113,13 @@ func TestWrites(t *testing.T) {
 	published := func(generation int64, count int, contents string) map[string]dra.PublishedSlice {
 		there := map[string]dra.PublishedSlice{}
 		for i, slice := range poolOf(contents).Slices {
-			there[poolOf("").SliceName(i)] = dra.PublishedSlice{Pool: "n", Generation: generation, Count: count, Slice: slice}
+			there[poolOf("").SliceName(i)] = dra.PublishedSlice{Pool: "n", Generation: generation, Count: count,
+				Slice: slice}
 		}
 		return there
 	}
-	with := func(there map[string]dra.PublishedSlice, name string, is dra.PublishedSlice) map[string]dra.PublishedSlice {
+	with := func(there map[string]dra.PublishedSlice, name string,
+		is dra.PublishedSlice) map[string]dra.PublishedSlice {
 		there = maps.Clone(there)
 		there[name] = is
 		return there
@@ -128,17 +130,18 @@ func TestWrites(t *testing.T) {
 		pool  string
 		want  []string
 	}{
-		"first":                   {nil, 0, "ab", []string{"new 0 gen 1", "new 1 gen 1"}},
-		"as it is":                {published(3, 2, "ab"), 3, "ab", nil},
-		"one changes":             {published(3, 2, "ab"), 3, "cb", []string{"put 0 gen 3"}},
-		"two change":              {published(3, 2, "ab"), 3, "cc", []string{"put 0 gen 4", "put 1 gen 4"}},
-		"one more":                {published(3, 1, "a"), 3, "ab", []string{"put 0 gen 4", "new 1 gen 4"}},
-		"one less":                {published(3, 2, "ab"), 3, "a", []string{"put 0 gen 4", "remove 1"}},
-		"none":                    {published(3, 2, "ab"), 3, "", []string{"remove 0", "remove 1"}},
-		"all were removed":        {nil, 5, "ab", []string{"new 0 gen 5", "new 1 gen 5"}},
-		"one was removed":         {published(3, 2, "a"), 3, "ab", []string{"new 1 gen 3"}},
-		"removed and changed":     {published(3, 2, "a"), 3, "cb", []string{"put 0 gen 3", "new 1 gen 3"}},
-		"removed and two changed": {published(3, 3, "ab"), 3, "cca", []string{"put 0 gen 3", "put 1 gen 3", "new 2 gen 3"}},
+		"first":               {nil, 0, "ab", []string{"new 0 gen 1", "new 1 gen 1"}},
+		"as it is":            {published(3, 2, "ab"), 3, "ab", nil},
+		"one changes":         {published(3, 2, "ab"), 3, "cb", []string{"put 0 gen 3"}},
+		"two change":          {published(3, 2, "ab"), 3, "cc", []string{"put 0 gen 4", "put 1 gen 4"}},
+		"one more":            {published(3, 1, "a"), 3, "ab", []string{"put 0 gen 4", "new 1 gen 4"}},
+		"one less":            {published(3, 2, "ab"), 3, "a", []string{"put 0 gen 4", "remove 1"}},
+		"none":                {published(3, 2, "ab"), 3, "", []string{"remove 0", "remove 1"}},
+		"all were removed":    {nil, 5, "ab", []string{"new 0 gen 5", "new 1 gen 5"}},
+		"one was removed":     {published(3, 2, "a"), 3, "ab", []string{"new 1 gen 3"}},
+		"removed and changed": {published(3, 2, "a"), 3, "cb", []string{"put 0 gen 3", "new 1 gen 3"}},
+		"removed and two changed": {published(3, 3, "ab"), 3, "cca", []string{"put 0 gen 3", "put 1 gen 3",
+			"new 2 gen 3"}},
 		"two change while a generation is written": {
 			with(published(4, 3, "ab"), poolOf("").SliceName(2), dra.PublishedSlice{Pool: "n", Generation: 3, Count: 3,
 				Slice: poolOf("a").Slices[0]}),
@@ -212,7 +215,8 @@ func TestReadBack(t *testing.T) {
 		}
 	}
 	var d dra.Device
-	text := `{"name":"gpu-0","attributes":{"a":{"bool":true},"b":{"strings":["x"]}},"capacity":{"m":{"value":"12345k"}}}`
+	text := `{"name":"gpu-0","attributes":{"a":{"bool":true},"b":{"strings":["x"]}},` +
+		`"capacity":{"m":{"value":"12345k"}}}`
 	if err := json.Unmarshal([]byte(text), &d); err != nil || d.Capacity["m"] != 12_345_000 ||
 		d.Attributes["a"].Value != "true" {
 		t.Errorf("a device of another driver is read as %+v, error %v", d, err)

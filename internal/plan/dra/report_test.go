@@ -31,8 +31,10 @@ func TestHealthOf(t *testing.T) {
 		},
 		"no reason": {inventory.Health{State: inventory.Unhealthy, Remedy: inventory.RemedyReset}, dra.VerdictUnhealthy,
 			"remedy: reset"},
-		"lost":      {inventory.Health{State: inventory.Lost, Reason: "it fell off"}, dra.VerdictUnhealthy, "it fell off"},
-		"not UTF-8": {inventory.Health{State: inventory.Lost, Reason: "driver \xe4"}, dra.VerdictUnhealthy, "driver \uFFFD"},
+		"lost": {inventory.Health{State: inventory.Lost, Reason: "it fell off"}, dra.VerdictUnhealthy,
+			"it fell off"},
+		"not UTF-8": {inventory.Health{State: inventory.Lost, Reason: "driver \xe4"}, dra.VerdictUnhealthy,
+			"driver \uFFFD"},
 		"long": {
 			inventory.Health{State: inventory.Unhealthy, Reason: strings.Repeat("é",
 				1000)}, dra.VerdictUnhealthy, strings.Repeat("é", 510) + "...",
@@ -46,7 +48,8 @@ func TestHealthOf(t *testing.T) {
 			if !tt.health.Allocatable() {
 				problems["gpu-0"] = "what is wrong with the GPU counts before this"
 			}
-			got := dra.HealthOf(dra.New(s, "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus), nil), s, problems)
+			got := dra.HealthOf(dra.New(s, "node-1", dra.Numbers{"GPU-0": 0, "GPU-1": 1}, dra.All(gpus), nil), s,
+				problems)
 			want := []dra.DeviceHealth{
 				{Device: "gpu-0", Verdict: tt.verdict, Message: tt.message},
 				{Device: "gpu-1", Verdict: dra.VerdictUnhealthy, Message: "no daemon"},
@@ -69,8 +72,8 @@ func TestHealthOfMIG(t *testing.T) {
 	ill := inventory.Health{State: inventory.Unhealthy, Reason: "XID 94"}
 	g := inventory.GPU{UUID: "GPU-0", MIG: inventory.MIGEnabled, Health: inventory.Health{State: inventory.Healthy},
 		MIGDevices: []inventory.MIGDevice{
-			{UUID: "MIG-0", Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Size: 4}, Attributes: half,
-				Health: ill},
+			{UUID: "MIG-0", Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Size: 4},
+				Attributes: half, Health: ill},
 			{
 				UUID: "MIG-1", Index: 1, Profile: "3g.40gb", Placement: inventory.MIGPlacement{Profile: 9, Start: 4,
 					Size: 4}, Attributes: half,

@@ -210,7 +210,8 @@ func (d *Device) UnmarshalJSON(text []byte) error {
 	if d.SharedBy = ShareBy(d.Attributes[SharedAttribute].Value); d.SharedBy == "" {
 		d.SmallestShare = Capacity(policies[MemoryCapacity].ValidRange.Min)
 	}
-	if !more.AllowMultipleAllocations || d.SharedBy == "" && d.SmallestShare <= 0 || !maps.Equal(policies, d.policies()) {
+	if !more.AllowMultipleAllocations || d.SharedBy == "" && d.SmallestShare <= 0 ||
+		!maps.Equal(policies, d.policies()) {
 		d.SmallestShare, d.SharedBy = -1, ""
 	}
 	return nil

@@ -59,7 +59,8 @@ func TestShared(t *testing.T) {
 // device.
 func TestSharesOfOthers(t *testing.T) {
 	t.Parallel()
-	const ours = `{"name":"gpu-0","attributes":{},"allowMultipleAllocations":true,"capacity":{"memory":{"value":"80Gi",` +
+	const ours = `{"name":"gpu-0","attributes":{},"allowMultipleAllocations":true,` +
+		`"capacity":{"memory":{"value":"80Gi",` +
 		`"requestPolicy":{"default":"80Gi","validRange":{"min":"20Gi","step":"1Mi"}}}}}`
 	var want dra.Device
 	if err := json.Unmarshal([]byte(ours), &want); err != nil || want.SmallestShare != 20<<30 {
@@ -124,8 +125,8 @@ func TestSharedBy(t *testing.T) {
 						len(d.Attributes)+len(d.Capacity) > 32 {
 						t.Errorf("%s, %s: %+v", name, by, d)
 					}
-					if was, is := whole.Slices[i].Devices[j], back.Slices[i].Devices[j]; !maps.Equal(was.Attributes, is.Attributes) ||
-						is.SharedBy != "" {
+					if was, is := whole.Slices[i].Devices[j], back.Slices[i].Devices[j]; !maps.Equal(was.Attributes,
+						is.Attributes) || is.SharedBy != "" {
 						t.Errorf("%s, %s: %+v without shares, and %+v before", name, by, is, was)
 					}
 				}
@@ -138,7 +139,8 @@ func TestSharedBy(t *testing.T) {
 					t.Errorf("%s, %s: %v; %s is read as %+v", name, by, err, text, read)
 				}
 				dropped := strings.ReplaceAll(string(text), `"allowMultipleAllocations":true,`, "")
-				if err := json.Unmarshal([]byte(dropped), &read); err != nil || len(slice.Devices) > 0 && read.Equal(slice) {
+				if err := json.Unmarshal([]byte(dropped), &read); err != nil || len(slice.Devices) > 0 &&
+					read.Equal(slice) {
 					t.Errorf("%s, %s: a slice without that devices are shared is the same: %v", name, by, err)
 				}
 			}

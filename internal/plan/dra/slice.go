@@ -129,9 +129,9 @@ type Device struct {
 // Equal reports whether two devices are the same for the API. The API has neither Partition nor
 // Switched, but the name and the counters reveal them.
 func (d Device) Equal(other Device) bool {
-	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) && maps.Equal(d.Capacity, other.Capacity) &&
-		d.SmallestShare == other.SmallestShare && d.SharedBy == other.SharedBy &&
-		slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
+	return d.Name == other.Name && maps.Equal(d.Attributes, other.Attributes) &&
+		maps.Equal(d.Capacity, other.Capacity) && d.SmallestShare == other.SmallestShare &&
+		d.SharedBy == other.SharedBy && slices.EqualFunc(d.Taints, other.Taints, Taint.Equal) &&
 		slices.EqualFunc(d.ConsumesCounters, other.ConsumesCounters, func(a, b CounterUse) bool {
 			return a.CounterSet == b.CounterSet && maps.Equal(a.Counters, b.Counters)
 		})

@@ -91,7 +91,8 @@ func TestValuesAtTheLimit(t *testing.T) {
 				{UUID: "MIG-a", Profile: "1g.5gb", Placement: inventory.MIGPlacement{Size: slices}},
 			},
 		}
-		d := pool(inventory.Snapshot{Driver: inventory.Driver{Version: "580"}, GPUs: []inventory.GPU{m}}).Slices[0].Devices[0]
+		d := pool(inventory.Snapshot{Driver: inventory.Driver{Version: "580"},
+			GPUs: []inventory.GPU{m}}).Slices[0].Devices[0]
 		if got := len(d.Attributes) + len(d.Capacity); got != want {
 			t.Errorf("with %d memory slices %d attributes and %d capacities, want %d in all", slices, len(d.Attributes),
 				len(d.Capacity), want)

@@ -123,8 +123,9 @@ func (b *builder) migDevices(key string, k *profileDevices) {
 	a := k.first.Attributes
 	for name, value := range map[string]int{
 		"multiprocessors": a.Multiprocessors, "slices.gi": a.GISlices, "slices.ci": a.CISlices,
-		"engines.copy": a.CopyEngines, "engines.decoder": a.Decoders, "engines.encoder": a.Encoders, "engines.jpeg": a.JPEGs,
-		"engines.ofa": a.OFAs,
+		"engines.copy": a.CopyEngines, "engines.decoder": a.Decoders, "engines.encoder": a.Encoders,
+		"engines.jpeg": a.JPEGs,
+		"engines.ofa":  a.OFAs,
 	} {
 		b.put(suffix+"."+name, strconv.Itoa(value))
 	}

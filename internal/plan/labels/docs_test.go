@@ -31,7 +31,8 @@ func TestDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	profile := regexp.MustCompile(`^(nvidia\.com/mig-)[0-9]+[cg]\.[0-9]+g.*?\.(count|product|memory|replicas|sharing-strategy|multiprocessors|slices|engines)`)
+	profile := regexp.MustCompile(`^(nvidia\.com/mig-)[0-9]+[cg]\.[0-9]+g.*?` +
+		`\.(count|product|memory|replicas|sharing-strategy|multiprocessors|slices|engines)`)
 	for _, file := range files {
 		for key := range readSet(t, file).all {
 			row := profile.ReplaceAllString(key, "$1<profile>.$2")

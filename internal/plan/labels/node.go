@@ -13,8 +13,8 @@ import (
 var nodeSuffixes = []string{
 	"gfd.timestamp", "gpu.machine", "gpu.mode", "gpu.clique",
 	"cuda.driver.major", "cuda.driver.minor", "cuda.driver.rev",
-	"cuda.driver-version.full", "cuda.driver-version.major", "cuda.driver-version.minor", "cuda.driver-version.revision",
-	"cuda.runtime.major", "cuda.runtime.minor",
+	"cuda.driver-version.full", "cuda.driver-version.major", "cuda.driver-version.minor",
+	"cuda.driver-version.revision", "cuda.runtime.major", "cuda.runtime.minor",
 	"cuda.runtime-version.full", "cuda.runtime-version.major", "cuda.runtime-version.minor",
 	"mig.capable", "mig.strategy", "mps.capable",
 	"vgpu.present", "vgpu.host-driver-version", "vgpu.host-driver-branch",

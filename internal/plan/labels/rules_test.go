@@ -34,7 +34,8 @@ func TestRules(t *testing.T) {
 	switched, direct := inventory.Link{NVLinks: 1, Switched: true}, inventory.Link{NVLinks: 1}
 	shared := func(rule resource.SharingRule) resource.Options {
 		rule.Name, rule.Replicas = resource.WholeGPU, 2
-		return resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced, Rules: []resource.SharingRule{rule}}}
+		return resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced,
+			Rules: []resource.SharingRule{rule}}}
 	}
 	single, mixed := resource.Options{MIG: resource.MIGSingle}, resource.Options{MIG: resource.MIGMixed}
 	long := strings.Repeat("a", 62) + "." + "b"
@@ -51,8 +52,8 @@ func TestRules(t *testing.T) {
 		"more GPUs of the second model": {gpus: []inventory.GPU{gpu("b"), gpu("a"), gpu("a")}, want: "gpu.count=2"},
 		"a whole GPU beside more divided": {gpus: []inventory.GPU{gpu("b", divided()), gpu("b", divided()), gpu("a")},
 			want: "gpu.product=a"},
-		"parents of a model with a whole GPU": {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b")}, options: mixed,
-			want: "gpu.replicas=1"},
+		"parents of a model with a whole GPU": {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b")},
+			options: mixed, want: "gpu.replicas=1"},
 		"one kind and an empty GPU": {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())},
 			options: single, want: "gpu.product=b-MIG-INVALID"},
 		"one kind and an empty GPU, mixed": {gpus: []inventory.GPU{gpu("b", divided("1g.5gb")), gpu("b", divided())},
@@ -100,8 +101,8 @@ func TestRules(t *testing.T) {
 		"a machine that begins with a hyphen": {machine: "- X ", want: "gpu.machine=X"},
 		"a virtual GPU that does not tell": {gpus: []inventory.GPU{gpu("b",
 			func(g *inventory.GPU) { g.VGPU.Present = true })}, want: "vgpu.host-driver-branch="},
-		"links of which some lead to a switch": {gpus: []inventory.GPU{gpu("b", linked(switched)), gpu("b", linked(direct))},
-			want: "link=nvlink"},
+		"links of which some lead to a switch": {gpus: []inventory.GPU{gpu("b", linked(switched)),
+			gpu("b", linked(direct))}, want: "link=nvlink"},
 		"links of which all lead to a switch": {gpus: []inventory.GPU{gpu("b", linked(switched)),
 			gpu("b", linked(switched))}, want: "link=nvswitch"},
 		"three GPUs of which one leads to a switch": {
@@ -116,8 +117,9 @@ func TestRules(t *testing.T) {
 			want: "link=nvlink"},
 		"no NVLinks": {gpus: []inventory.GPU{gpu("b", linked(inventory.Link{})), gpu("b")},
 			want: "link=pcie"},
-		"one GPU":                             {gpus: []inventory.GPU{gpu("b")}, want: "link=-"},
-		"claims by MPS":                       {gpus: []inventory.GPU{gpu("b")}, claims: true, want: "mps.capable=true"},
+		"one GPU": {gpus: []inventory.GPU{gpu("b")}, want: "link=-"},
+		"claims by MPS": {gpus: []inventory.GPU{gpu("b")}, claims: true,
+			want: "mps.capable=true"},
 		"neither claims nor resources by MPS": {gpus: []inventory.GPU{gpu("b")}, want: "mps.capable=false"},
 	} {
 		key, want, _ := strings.Cut(tt.want, "=")

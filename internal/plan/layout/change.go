@@ -216,7 +216,8 @@ func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) G
 		}
 		s, _ := parseSize(had.Profile)
 		had.ID = 0
-		after.Instances = append(after.Instances, Part{GPUInstance: had, ComputeSlices: s.slices, profile: profiles[at].ID})
+		after.Instances = append(after.Instances, Part{GPUInstance: had, ComputeSlices: s.slices,
+			profile: profiles[at].ID})
 	}
 	slices.SortFunc(after.Instances, func(a, b Part) int { return a.Start - b.Start })
 	c.After, c.Steps = after, steps(g, now, after)
@@ -264,7 +265,8 @@ func division(g GPU) Division {
 	d := Division{Mode: g.Mode, Slices: memorySlices(profilesOf(g))}
 	for _, i := range g.Instances {
 		s, _ := parseSize(i.Profile) // an unknown name has no slices
-		d.Instances = append(d.Instances, Part{GPUInstance: i, ComputeSlices: s.slices, Exists: true, InUse: g.InUse[i.ID]})
+		d.Instances = append(d.Instances, Part{GPUInstance: i, ComputeSlices: s.slices, Exists: true,
+			InUse: g.InUse[i.ID]})
 		d.Slices = max(d.Slices, i.Start+i.Size)
 	}
 	return d
@@ -347,7 +349,8 @@ func (item Item) apply(g GPU) (Division, error) {
 // why the GPU cannot have them in any placement.
 func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) {
 	if len(profiles) == 0 {
-		return nil, errors.New("the profiles of this GPU are not known: run this as root, so that the driver tells them")
+		return nil, errors.New(
+			"the profiles of this GPU are not known: run this as root, so that the driver tells them")
 	}
 	byInstance := map[string][]int{} // the wanted compute instances in instances of a profile
 	for _, name := range slices.Sorted(maps.Keys(item.Devices)) {
@@ -355,13 +358,15 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) 
 		if err != nil {
 			return nil, err
 		}
-		byInstance[s.instance()] = append(byInstance[s.instance()], slices.Repeat([]int{s.compute}, item.Devices[name])...)
+		byInstance[s.instance()] = append(byInstance[s.instance()],
+			slices.Repeat([]int{s.compute}, item.Devices[name])...)
 	}
 	var kinds []instanceKind
 	for _, name := range slices.Sorted(maps.Keys(byInstance)) {
 		at := slices.IndexFunc(profiles, func(p inventory.MIGProfile) bool { return p.Name == name })
 		if at < 0 {
-			return nil, fmt.Errorf("the GPU has no profile %s: give some of %s", name, strings.Join(names(profiles), ", "))
+			return nil, fmt.Errorf("the GPU has no profile %s: give some of %s", name,
+				strings.Join(names(profiles), ", "))
 		}
 		s, _ := parseSize(name)
 		packed := pack(byInstance[name], s.slices, profiles[at].Count)
@@ -419,7 +424,8 @@ func unplaceable(kinds []instanceKind, slices int) string {
 		sizes += k.count * k.profile.Size
 	}
 	if sizes > slices {
-		return fmt.Sprintf("the instances need %d memory slices, and the GPU has %d: %s", sizes, slices, fits(kinds, slices))
+		return fmt.Sprintf("the instances need %d memory slices, and the GPU has %d: %s", sizes, slices,
+			fits(kinds, slices))
 	}
 	return "there is no placement for all of these instances at once: " + fits(kinds, slices)
 }

@@ -162,7 +162,8 @@ func TestSteps(t *testing.T) {
 			gpu(h100, "3g.40gb@4"), layout.Item{Enabled: true, Devices: map[string]int{"1c.3g.40gb": 3}},
 			[]string{
 				"destroy-compute-instance 1/0", "destroy-gpu-instance 1", "create-gpu-instance 3g.40gb 0:4",
-				"create-compute-instance at 0 0:1", "create-compute-instance at 0 1:1", "create-compute-instance at 0 2:1",
+				"create-compute-instance at 0 0:1", "create-compute-instance at 0 1:1",
+				"create-compute-instance at 0 2:1",
 			},
 		},
 		"the same compute instances": {gpu(h100, "1c.3g.40gb@4"),
@@ -170,8 +171,8 @@ func TestSteps(t *testing.T) {
 		"compute instances of several sizes": {
 			gpu(h100), layout.Item{Enabled: true, Devices: map[string]int{"3c.7g.80gb": 1, "2c.7g.80gb": 2}},
 			[]string{
-				"create-gpu-instance 7g.80gb 0:8", "create-compute-instance at 0 0:2", "create-compute-instance at 0 2:2",
-				"create-compute-instance at 0 4:3",
+				"create-gpu-instance 7g.80gb 0:8", "create-compute-instance at 0 0:2",
+				"create-compute-instance at 0 2:2", "create-compute-instance at 0 4:3",
 			},
 		},
 		"the mode alone":                 {off, layout.Item{Enabled: true}, []string{"enable-mig"}},
@@ -208,7 +209,8 @@ func TestImpossible(t *testing.T) {
 	}{
 		"a profile of another model": {
 			gpu(h100), map[string]int{"1g.5gb": 7},
-			"the GPU has no profile 1g.5gb: give some of 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
+			"the GPU has no profile 1g.5gb: give some of 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, " +
+				"7g.80gb",
 		},
 		"too many of one": {
 			gpu(h100), map[string]int{"3g.40gb": 3, "1g.10gb": 1},
@@ -303,14 +305,15 @@ func TestDriverThatIsWrong(t *testing.T) {
 	for i := range maxSlices {
 		many.Profiles[1].Starts = append(many.Profiles[1].Starts, i)
 	}
-	if c := layout.Plan(onAllGPUs(map[string]int{"1g.10gb": 32}), []layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 ||
-		c.GPUs[0].After.Instances[31].Start != 31 {
+	if c := layout.Plan(onAllGPUs(map[string]int{"1g.10gb": 32}),
+		[]layout.GPU{many}); len(c.GPUs[0].After.Instances) != 32 || c.GPUs[0].After.Instances[31].Start != 31 {
 		t.Errorf("32 instances on 64 slices: %s %v", c.GPUs[0].Reason, show(c.GPUs[0]))
 	}
 	twice := gpu(h100, "3g.40gb@4", "3g.40gb@4", "4g.40gb@2")
 	c := layout.Plan(onAllGPUs(map[string]int{"3g.40gb": 1}), []layout.GPU{twice}).GPUs[0]
 	want := []string{
-		"destroy-compute-instance 2/0", "destroy-gpu-instance 2", "destroy-compute-instance 3/0", "destroy-gpu-instance 3",
+		"destroy-compute-instance 2/0", "destroy-gpu-instance 2", "destroy-compute-instance 3/0",
+		"destroy-gpu-instance 3",
 	}
 	if diff := gocmp.Diff(want, show(c)); diff != "" || c.Reason != "" {
 		t.Errorf("two instances at one place: %s\n%s", c.Reason, diff)
@@ -480,14 +483,15 @@ func TestBalanced(t *testing.T) {
 		"seven": {seven, map[string]int{"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1}},
 		"four":  {profilesOf(b30), map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
 		"five":  {[]inventory.MIGProfile{profile("1g.6gb", 5), profile("5g.30gb", 1)}, nil},
-		"as many as needed": {[]inventory.MIGProfile{profile("1g.6gb", 2), profile("2g.12gb", 1), profile("4g.24gb", 1)},
-			map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
-		"fewer than needed": {[]inventory.MIGProfile{profile("1g.6gb", 1), profile("2g.12gb", 1), profile("4g.24gb", 1)},
-			nil},
+		"as many as needed": {[]inventory.MIGProfile{profile("1g.6gb", 2), profile("2g.12gb", 1),
+			profile("4g.24gb", 1)}, map[string]int{"1g.6gb": 2, "2g.12gb": 1}},
+		"fewer than needed": {[]inventory.MIGProfile{profile("1g.6gb", 1), profile("2g.12gb", 1),
+			profile("4g.24gb", 1)}, nil},
 		"one size is missing": {seven[:5:5], nil},
 		"none":                {nil, nil},
 	} {
-		g := layout.GPU{UUID: "GPU-0", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled, Profiles: tt.profiles}}
+		g := layout.GPU{UUID: "GPU-0", Partitions: inventory.Partitions{Mode: inventory.MIGEnabled,
+			Profiles: tt.profiles}}
 		var got map[string]int
 		if l, err := layout.Builtin([]layout.GPU{g}).Layout(layout.AllBalanced); err == nil {
 			got = l.Items[0].Devices

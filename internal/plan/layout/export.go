@@ -29,8 +29,8 @@ func Export(gpus []GPU) (Layout, []string) {
 		devices := map[string]int{}
 		for _, part := range division(g).Instances {
 			if len(part.Computes) == 0 {
-				lost = append(lost, fmt.Sprintf("GPU %d has a GPU instance %s without compute instances, which a layout cannot say",
-					g.Index, part.Profile))
+				lost = append(lost, fmt.Sprintf("GPU %d has a GPU instance %s without compute instances, which a "+
+					"layout cannot say", g.Index, part.Profile))
 			}
 			for _, name := range part.Devices() {
 				devices[name]++

@@ -70,8 +70,8 @@ func Parse(data []byte) (File, error) {
 	}
 	var lists map[string][]json.RawMessage
 	if err := json.Unmarshal(top["mig-configs"], &lists); err != nil || len(lists) == 0 {
-		return File{}, errors.New("mig-configs must be a map from the name of a layout to a list of items, with at least " +
-			"one layout")
+		return File{}, errors.New("mig-configs must be a map from the name of a layout to a list of items, with at " +
+			"least one layout")
 	}
 	f := File{layouts: map[string][]Item{}}
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
@@ -240,7 +240,8 @@ const maxCount = 64
 func (item *Item) parseMIGDevices(text json.RawMessage) error {
 	if isNull(text) {
 		if item.Enabled {
-			return errors.New("mig-devices is missing: give the profiles and how many of each, or {} to set the mode alone")
+			return errors.New("mig-devices is missing: give the profiles and how many of each, or {} to set the mode " +
+				"alone")
 		}
 		return nil
 	}
@@ -249,7 +250,8 @@ func (item *Item) parseMIGDevices(text json.RawMessage) error {
 		return errors.New("mig-devices must be a map from a profile to a whole number, such as \"1g.10gb\": 7")
 	}
 	if !item.Enabled && len(counts) > 0 {
-		return errors.New("mig-devices are given and mig-enabled is false: set mig-enabled to true, or leave mig-devices out")
+		return errors.New("mig-devices are given and mig-enabled is false: set mig-enabled to true, or leave " +
+			"mig-devices out")
 	}
 	devices := map[string]int{}
 	for _, name := range slices.Sorted(maps.Keys(counts)) {

@@ -87,7 +87,8 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = f.Layout(strings.Repeat("none", 1000))
-	if err == nil || len(err.Error()) > 1000 || !strings.HasSuffix(err.Error(), ", fleet-0035, fleet-0036 and 8963 more") {
+	if err == nil || len(err.Error()) > 1000 ||
+		!strings.HasSuffix(err.Error(), ", fleet-0035, fleet-0036 and 8963 more") {
 		t.Errorf("9,004 layouts: %v", err)
 	}
 }
@@ -151,10 +152,12 @@ func TestParseRefuses(t *testing.T) {
 			"layout x, item 1: mig-enabled must be true or false"},
 		"no devices": {item("mig-enabled: false"),
 			"layout x, item 1: devices must be all, or a list of GPUs by index or UUID"},
-		"other devices": {item("devices: some\nmig-enabled: false"), "layout x, item 1: devices must be all, or a list"},
+		"other devices": {item("devices: some\nmig-enabled: false"),
+			"layout x, item 1: devices must be all, or a list"},
 		"devices as text": {item("devices: [\"0\"]\nmig-enabled: false"),
 			"layout x, item 1: devices must be all, or a list"},
-		"a negative index": {item("devices: [-1]\nmig-enabled: false"), "layout x, item 1: devices must be all, or a list"},
+		"a negative index": {item("devices: [-1]\nmig-enabled: false"),
+			"layout x, item 1: devices must be all, or a list"},
 		"half a GPU": {item("devices: [1.5]\nmig-enabled: false"),
 			"layout x, item 1: devices must be all, or a list"},
 		"a null index": {item("devices: [null]\nmig-enabled: false"),
@@ -214,10 +217,11 @@ func TestItemMatches(t *testing.T) {
 		"another's UUID": {layout.Item{UUIDs: []string{"GPU-a"}}, false},
 		"its model": {layout.Item{All: true, Filters: []layout.Filter{{Device: 1}, {Device: 0x233010de}}},
 			true},
-		"another model":            {layout.Item{All: true, Filters: []layout.Filter{{Device: 0x20b010de}}}, false},
-		"its subsystem":            {layout.Item{All: true, Filters: []layout.Filter{{0x233010de, 0x16c110de}}}, true},
-		"another subsystem":        {layout.Item{All: true, Filters: []layout.Filter{{0x233010de, 0x16c010de}}}, false},
-		"its model, another index": {layout.Item{Indexes: []int{1}, Filters: []layout.Filter{{Device: 0x233010de}}}, false},
+		"another model":     {layout.Item{All: true, Filters: []layout.Filter{{Device: 0x20b010de}}}, false},
+		"its subsystem":     {layout.Item{All: true, Filters: []layout.Filter{{0x233010de, 0x16c110de}}}, true},
+		"another subsystem": {layout.Item{All: true, Filters: []layout.Filter{{0x233010de, 0x16c010de}}}, false},
+		"its model, another index": {layout.Item{Indexes: []int{1}, Filters: []layout.Filter{{Device: 0x233010de}}},
+			false},
 	} {
 		tt.item.Enabled = true
 		c := layout.Plan(layout.Layout{Items: []layout.Item{tt.item}}, []layout.GPU{g}).GPUs[0]

@@ -51,8 +51,8 @@ func (o *oracle) run(from int) {
 	}
 	next := o.wanted[from]
 	for _, next.start = range next.profile.Starts {
-		if from > 0 && o.wanted[from-1].profile.Name == next.profile.Name && o.wanted[from-1].computes == next.computes &&
-			o.put[from-1].start > next.start {
+		if from > 0 && o.wanted[from-1].profile.Name == next.profile.Name &&
+			o.wanted[from-1].computes == next.computes && o.put[from-1].start > next.start {
 			continue // two that are alike, the other way round
 		}
 		if o.collides(next) {
@@ -77,7 +77,8 @@ func (o *oracle) collides(next target) bool {
 func (o *oracle) losses() (inUse, lost int) {
 	for _, i := range o.gpu.Instances {
 		kept := slices.ContainsFunc(o.put, func(p target) bool {
-			return p.start == i.Start && p.profile.Name == i.Profile && (len(i.Computes) == 0 || p.computes == sizes(i.Computes))
+			return p.start == i.Start && p.profile.Name == i.Profile && (len(i.Computes) == 0 ||
+				p.computes == sizes(i.Computes))
 		})
 		switch {
 		case kept:
@@ -203,7 +204,8 @@ func judgeSteps(g layout.GPU, o oracle, c layout.GPUChange) string {
 			if p.Size != s.Part.Size || !slices.Contains(p.Starts, s.Part.Start) {
 				return "an instance at a place that its profile does not have"
 			}
-			now[s.Part.Start] = &instance{inventory.GPUInstance{Profile: p.Name, Start: s.Part.Start, Size: p.Size}, false}
+			now[s.Part.Start] = &instance{inventory.GPUInstance{Profile: p.Name, Start: s.Part.Start, Size: p.Size},
+				false}
 		case inventory.MIGCreateCompute:
 			if at == nil {
 				return "a compute instance is created in an instance that is not there"
@@ -230,7 +232,9 @@ func judgeSteps(g layout.GPU, o oracle, c layout.GPUChange) string {
 		}
 	}
 	for _, i := range now {
-		at := slices.IndexFunc(left, func(w target) bool { return w.profile.Name == i.Profile && w.computes == sizes(i.Computes) })
+		at := slices.IndexFunc(left, func(w target) bool {
+			return w.profile.Name == i.Profile && w.computes == sizes(i.Computes)
+		})
 		if at < 0 {
 			return fmt.Sprintf("%s with %s is there in the end, and not wanted", i.Profile, sizes(i.Computes))
 		}

@@ -66,7 +66,8 @@ type PlannedCompute struct {
 // NewPlanned returns the printed form of changes. The architectures are by UUID of the GPU; the
 // warnings precede those of the changes.
 func NewPlanned(c Changes, architectures map[string]string, warnings []string) Planned {
-	p := Planned{Layout: c.Layout, Possible: c.Possible(), GPUs: []PlannedGPU{}, Warnings: append(warnings, c.Warnings...)}
+	p := Planned{Layout: c.Layout, Possible: c.Possible(), GPUs: []PlannedGPU{},
+		Warnings: append(warnings, c.Warnings...)}
 	for _, g := range c.GPUs {
 		planned := PlannedGPU{
 			Index: g.GPU.Index, UUID: g.GPU.UUID, Model: g.GPU.Model, Reason: g.Reason, Note: g.Note,

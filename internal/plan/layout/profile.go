@@ -21,16 +21,17 @@ type size struct {
 }
 
 var (
-	sizePattern = regexp.MustCompile(`^(?:([1-9])c\.)?([1-9])g\.([1-9][0-9]{0,3})gb((?:[+-][a-z]+(?:\.[a-z]+)*(?:,[a-z]+(?:\.[a-z]+)*)*)?)$`)
-	suffixes    = []string{"", "+me", "+gfx", "+me.all", "-me"}
+	sizePattern = regexp.MustCompile(
+		`^(?:([1-9])c\.)?([1-9])g\.([1-9][0-9]{0,3})gb((?:[+-][a-z]+(?:\.[a-z]+)*(?:,[a-z]+(?:\.[a-z]+)*)*)?)$`)
+	suffixes = []string{"", "+me", "+gfx", "+me.all", "-me"}
 )
 
 // parseSize parses the name of a MIG device.
 func parseSize(name string) (size, error) {
 	m := sizePattern.FindStringSubmatch(name)
 	if m == nil {
-		return size{}, fmt.Errorf("%q is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or 1c.3g.40gb",
-			name)
+		return size{}, fmt.Errorf("%q is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or "+
+			"1c.3g.40gb", name)
 	}
 	// the pattern matches only numbers here
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n }

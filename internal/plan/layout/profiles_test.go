@@ -18,7 +18,8 @@ func TestClash(t *testing.T) {
 		for _, other := range profiles {
 			devices := map[string]int{profiles[i]: 1}
 			devices[other]++
-			got += map[bool]string{true: ".", false: "x"}[layout.Plan(onAllGPUs(devices), []layout.GPU{gpu(rtx)}).Possible()]
+			got += map[bool]string{true: ".", false: "x"}[layout.Plan(onAllGPUs(devices),
+				[]layout.GPU{gpu(rtx)}).Possible()]
 		}
 		if got != row {
 			t.Errorf("%s beside %v: %s, want %s", profiles[i], profiles, got, row)

@@ -66,7 +66,8 @@ func TestRestoreOfOneInstance(t *testing.T) {
 			"create-compute-instance at 4 0:1", "create-compute-instance at 4 1:1", "create-compute-instance at 4 2:1",
 		}},
 		"it had no compute instances": {gpu(h100, "3g.40gb@4"), "3g.40gb@4?", nil},
-		"it has no compute instances": {gpu(h100, "3g.40gb@4?"), "3g.40gb@4", []string{"create-compute-instance at 4 0:3"}},
+		"it has no compute instances": {gpu(h100, "3g.40gb@4?"), "3g.40gb@4",
+			[]string{"create-compute-instance at 4 0:3"}},
 	} {
 		c := layout.Restore(tt.now, inventory.MIGEnabled, gpu(h100, tt.had).Instances)
 		if diff := cmp.Diff(tt.want, show(c)); diff != "" || c.Reason != "" {

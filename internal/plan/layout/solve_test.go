@@ -61,8 +61,10 @@ func TestPackEnds(t *testing.T) {
 	t.Parallel()
 	wrong := func(count int) layout.GPU {
 		g := gpu(h100)
-		g.Profiles = []inventory.MIGProfile{{Name: "7g.80gb", Count: count, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
-			{Name: "7g.81gb", Count: 1, Size: 8, Starts: []int{0}}} // says how many memory slices the GPU has
+		g.Profiles = []inventory.MIGProfile{
+			{Name: "7g.80gb", Count: count, Size: 1, Starts: []int{0, 1, 2, 3, 4, 5, 6}},
+			{Name: "7g.81gb", Count: 1, Size: 8, Starts: []int{0}}, // the GPU has eight memory slices
+		}
 		return g
 	}
 	if c := layout.Plan(onAllGPUs(map[string]int{"1c.7g.80gb": 43}),

@@ -40,7 +40,8 @@ func TestTablesAreTheDrivers(t *testing.T) {
 				same(fmt.Sprint(n, " of ", p.Name), gpu(device), map[string]int{p.Name: n})
 			}
 			for start := range 13 {
-				same(fmt.Sprint(p.Name, " at ", start), gpu(device, fmt.Sprint(p.Name, "@", start, "!")), map[string]int{p.Name: 1})
+				same(fmt.Sprint(p.Name, " at ", start), gpu(device, fmt.Sprint(p.Name, "@", start, "!")),
+					map[string]int{p.Name: 1})
 			}
 		}
 	}
