@@ -30,7 +30,7 @@ const (
 	wantedSuffix = ".json"
 	endingSuffix = ".ending"
 	failedMark   = ".failed"
-	// claimPace is how often either side looks at the files.
+	// claimPace is the interval between checks of the files, on either side.
 	claimPace = 100 * time.Millisecond
 	// claimDisk bounds each access to the files.
 	claimDisk = 2 * time.Second
@@ -40,11 +40,11 @@ const (
 
 // A ClaimDaemon is the control daemon requested by a ResourceClaim.
 type ClaimDaemon struct {
-	// Devices are in the order in which clients count them.
+	// Devices are the devices in the order of the clients' device numbers.
 	Devices []ClaimDevice `json:"devices"`
 	// Percentage is the share of the threads for each client, from 1 to 100; 0 for no limit.
 	Percentage int `json:"activeThreadPercentage,omitempty"`
-	// MultiUser has clients of several users compute at the same time.
+	// MultiUser lets clients of several users compute at the same time.
 	MultiUser bool `json:"multiUser,omitempty"`
 	// Exclusive reserves the GPUs for clients: no other process may compute there. MIG devices cannot
 	// be reserved.
@@ -165,7 +165,8 @@ func (c *ClaimDaemons) request(id string, text []byte) error {
 	return nil
 }
 
-// Problems returns, by ID, why daemons do not serve clients. A daemon that serves is absent.
+// Problems returns, by ID, why daemons do not serve clients. The result omits daemons that serve
+// clients.
 func (c *ClaimDaemons) Problems(ids ...string) map[string]string {
 	found, err := within(context.Background(), c, func() (map[string]string, error) {
 		found := map[string]string{}
@@ -185,8 +186,8 @@ func (c *ClaimDaemons) Problems(ids ...string) map[string]string {
 	return found
 }
 
-// problem returns why the daemon of an ID does not serve clients; empty if it does. A final problem
-// does not go away by itself within a moment.
+// problem returns why the daemon of an ID does not serve clients; empty if the daemon does. A final
+// problem does not go away by itself within a moment.
 func (c *ClaimDaemons) problem(ctx context.Context, id string) (problem string, final bool) {
 	type answer struct {
 		problem string
@@ -244,7 +245,7 @@ func (c *ClaimDaemons) stop(id string) error {
 	return nil
 }
 
-// End is Stop, and waits until the daemon has ended and the compute modes are set back, or until
+// End is Stop with a wait until the daemon has ended and the compute modes are restored, or until
 // ctx ends.
 func (c *ClaimDaemons) End(ctx context.Context, id string) error {
 	pace := time.NewTicker(claimPace)
@@ -331,7 +332,7 @@ func list(root string) (wanted, ending map[string]ClaimDaemon, err error) {
 	return wanted, ending, nil
 }
 
-// lockRoot locks a root: a root has only one Supervisor.
+// lockRoot locks a root, which has only one Supervisor.
 func lockRoot(root string) (unlock func(), err error) {
 	lock, err := statefile.TakeLock(filepath.Join(root, lockFile))
 	switch {

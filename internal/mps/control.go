@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// controlProgram is the driver's program: both the control daemon, and the client that sends
+// controlProgram is the driver's program for both the control daemon and the client that sends
 // commands to the daemon.
 const controlProgram = "nvidia-cuda-mps-control"
 
@@ -27,7 +27,7 @@ const (
 // askTimeout limits the time of one command.
 const askTimeout = 5 * time.Second
 
-// probeCommand is answered by every control daemon and changes nothing.
+// probeCommand is a command answered by every control daemon. It changes nothing.
 const probeCommand = "get_default_active_thread_percentage"
 
 // maxAnswer limits the output of a command, in bytes. Answers are short lines.
@@ -84,16 +84,16 @@ func (c control) environment() []string {
 }
 
 const (
-	// A daemon rejects commands for a moment when a client comes or goes, so a command is tried
-	// maxAsked times, with a pause in between.
+	// A daemon rejects commands for a moment when a client comes or goes. A command is therefore
+	// tried maxAttempts times, with a pause in between.
 	maxAsked   = 5
 	pauseAsked = 50 * time.Millisecond
 	// noDaemon is the message of the driver's program when no daemon runs.
 	noDaemon = "Cannot find MPS control daemon process"
 )
 
-// ask sends a command to the daemon and returns the answer. It returns an error if there is no
-// daemon or no answer within timeout, but not if the daemon refuses the command.
+// ask sends a command to the daemon and returns the answer. The error says that there is no daemon
+// or no answer within timeout, not that the daemon refuses the command.
 func (c control) ask(ctx context.Context, command string, timeout time.Duration) (answer string, err error) {
 	if _, err := os.Stat(c.folder(pipeFolder)); err != nil {
 		return "", fmt.Errorf("%w: run mps-control-daemon on this node, with the same directory of MPS state", err)

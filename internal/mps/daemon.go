@@ -28,7 +28,7 @@ const (
 	startPace     = 100 * time.Millisecond
 	askEvery      = 10 * time.Second // while the daemon serves
 	maxUnanswered = 3                // consecutive probes without an answer that are tolerated
-	// quitGrace is how long clients may go on after the quit command; the servers then end them.
+	// quitGrace is the time for clients after the quit command; the servers then end them.
 	quitGrace = 5 * time.Second
 	// quitTimeout is the time for a daemon to quit before it is killed.
 	quitTimeout = quitGrace + 5*time.Second
@@ -44,7 +44,7 @@ type daemon struct {
 
 // run starts the daemon, sets the limits, and watches the daemon until ctx ends; then run stops the
 // daemon. run calls ready when the daemon starts and stops serving clients. The error says why the
-// daemon did not start or why it exited.
+// daemon did not start or why the daemon exited.
 func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	for _, name := range []string{pipeFolder, logFolder} {
 		if err := makeFolder(d.folder(name)); err != nil {
@@ -197,8 +197,8 @@ func (d *daemon) limit(ctx context.Context) error {
 	return nil
 }
 
-// set sets a value and reads it back, because the daemon also reports success for a command that it
-// refuses. read returns an empty string for an answer in an unknown format; then the value counts
+// set sets a value and reads it back, because the daemon reports success even for a refused
+// command. read returns an empty string for an answer in an unknown format; the value then counts
 // as set unless the daemon printed a message.
 func (d *daemon) set(ctx context.Context, what, value string, read func(string) string) error {
 	said, err := d.ask(ctx, "set_"+what+" "+value, askTimeout)
@@ -225,7 +225,7 @@ func percentage(text string) string {
 	return strconv.Itoa(int(value + 0.5))
 }
 
-// sizes are how memory is written.
+// sizes matches an amount of memory in an answer.
 var sizes = regexp.MustCompile(`(\d+)\s*([MG])`)
 
 // memory reads "512M", "20480M" and "20G". It rounds down to GiB, because a daemon prints sizes
@@ -245,7 +245,7 @@ func memory(text string) string {
 	return found[1] + found[2]
 }
 
-// watch returns nil when ctx ends, and an error when the daemon does or no longer answers.
+// watch returns nil when ctx ends, and an error when the daemon exits or stops answering.
 func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duration) error {
 	klog.FromContext(ctx).Info("MPS is ready", "resource", d.group.Resource, "gpus", len(d.group.GPUs), "threads",
 		d.group.threads())
@@ -291,7 +291,7 @@ func (d *daemon) numbers(ctx context.Context, command string) []string {
 	return all
 }
 
-// stop stops the clients, then the daemon and its servers. It kills a daemon that does not quit.
+// stop stops the clients, then the daemon and its servers. A daemon that does not quit is killed.
 func (d *daemon) stop(ctx context.Context, p *startedDaemon) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), quitTimeout)
 	defer cancel()

@@ -13,7 +13,7 @@ type Group struct {
 	// Resource is the name of the resource, "gpu." and the UUID for a GPU in units, or ClaimDir for a
 	// claim. It is also the directory of the daemon below the root.
 	Resource string
-	// GPUs are in the order in which the daemon counts them.
+	// GPUs are the GPUs in the order of the daemon's device numbers.
 	GPUs []GPU
 	// Claim is the request of a claim; nil for a resource.
 	Claim *ClaimDaemon
@@ -28,7 +28,7 @@ type GPU struct {
 	// MemoryBytes is the memory of all replicas; 0 if the driver does not report the size, or for no
 	// limit.
 	MemoryBytes uint64
-	// Replicas is how many clients share the GPU.
+	// Replicas is the number of clients that share the GPU.
 	Replicas int
 }
 
@@ -61,9 +61,9 @@ func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	return groups
 }
 
-// serves reports whether the daemon of group g also serves another group: it has all GPUs of
-// wanted, with the same limits. A lost GPU is no reason to stop the daemon and with it the clients
-// on the other GPUs.
+// serves reports whether the daemon of group g also serves another group: g has all GPUs of wanted,
+// with the same limits. A lost GPU is no reason to stop the daemon and so the clients on the other
+// GPUs.
 func (g Group) serves(wanted Group) bool {
 	return g.threads() == wanted.threads() &&
 		!slices.ContainsFunc(wanted.GPUs, func(gpu GPU) bool { return !slices.Contains(g.GPUs, gpu) })

@@ -45,7 +45,7 @@ func (d *daemon) endLeftover(ctx context.Context) error {
 	return awaitEnd(ctx, leftover)
 }
 
-// awaitEnd waits until processes have ended, for as long as a daemon may take to quit.
+// awaitEnd waits for the end of processes, as long as a daemon may take to quit.
 func awaitEnd(ctx context.Context, pids []int) error {
 	ctx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
@@ -68,9 +68,9 @@ func running(pid int) bool {
 	return err == nil && !strings.HasPrefix(state, "Z")
 }
 
-// processes returns the control daemons of the directory and their servers, but not the clients
-// that send commands to a daemon. In a separate PID namespace, only processes started by this
-// process are visible.
+// processes returns the control daemons of the directory and their servers, without the clients
+// that send commands. In a separate PID namespace, only processes started by this process are
+// visible.
 func (c control) processes() []int {
 	pipe, err := os.Stat(c.folder(pipeFolder))
 	if err != nil {

@@ -25,7 +25,7 @@ type Modes interface {
 // modes. A GPU stays in the mark until its mode is restored, even across processes.
 const exclusiveMark = ".exclusive"
 
-// maxMark is how many bytes of a mark are read.
+// maxMark limits the bytes read from a mark.
 const maxMark = 1 << 20
 
 // modesTimeout limits the time to set the mode of one GPU. A real driver may have to wake the GPU
@@ -85,7 +85,7 @@ func (e *exclusiveGPUs) claim(ctx context.Context, resource string, uuids []stri
 	return nil
 }
 
-// restore restores the modes of GPUs that this process, or an earlier one, reserved for a resource.
+// restore restores the modes of GPUs reserved for a resource by this process or an earlier one.
 func (e *exclusiveGPUs) restore(ctx context.Context, resource string, uuids []string) error {
 	var err error
 	if e.mayBeLeftover(uuids) {
@@ -100,8 +100,8 @@ func (e *exclusiveGPUs) mayBeLeftover(uuids []string) bool {
 	return e.anyLeftover || slices.ContainsFunc(uuids, func(uuid string) bool { return e.leftover[uuid] })
 }
 
-// restoreUnwanted restores the modes of GPUs that an earlier process could not restore and that no
-// daemon needs any more.
+// restoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and no
+// daemon needs.
 func (e *exclusiveGPUs) restoreUnwanted(ctx context.Context, wanted []string) error {
 	e.mu.Lock()
 	leftover := slices.Collect(maps.Keys(e.leftover))

@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// lookEvery is the interval between two looks. A look probes a daemon that is not ready; a ready
-	// daemon is probed only after askRarely, or when its started mark is missing: the daemon may have
-	// been restarted between two probes.
+	// checkEvery is the interval between two checks. A check probes a daemon that is not ready. A
+	// ready daemon is probed only after askRarely, or if the started mark is missing: the daemon
+	// may have been restarted between two probes.
 	lookEvery = time.Second
 	askRarely = 10 * time.Second
 	// probeTimeout limits the time of a probe. The program of the probe then has another second to
@@ -36,7 +36,7 @@ const (
 // the second answer is empty without a limit.
 const limitCommands = probeCommand + "\nget_default_device_pinned_mem_limit 0"
 
-// A Prober checks that the control daemons of resources respond. Create one with NewProber.
+// A Prober checks that the control daemons of resources respond. Create a Prober with NewProber.
 type Prober struct {
 	root    string
 	clock   clock.WithTicker
@@ -111,7 +111,7 @@ func (p *Prober) publishLocked() {
 	}
 }
 
-// Run asks until ctx ends, and returns nil then.
+// Run probes the daemons until ctx ends, and returns nil then.
 func (p *Prober) Run(ctx context.Context) error {
 	var asked sync.WaitGroup
 	defer asked.Wait()
@@ -173,8 +173,8 @@ func ownLimits(answer string) string {
 // errStarted is returned if a ready daemon still has its started mark.
 var errStarted = errors.New("it is started")
 
-// ask looks at the daemon of a resource, and probes a daemon that was not probed for long, is not
-// ready, or lost its mark. A hanging disk delays no other resource.
+// check checks the daemon of a resource. It probes a daemon that is not ready, lost the mark, or
+// was not probed for long. A hanging disk delays no other resource.
 func (p *Prober) ask(ctx context.Context, name string) {
 	p.mu.Lock()
 	t, now := p.targets[name], p.clock.Now()
@@ -184,7 +184,7 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return // no longer followed
 	}
 	daemon := control{dir: filepath.Join(p.root, name)}
-	// ctx stops the probe unless the disk hangs
+	// ctx stops the probe unless the disk hangs.
 	answer, err := statefile.Within(context.WithoutCancel(ctx), disk, diskTimeout, func() (string, error) {
 		if !always {
 			if _, err := os.Stat(daemon.folder(startedMark)); err == nil {
@@ -192,8 +192,8 @@ func (p *Prober) ask(ctx context.Context, name string) {
 			}
 		}
 		answer, err := daemon.ask(ctx, limitCommands, probeTimeout)
-		// A daemon goes on answering without room for files, and may not be able to start a server, or to
-		// start again.
+		// A daemon still answers while the disk is full, but may be unable to start a server or to
+		// restart.
 		return answer, cmp.Or(full(p.root, daemon.folder(pipeFolder), daemon.folder(logFolder)), err)
 	})
 	if ctx.Err() != nil {

@@ -14,16 +14,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A startedDaemon is a running control daemon, with the servers that it starts.
+// A startedDaemon is a running control daemon with the servers of this daemon.
 type startedDaemon struct {
 	*exec.Cmd
 	ended   chan struct{} // closed when the daemon has ended
 	exitErr error         // why; not to be read before
 }
 
-// start starts the control daemon of a group in the foreground, in a process group of its own: a
-// terminal's signal to this process does not reach the daemon, and one signal reaches the daemon
-// and its servers.
+// start starts the control daemon of a group in the foreground, in a separate process group: a
+// signal of the terminal to this process does not reach the daemon, and one signal reaches the
+// daemon and all servers.
 func start(ctx context.Context, c control, g Group, options ...string) (*startedDaemon, error) {
 	arguments := append([]string{"-f"}, options...)
 	program := exec.Command(controlProgram, arguments...) //nolint:noctx // told to quit before it is killed
@@ -48,8 +48,8 @@ func start(ctx context.Context, c control, g Group, options ...string) (*started
 	return p, nil
 }
 
-// kill kills the daemon and the servers that still run. A server that outlives the daemon would
-// block the GPUs for the servers of the next daemon.
+// kill kills the daemon and the running servers. A server that outlives the daemon would block the
+// GPUs for the next daemon.
 func (p *startedDaemon) kill() {
 	_ = syscall.Kill(-p.Process.Pid, syscall.SIGKILL) // they may all have ended
 	<-p.ended
@@ -58,7 +58,7 @@ func (p *startedDaemon) kill() {
 const (
 	// maxLine limits the length of a logged line, in bytes.
 	maxLine = 4 << 10
-	// maxLines is how many lines are logged a second; the others are counted.
+	// maxLines is the maximum number of logged lines a second; further lines are counted.
 	maxLines = 100
 )
 

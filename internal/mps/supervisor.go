@@ -25,7 +25,8 @@ const (
 	lockFile = ".lock"
 )
 
-// A Supervisor runs the control daemons of the wanted groups. Create one with NewSupervisor.
+// A Supervisor runs the control daemons of the wanted groups. Create a Supervisor with
+// NewSupervisor.
 type Supervisor struct {
 	root   string
 	wanted *feed.Feed[[]Group]
@@ -37,8 +38,8 @@ type Supervisor struct {
 	markFailed bool // the mark could not be written or removed
 }
 
-// NewSupervisor returns a Supervisor of the daemons below root, a directory. Run follows wanted;
-// while the value is nil, the wanted groups are not known.
+// NewSupervisor returns a Supervisor of the daemons below root, a directory. Run follows wanted; a
+// nil value means that the wanted groups are unknown.
 func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Supervisor {
 	return &Supervisor{root: root, wanted: wanted, modes: modes, serving: map[string]bool{}, groups: -1}
 }
@@ -101,10 +102,10 @@ func (s *Supervisor) work(ctx context.Context) error {
 	}
 }
 
-// adjust stops the tasks of resources that are no longer shared, tells the other tasks the wanted
-// groups, and starts missing tasks. It restarts a task whose daemon has a GPU that now belongs to
-// another resource. It returns the number of tasks that are still stopping. Only a daemon that
-// needs a GPU of a stopping task waits.
+// adjust stops the tasks of resources no longer shared, passes the wanted groups to the other
+// tasks, and starts missing tasks. A task is restarted if the daemon has a GPU that now belongs to
+// another resource. Only a daemon that needs a GPU of a stopping task waits. adjust returns the
+// number of stopping tasks.
 func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[string]*task,
 	groups []Group) (ending int) {
 	wanted, of := map[string]Group{}, map[string]string{}
@@ -146,8 +147,8 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[
 	return ending
 }
 
-// restoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and
-// that no daemon needs.
+// restoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and no
+// daemon needs.
 func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusiveGPUs, groups []Group) {
 	all, err := devices(s.root)
 	if err == nil {
@@ -180,7 +181,7 @@ func (s *Supervisor) begin(ctx context.Context, gpus *exclusiveGPUs, g Group) *t
 		// Run returns an error only for a run that gives up; none does.
 		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.runDaemon(ctx, gpus, t) })
 		err := gpus.restore(context.WithoutCancel(ctx), g.Resource, t.wanted.Value().exclusive())
-		if err == nil && g.Claim != nil { // only the request is left
+		if err == nil && g.Claim != nil { // only the request remains
 			err = os.RemoveAll(filepath.Join(s.root, g.Resource))
 		}
 		if err != nil {
@@ -265,7 +266,7 @@ func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
 	var err error
 	if len(s.serving) == s.groups {
-		// written atomically: the plugin may read it at any time
+		// Written atomically, because the plugin may read the mark at any time.
 		err = statefile.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil)
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {
 		err = nil

@@ -32,9 +32,9 @@ func now() instant {
 // isOver reports whether the instant has passed.
 func (i instant) isOver() bool { return i != 0 && now() > i }
 
-// A callContext is the context of a call. It ends with the server, at the deadline of the call, and
-// when the client closes its connection. Err also checks the client and the clock directly: a
-// process that was stopped (SIGSTOP, a frozen cgroup) reads waiting data from the socket before its
+// A callContext is the context of a call. The context ends with the server, at the call's deadline,
+// and when the client closes the connection. Err also checks the client and the clock directly:
+// after a stop (SIGSTOP, a frozen cgroup) the process reads waiting data from the socket before
 // timers and notices fire. A handler therefore calls Err right before each change.
 type callContext struct {
 	context.Context //nolint:containedctx // callContext implements Context
@@ -51,9 +51,9 @@ func (c *callContext) Err() error {
 	return c.Context.Err()
 }
 
-// begin returns the context of a call that must not start after the deadline, if there is a
-// deadline. It returns an error if the deadline has passed or the client has gone. The caller must
-// call end when the call has ended.
+// begin returns the context of a call. With a deadline, the call must start before the deadline.
+// The error says that the deadline has passed or the client has gone. The caller must call end at
+// the end of the call.
 func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant) (_ context.Context, end func(),
 	err error) {
 	raw, err := conn.SyscallConn()
@@ -77,15 +77,15 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 	_ = conn.SetReadDeadline(time.Time{})
 	s.calls.Go(func() {
 		defer cancel()
-		// The runtime repeats the check after each event of the connection, even if unread bytes
-		// wait there.
+		// The runtime repeats the check after each event of the connection, even before unread
+		// bytes.
 		_ = raw.Read(func(uintptr) bool { return calling.Err() != nil || hasGone(raw) })
 	})
 	return &callContext{calling, cancel, deadline, raw}, cancel, nil
 }
 
 // hasGone reports whether the other end of a connection is closed. A client that only stops sending
-// is still there.
+// has not gone.
 func hasGone(conn syscall.RawConn) (gone bool) {
 	err := conn.Control(func(fd uintptr) {
 		poll := []unix.PollFd{{Fd: int32(fd)}}

@@ -1,13 +1,13 @@
-// Package control provides the daemon's local control socket. An operator's command runs the same
-// binary, and asks a running daemon for its state or gives the daemon a command. The handlers
-// define the meaning of the named calls.
+// Package control provides the daemon's local control socket. A command of the operator, run from
+// the same binary, sends calls to the running daemon: queries of the state, and orders. The
+// handlers define the meaning of each named call.
 //
 // A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and
 // receives one JSON object with either "result" or "error". A followed call receives an empty
-// object immediately, and then such objects until either side closes the connection. Only the
-// daemon's own user, root in a cluster, may connect.
+// object immediately, and then results until either side closes the connection. Only the daemon's
+// own user, root in a cluster, may connect.
 //
-// A call starts no change after its client has gone or its deadline has passed: an operator who
+// A call starts no change after the client has gone or the deadline has passed: an operator who
 // gave up finds no late change. See callContext.
 package control
 
@@ -25,25 +25,25 @@ import (
 )
 
 const (
-	// maxRequest is the size limit of a request, in bytes. The largest request, a fault with a layout
-	// of MIG devices, has a few hundred.
+	// maxRequest limits a request, in bytes. The largest request, a fault with a layout of MIG
+	// devices, has a few hundred.
 	maxRequest = 64 << 10
 	// answerTimeout limits a client's wait for the first answer. The deadline of the call is
 	// farewellTimeout earlier, so that the daemon's own reason arrives.
 	answerTimeout = 30 * time.Second
 	// busyPause is the pause before a client reconnects to a daemon whose backlog is full.
 	busyPause = 50 * time.Millisecond
-	// maxAnswer is the size limit of an answer, in bytes. The status of a node with thousands of
-	// replicas has a few hundred thousand.
+	// maxAnswer limits an answer, in bytes. The status of a node with thousands of replicas has a
+	// few hundred thousand.
 	maxAnswer = 16 << 20
 )
 
 // A Handler answers one kind of call. The result is sent as JSON, and the error as text.
 type Handler func(ctx context.Context, arguments json.RawMessage) (any, error)
 
-// A Stream answers a followed call: each value passed to send reaches the client as JSON. An error
-// of send means that the client accepts no more values. ctx ends when the client has gone or the
-// server stops. Another error is sent as text.
+// A Stream answers a followed call: each value passed to send reaches the client as JSON. After an
+// error of send, the client accepts no more values. ctx ends when the client has gone or the server
+// stops. Any other error is sent to the client as text.
 type Stream func(ctx context.Context, arguments json.RawMessage, send func(any) error) error
 
 var (
@@ -86,8 +86,8 @@ func Call(ctx context.Context, socket, call string, arguments, result any) error
 }
 
 // Follow makes a call and passes each result to take, until ctx ends, take fails, or the daemon or
-// the connection ends. The first answer may take 30 s. Follow returns the error of take, an error
-// that wraps ErrNoDaemon, ErrSilent or ErrEnded, or the daemon's error.
+// the connection ends. The first answer may take 30 s. The error is the error of take, wraps
+// ErrNoDaemon, ErrSilent or ErrEnded, or is the daemon's error.
 func Follow[T any](ctx context.Context, socket, call string, arguments any, take func(T) error) error {
 	conn, err := dial(ctx, socket, call, arguments)
 	if err != nil {
@@ -124,8 +124,8 @@ type caller struct {
 	stop     func() bool
 }
 
-// dial connects to the daemon at a socket and sends a request. Reads from the connection fail after
-// ctx has ended, or if the first answer takes too long.
+// dial connects to the daemon at a socket and sends a request. Reads fail after the end of ctx, or
+// if the first answer takes too long.
 func dial(ctx context.Context, socket, call string, arguments any) (*caller, error) {
 	encoded, err := json.Marshal(arguments)
 	if err != nil {

@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	// maxCalls is the maximum number of open connections. At the limit, the server closes the oldest
-	// connection without a request. If all have one, new connections wait in the kernel's backlog.
+	// maxCalls is the maximum number of open connections. At the limit, the server closes the
+	// oldest connection without a request. If all have a request, new connections wait in the
+	// kernel's backlog.
 	maxCalls = 64
 	// callTimeout limits a call in the server, and requestTimeout the wait for its request.
 	callTimeout    = 30 * time.Second
@@ -33,7 +34,7 @@ const (
 	// maxStreams is the maximum number of followed calls, to leave capacity for other calls. The
 	// server refuses more.
 	maxStreams = 8
-	// sendTimeout limits the time to send one value to a client that follows a call. A client that
+	// sendTimeout limits the time to send one value to a client of a followed call. A client that
 	// stops reading is disconnected.
 	sendTimeout = 30 * time.Second
 	// farewellTimeout limits the time to answer a call after the end of the server or of the call's
@@ -68,10 +69,10 @@ func NewServer(socket string, handlers map[string]Handler, streams map[string]St
 	}
 }
 
-// Run answers calls until ctx ends, then removes the socket and returns nil. It also returns nil
-// when the socket was removed; calls under way are then still answered. Run returns an error, and
-// changes nothing, if another daemon answers at the socket or the file is not a socket. It replaces
-// the socket of a dead daemon.
+// Run answers calls until ctx ends, then removes the socket and returns nil. Run also returns nil
+// after the removal of the socket; running calls are then still answered. Run replaces the socket
+// of a dead daemon. It returns an error, and changes nothing, if another daemon answers at the
+// socket or the file is not a socket.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := listen(ctx, s.socket)
 	if err != nil {
@@ -345,7 +346,7 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 }
 
 // allowed returns an error unless the caller is root or the daemon's own user. The mode of the
-// socket says the same, but somebody may have changed the mode.
+// socket has the same effect, but somebody may have changed the mode.
 func allowed(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package driverroot knows the layout of an NVIDIA driver below its driver root, the mount point of
+// Package driverroot knows the layout of an NVIDIA driver below the driver root, the mount point of
 // the root of the driver's installation: folders, links, and the names of libraries and programs.
 // The functions take file systems whose "/" is the driver root.
 package driverroot
@@ -27,7 +27,7 @@ func LibraryFolders(searchPath ...string) []string {
 		"usr/lib/aarch64-linux-gnu/nvidia/current", "usr/lib", "lib", "usr/local/nvidia/lib64", "lib/x86_64-linux-gnu",
 		"lib/aarch64-linux-gnu", "usr/lib64/nvidia", "usr/lib/nvidia", "usr/local/nvidia/lib", "usr/local/lib64",
 		"usr/local/lib/x86_64-linux-gnu", "usr/local/lib/aarch64-linux-gnu", "usr/local/lib",
-		"usr/local/glibc/usr/lib",            // Talos: its own C library is a different one
+		"usr/local/glibc/usr/lib",            // Talos, which has another C library itself
 		"run/opengl-driver/lib",              // NixOS
 		"home/kubernetes/bin/nvidia/lib64",   // GKE's installer on Container-Optimized OS
 		"usr/lib/nvidia/tesla",               // Bottlerocket
@@ -54,7 +54,7 @@ func IsWSL(node fs.FS) bool {
 		return true
 	}
 	const name = "proc/sys/kernel/osrelease"
-	if info, err := fs.Stat(node, name); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
+	if info, err := fs.Stat(node, name); err != nil || !info.Mode().IsRegular() { // opening a pipe may block forever
 		return false
 	}
 	file, err := node.Open(name)
@@ -72,9 +72,9 @@ const maxLinks = 40
 var errTooManyLinks = errors.New("too many levels of symbolic links")
 
 // Resolve follows a path below root as a process with the root directory root would: absolute links
-// lead inside root, and nothing leads out of root. It returns the path without symbolic links.
+// lead inside root, and no link leads out of root. It returns the path without symbolic links.
 // absolute is true if a link on the way was absolute, such as the links of Debian's alternatives:
-// outside the driver's own root, such a path leads somewhere else.
+// outside the driver's own root, such a path leads elsewhere.
 func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error) {
 	links := 0
 	for rest := name; rest != ""; {

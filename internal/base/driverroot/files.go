@@ -27,8 +27,8 @@ type Files struct {
 	failed   error             // the first error that leaves open whether a file exists
 }
 
-// At returns the path of a file without absolute links on the way, because such links lead
-// elsewhere if the driver root is not at "/".
+// At returns the path of a file without absolute links on the way. Absolute links lead elsewhere if
+// the driver root is not at "/".
 func (f *Files) At(name string) string { return cmp.Or(f.resolved[name], name) }
 
 // has reports whether the driver root has a file, and records where the file is.
@@ -133,9 +133,9 @@ var (
 // ErrNoLibraries means that the driver root does not have the driver's libraries.
 var ErrNoLibraries = errors.New("no driver libraries")
 
-// Find looks for the files of a version of the driver, and for libraries in the folders searchPath
-// before others. The error wraps ErrNoLibraries if there is no libcuda; with another error nothing
-// can be said, and the files are not all there are.
+// Find returns the files of a version of the driver. It searches the folders searchPath first. The
+// error wraps ErrNoLibraries if libcuda is missing; after any other error, files may be missing
+// from the result.
 func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 	files := Files{resolved: map[string]string{}}
 	files.Sockets = files.existing(root, daemonSockets)
@@ -173,7 +173,7 @@ func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 func (f *Files) describe(root fs.FS) {
 	for _, in := range []string{"etc", "usr/share"} {
 		for _, name := range descriptions[in] {
-			// GKE has the descriptions of Vulkan in the root itself
+			// GKE has the descriptions of Vulkan in the root itself.
 			for _, folder := range append(slices.Clone(descriptionFolders), ".") {
 				if (folder != "." || strings.HasPrefix(name, "vulkan/")) && f.has(root, path.Join(folder, name)) {
 					f.Others = append(f.Others, DataFile{path.Join(folder, name), path.Join("/", in, name)})
@@ -279,7 +279,7 @@ func (f *Files) library(root fs.FS, name string) Library {
 // identify returns the soname and the architecture of a shared library; empty and 0 if not
 // recorded.
 func identify(root fs.FS, name string) (string, elf.Machine) {
-	if info, err := fs.Stat(root, name); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
+	if info, err := fs.Stat(root, name); err != nil || !info.Mode().IsRegular() { // opening a pipe may block forever
 		return "", 0
 	}
 	file, err := root.Open(name)

@@ -8,10 +8,10 @@ import (
 	"runtime"
 )
 
-// Locate returns the path of a library of the driver, by soname, below driverRoot, the folder of
-// this container with the mounted root of the driver's installation; empty for "/". All symbolic
-// links are resolved inside driverRoot. The folders of searchPath come first. The path is empty if
-// there is no such library for this machine: the loader may still find a library.
+// Locate returns the path of a library of the driver, by soname. driverRoot is the folder of this
+// container with the mounted root of the driver's installation; empty for "/". All symbolic links
+// are resolved inside driverRoot. The folders of searchPath come first. The path is empty without a
+// library for this machine: the loader may still find a library.
 func Locate(driverRoot, library string, searchPath ...string) string {
 	for _, folder := range LibraryFolders(searchPath...) {
 		path, err := ResolveIn(driverRoot, filepath.Join(folder, library))
@@ -32,7 +32,7 @@ func ResolveIn(root, name string) (string, error) {
 // loadable reports whether the file is a library for the architecture of this program. Images
 // committed from a running GPU container have empty files in place of the driver's libraries.
 func loadable(path string) bool {
-	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // to open a pipe may take for ever
+	if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() { // opening a pipe may block forever
 		return false
 	}
 	f, err := elf.Open(path)

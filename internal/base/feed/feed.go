@@ -1,5 +1,5 @@
 // Package feed hands the latest value of one owner to many readers. The owner never waits for a
-// reader, and a reader that was busy sees the newest value, not every value.
+// reader. A reader that was busy sees only the newest value.
 package feed
 
 import "sync"

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// WaitAny waits until any channel is closed, for example a channel of Latest, or ctx ends. It
-// returns false if ctx has ended. A nil channel is never closed.
+// WaitAny waits until a channel is closed, for example a channel of Latest, or ctx ends. It returns
+// false if ctx has ended. A nil channel is never closed.
 func WaitAny(ctx context.Context, changed ...<-chan struct{}) bool {
 	cases := []reflect.SelectCase{{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}}
 	for _, c := range changed {

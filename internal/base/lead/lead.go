@@ -1,13 +1,13 @@
-// Package lead elects the process of this program that makes the decisions on a node. During a
-// roll-out two processes run, and both serve the kubelet. Only the leader writes to the disk, to
-// the API server and to the hardware.
+// Package lead elects the leader among the processes of this program on a node. During a roll-out
+// two processes run, and both serve the kubelet. Only the leader writes to the disk, to the API
+// server and to the hardware.
 //
-// The processes of a node meet in one folder, where the leader listens on a socket. A process
-// takes the lead by replacing the socket with a new one. Before each write the leader compares the
-// socket on the disk with its own (Check), so a process that was stopped for a while finds out
-// that it lost the lead. The other processes are standbys: they stay connected to the socket and
-// read the values published by the leader. A standby takes the lead when the leader hands it over,
-// exits, or does not answer for ten seconds.
+// The processes of a node meet in one folder, where the leader listens on a socket. A process takes
+// the lead by replacing the socket. Before each write the leader compares the socket on the disk
+// with its own (Check): a process that was stopped for a while then notices the loss of the lead.
+// The other processes are standbys: they stay connected to the socket and read the values published
+// by the leader. A standby takes the lead when the leader hands over, exits, or does not answer for
+// ten seconds.
 //
 // See ADR 55 for the reasons.
 package lead
@@ -28,15 +28,14 @@ import (
 )
 
 const (
-	// tick is the interval at which a standby pings the leader. A leader without a standby and without
-	// a previous leader to wait for does nothing.
+	// tick is the interval between pings of a standby to the leader. A leader without a standby and
+	// without a previous leader to wait for does nothing.
 	tick = 2 * time.Second
-	// maxMissedTicks is the number of ticks without an answer after which a standby takes the lead.
-	// Ticks are counted instead of time: a standby that was stopped itself has received nothing
-	// either.
+	// maxMissedTicks is the number of ticks without an answer until a standby takes the lead. Ticks
+	// count instead of time: a standby that was itself stopped has received nothing either.
 	maxMissedTicks = 5
 	// handOverTimeout limits the wait for the tasks of a tenure when the lead is handed over. The
-	// kubelet gives a call of the DRA driver 45 s.
+	// kubelet waits 45 s for a call of the DRA driver.
 	handOverTimeout = 45 * time.Second
 	// exitTimeout limits the same wait when the process exits. Longer calls are forwarded to the next
 	// leader.
@@ -48,16 +47,16 @@ const (
 	refusedInterval = time.Minute
 )
 
-// ErrNotLead is returned for a write by a process that does not lead.
+// ErrNotLead is the error of a write by a process that does not lead.
 var ErrNotLead = errors.New("another process of this program leads on this node now")
 
 // Options configure a Lead.
 type Options struct {
-	// Dir is the folder in which the processes of a node meet. It is created if it does not exist; its
-	// parent folder is not. If Dir is empty, this process always leads.
+	// Dir is the folder in which the processes of a node meet. It is created if necessary, but not
+	// the parent folder. With an empty Dir, this process always leads.
 	Dir string
-	// Name identifies this process to people. Token is greater than the tokens of all processes that
-	// started earlier.
+	// Name identifies this process to people. Token is greater than the tokens of all earlier
+	// processes.
 	Name, Token string
 	// Busy reports whether a hardware change started by this process is still running; nil means
 	// never.
@@ -74,13 +73,13 @@ type Status struct {
 	// empty while unknown.
 	Name  string
 	Since time.Time
-	// Later is true if the leader started later than this process. Then this process does not ask for
-	// the lead.
+	// Later is true if the leader started later than this process. Then this process does not ask
+	// for the lead.
 	Later bool
-	// Standbys is the number of processes that wait for the lead of this process.
+	// Standbys is the number of processes waiting for the lead of this process.
 	Standbys int
-	// PreviousLeader is the name of a process that led before and may still change hardware, or "an
-	// earlier process"; empty if there is none. Meanwhile the leader changes no hardware.
+	// PreviousLeader is the name of an earlier leader that may still change hardware, or "an
+	// earlier process"; empty if there is none. Until then the leader changes no hardware.
 	PreviousLeader string
 	// Problem is the reason why this process cannot take the lead, a sentence without a full stop;
 	// empty if there is none.
@@ -101,8 +100,8 @@ type Lead struct {
 	shared    feed.Feed[json.RawMessage] // for the standbys
 
 	retryAt <-chan time.Time // used by Run only: end of the wait after a failure to take the lead; nil without a wait
-	// used by Run only: the previous leader, or the process that the leader named as still changing
-	// hardware
+	// Used by Run only: the previous leader, or a process that may still change hardware, as named
+	// by the leader.
 	previous string
 
 	mu         sync.Mutex  // guards leadership, and changes of statuses, leads, tenures and running
@@ -136,22 +135,22 @@ func IsTaken(ctx context.Context, dir string) bool {
 func (l *Lead) Statuses() *feed.Feed[Status] { return &l.statuses }
 
 // Leads returns the feed of whether this process leads. When the value becomes false, all tasks of
-// the tenure have ended, unless the lead was lost.
+// the tenure have ended, except after a loss of the lead.
 func (l *Lead) Leads() *feed.Feed[bool] { return &l.leads }
 
 // Ask makes this process ask for the lead from now on. Call Ask when this process can serve at
-// least as much as the leader. The process does not ask a leader that started later.
+// least as much as the leader. A leader that started later is not asked.
 func (l *Lead) Ask() {
 	if !l.wantsLead.Value() {
 		l.wantsLead.Publish(true)
 	}
 }
 
-// Publish sends a value to the standbys. It replaces the value published before.
+// Publish sends a value to the standbys, in place of the last value.
 func (l *Lead) Publish(value json.RawMessage) { l.shared.Publish(value) }
 
 // Received returns the feed of the values published by the leader while this process is a standby.
-// The value is nil before the first arrives, and again after this process has led. While this
+// The value is nil before the first value arrives, and again after this process has led. While this
 // process leads, the last value stays.
 func (l *Lead) Received() *feed.Feed[json.RawMessage] { return &l.received }
 

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A leadership is one period in which this process leads.
+// A leadership is a period during which this process leads.
 type leadership struct {
 	*Lead
 	socket   *socket
@@ -83,13 +83,13 @@ func (o *leadership) release(ended <-chan struct{}) {
 	}
 }
 
-// previousHolder returns the name of the previous leader if that process may still change hardware,
-// or an empty string.
+// previousHolder returns the name of the previous leader while that process may still change
+// hardware, otherwise an empty string.
 func (o *leadership) previousHolder() string {
 	if !o.socket.share.Others() {
 		return ""
 	}
-	return cmp.Or(o.previous, "an earlier process") // the name was never received
+	return cmp.Or(o.previous, "an earlier process") // the name is unknown
 }
 
 // follow waits until this process loses the lead, ctx ends, or a standby asks for the lead. In the

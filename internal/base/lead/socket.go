@@ -24,9 +24,9 @@ const (
 	shareName  = "lead.lock"
 )
 
-// lockTimeout limits the wait for another process that takes the lead and may have been stopped
-// meanwhile. The lock keeps two standbys from taking the lead one after the other. Without the
-// lock, the last process leads: the identity of the socket decides.
+// lockTimeout limits the wait for another process that takes the lead and may be stopped meanwhile.
+// The lock keeps two standbys from taking the lead one after the other. Even without the lock, only
+// the last process leads, because the identity of the socket decides.
 const lockTimeout = time.Second
 
 // errTaken is returned if another process took the lead first.
@@ -46,8 +46,8 @@ func identityOf(path string) identity {
 }
 
 // A socket is the listener of a leading process. The process keeps a share of the lock as long as
-// it may change hardware. A process without a share does not lead, because other processes would
-// not know of it.
+// it may change hardware. Without a share a process does not lead, because other processes would
+// not notice.
 type socket struct {
 	*net.UnixListener
 	identity identity
@@ -60,8 +60,8 @@ func (s *socket) discard() error {
 	return s.Close()
 }
 
-// take creates a socket that replaces the current socket. It returns errTaken if another socket
-// already has.
+// take creates a socket in place of the current one. It returns errTaken if another process was
+// faster.
 func (l *Lead) take(ctx context.Context, current identity) (*socket, error) {
 	unlock, err := l.lock(ctx)
 	if err != nil {
@@ -184,7 +184,7 @@ func newLink(ctx context.Context, conn net.Conn) *link {
 }
 
 // send sends a message and blocks while the other process reads nothing. An error ends the
-// connection, which the reader notices.
+// connection, and the reader notices the end.
 func (k *link) send(m message) {
 	text, err := json.Marshal(m)
 	if err != nil {

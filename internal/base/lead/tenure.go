@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// A tenure is a period in which tasks run under the lead of this process. It closes when the tasks
-// must end.
+// A tenure is a period of tasks under the lead of this process. The channel is closed when the
+// tasks must end.
 type tenure chan struct{}
 
 // A taskRun is the run of one task in a tenure.
@@ -36,8 +36,7 @@ func (l *Lead) join(t tenure, name string) (leave func(), joined bool) {
 	}, true
 }
 
-// endTenure ends a tenure and returns a channel that is closed when all tasks of the tenure have
-// ended.
+// endTenure ends a tenure. The returned channel is closed when all tasks of the tenure have ended.
 func (l *Lead) endTenure(t tenure) <-chan struct{} {
 	l.mu.Lock()
 	l.tenures.Publish(nil)
@@ -55,7 +54,8 @@ func (l *Lead) endTenure(t tenure) <-chan struct{} {
 }
 
 // While runs a task in each tenure of this process until ctx ends or the task fails. A task that
-// returns nil is done for the tenure. A task that does not end is not started again: see Alive.
+// returns nil is not repeated in the same tenure. A task that does not end is not started again:
+// see Alive.
 func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
 		t, changed := l.tenures.Latest()

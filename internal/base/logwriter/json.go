@@ -14,9 +14,9 @@ import (
 )
 
 // JSON returns a logger that writes each message to w as a JSON object in a line, with the keys of
-// Kubernetes' own components: ts (milliseconds since 1970), caller, msg, v (of an Info), err (of an
-// Error), and the keys of the message. The level of klog selects the messages. The notices of w are
-// JSON from now on.
+// Kubernetes' components: ts (milliseconds since 1970), caller, msg, v (of an Info), err (of an
+// Error), and the keys of the message. The verbosity of klog selects the messages. From now on the
+// notices of w are also JSON.
 func (w *Writer) JSON() klog.Logger {
 	w.json.Store(true)
 	return logr.FromSlogHandler(newHandler(w))

@@ -9,16 +9,16 @@ import (
 // ErrHangs is returned if the disk does not answer.
 var ErrHangs = errors.New("the disk does not answer")
 
-// A Disk runs file operations in a separate goroutine, so that a hanging disk delays callers only
-// up to their limits. Create a Disk with NewDisk.
+// A Disk runs file operations in a separate goroutine, so that callers wait for a hanging disk only
+// up to a limit. Create a Disk with NewDisk.
 type Disk struct{ busy chan struct{} }
 
 // NewDisk returns an idle Disk.
 func NewDisk() *Disk { return &Disk{make(chan struct{}, 1)} }
 
-// Do calls work and returns its error. It runs one function at a time. It returns ErrHangs after
-// the limit, and the error of ctx when ctx ends: work then never starts, or ends later. Work that
-// may end later must store its result itself.
+// Do calls work and returns the error of work. Only one function runs at a time. Do returns
+// ErrHangs after the limit, and the error of ctx when ctx ends: work then never starts, or ends
+// later. Work that may end later must store the result itself.
 func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) error {
 	late := time.After(limit)
 	select {
@@ -43,7 +43,7 @@ func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) e
 	}
 }
 
-// Within returns the result of read, or the zero value if Do returns before read does.
+// Within returns the result of read, or the zero value if Do returns before read.
 func Within[T any](ctx context.Context, d *Disk, limit time.Duration, read func() (T, error)) (value T, err error) {
 	found := make(chan T, 1) // read may end later
 	err = d.Do(ctx, limit, func() error {

@@ -2,8 +2,8 @@ package statefile
 
 import "sync"
 
-// A Head is a writer that keeps the first bytes of what is written, such as the output of a
-// program, and drops the rest without an error. Several goroutines may write.
+// A Head is a writer that keeps the first bytes of its input, such as the output of a program, and
+// drops the rest without an error. Several goroutines may write.
 type Head struct {
 	limit int // in bytes
 
@@ -11,10 +11,10 @@ type Head struct {
 	kept []byte
 }
 
-// NewHead returns a Head that keeps so many bytes.
+// NewHead returns a Head for at most limit bytes.
 func NewHead(limit int) *Head { return &Head{limit: limit} }
 
-// Write keeps what there is room for. It never fails.
+// Write keeps bytes up to the limit. It never fails.
 func (h *Head) Write(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -22,12 +22,12 @@ func (h *Head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Bytes returns what was kept until now. The caller owns it.
+// Bytes returns a copy of the bytes kept so far.
 func (h *Head) Bytes() []byte {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return append([]byte(nil), h.kept...)
 }
 
-// String returns what was kept until now.
+// String returns the bytes kept so far.
 func (h *Head) String() string { return string(h.Bytes()) }

@@ -34,9 +34,8 @@ func LockFolder(path string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// AwaitLock calls take, which takes a lock, until take returns another error than ErrLocked, with
-// pauses, for limit at most: the process that has the lock may be stopped. It returns the last
-// error of take, or the error of ctx.
+// AwaitLock calls take repeatedly, with pauses, while take returns ErrLocked, for limit at most:
+// the process with the lock may be stopped. It returns the last error of take, or the error of ctx.
 func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, take func() error) error {
 	late := c.NewTimer(limit)
 	defer late.Stop()
@@ -61,8 +60,7 @@ func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, t
 type Lock struct{ f *os.File }
 
 // TakeLock takes the exclusive lock of a file, and creates the file if necessary. It never waits:
-// the error wraps ErrLocked if another process has the lock or a share of it. Close releases the
-// lock.
+// the error wraps ErrLocked if another process has the lock or a share. Close releases the lock.
 func TakeLock(path string) (*Lock, error) { return take(path, unix.F_WRLCK) }
 
 // TakeShare takes a share of the same lock, as TakeLock does.

@@ -9,12 +9,12 @@ import (
 	"path/filepath"
 )
 
-// Damaged is the suffix of a state file that could not be read. Only the last such file is kept.
+// Damaged is the suffix of an unreadable state file. Only the last such file is kept.
 const Damaged = ".damaged"
 
 // ReadState reads a JSON state file into v, and reports whether the file exists. It returns an
-// error if the file has more than the given number of bytes or another "version". A file that
-// cannot be read is renamed to path+Damaged, and the error contains the reason.
+// error if the file has more than `most` bytes or another "version". An unreadable file is renamed
+// to path+Damaged, and the error contains the reason.
 func ReadState(path string, most int64, version int, v any) (found bool, err error) {
 	text, err := Read(path, most)
 	if IsAbsent(err) {
@@ -35,11 +35,11 @@ func ReadState(path string, most int64, version int, v any) (found bool, err err
 	return true, nil
 }
 
-// WriteState writes v as a state file that only its owner may read, and creates its folder.
+// WriteState writes v as a state file with access for the owner only, and creates the folder.
 func WriteState(path string, v any) error { return WriteStateIf(path, v, func() error { return nil }) }
 
-// WriteStateIf is WriteState on the condition that may returns nil, both before the work and before
-// the rename: a slow disk may delay the rename.
+// WriteStateIf is WriteState on the condition that `may` returns nil, both before the work and
+// before the rename: a slow disk may delay the rename.
 func WriteStateIf(path string, v any, may func() error) error {
 	if err := may(); err != nil {
 		return err

@@ -7,12 +7,12 @@ import (
 	"syscall"
 )
 
-// MaxSocketPath is how many bytes the path of a Unix socket may have (unix(7)).
+// MaxSocketPath is the longest path of a Unix socket, in bytes (unix(7)).
 const MaxSocketPath = 107
 
-// Listen makes a Unix socket at path, which must be free, and listens at it. Only the user of this
-// process may connect, whatever the umask is: the kernel gives the file the mode of the socket, so
-// that there is no moment in which others may.
+// Listen creates a Unix socket at path, which must be free, and listens. Only the user of this
+// process may connect, whatever the umask: the kernel gives the file the mode of the socket, so
+// other users have no moment to connect.
 func Listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var refused error

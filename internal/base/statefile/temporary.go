@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// temporarySuffix is the suffix of a file that this program has not moved to its final path yet.
-// The name also has random digits, as two processes may both be process 1 of their containers.
+// temporarySuffix is the suffix of a file before the rename to the final path. The name also has
+// random digits, because two processes may both be process 1 of their containers.
 const temporarySuffix = ".gpu-device-plugin.tmp"
 
-// swept holds the folders that this process has already swept.
+// sweptFolders holds the folders already swept by this process.
 var swept sync.Map
 
 // createTemporary creates a locked file for a later rename to path. It sweeps each folder once.
@@ -70,7 +70,7 @@ func TemporaryName(path, token string) string {
 func sweep(path string) error {
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // its process has just renamed the file
+		return nil // the writing process has just renamed the file
 	}
 	if err != nil {
 		return err

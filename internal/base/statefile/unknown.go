@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Unknown holds the fields of a JSON object that this program does not know, as a JSON object;
-// empty if there are none. They are kept because a newer version may have written them.
+// Unknown holds the unknown fields of a JSON object, as a JSON object; empty without any. They are
+// kept because a newer version of this program may have written them.
 type Unknown string
 
-// Decode reads a JSON object into the struct known, given by its pointer, and returns the fields
-// missing in the struct.
+// Decode reads a JSON object into the struct at the pointer known, and returns the fields missing
+// in the struct.
 func Decode(text []byte, known any) (Unknown, error) {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, known); err != nil {
@@ -31,7 +31,7 @@ func Decode(text []byte, known any) (Unknown, error) {
 	return Unknown(rest), err
 }
 
-// Encode returns a struct as a JSON object, with the fields kept by Decode. The struct must have a
+// Encode returns a struct as a JSON object, with the fields from Decode. The struct must have a
 // field that is never omitted.
 func Encode(known any, kept Unknown) ([]byte, error) {
 	text, err := json.Marshal(known)

@@ -11,20 +11,20 @@ import (
 // Write replaces the file at path by a file with the given content and mode. A reader finds the old
 // or the new file, never a part. The content is on the disk when Write returns nil.
 //
-// Before the replacement, check is called with the path of the temporary file; if check returns an
-// error, the old file stays. A nil check accepts everything. Write leaves no temporary file when it
-// fails.
+// Before the replacement, check is called with the path of the temporary file; after an error of
+// check, the old file stays. A nil check accepts everything. A failed Write leaves no temporary
+// file.
 func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) error {
 	return write(path, content, mode, (*os.File).Sync, check)
 }
 
 // Replace is Write without a check and without a sync of the disk: after a power failure the file
-// may be missing, empty or old. Use Replace for content that can be recreated.
+// may be missing, empty or old. It is for content that can be created again.
 func Replace(path string, content []byte, mode fs.FileMode) error {
 	return write(path, content, mode, func(*os.File) error { return nil }, nil)
 }
 
-// Remove removes the file at path, or an empty folder. Nothing at path is no error.
+// Remove removes the file or the empty folder at path. A missing file is no error.
 func Remove(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -62,8 +62,8 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 	return unnamed(os.Rename(f.Name(), path))
 }
 
-// unnamed returns an error without the path of the temporary file. The path differs in each
-// attempt, and a lasting error is logged only once if its text stays the same.
+// withoutPath returns an error without the path of the temporary file. The path differs in each
+// attempt, and a lasting error is logged only once if the text stays the same.
 func unnamed(err error) error {
 	var file *fs.PathError
 	var link *os.LinkError

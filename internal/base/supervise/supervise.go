@@ -1,5 +1,5 @@
 // Package supervise runs a function repeatedly: after the end of a run, the next run starts. No
-// other package restarts such functions.
+// other package repeats such functions.
 package supervise
 
 import (
@@ -19,15 +19,15 @@ type Backoff struct {
 	First, Most time.Duration
 	// Proven is the duration of a run after which a failure counts as the first again.
 	Proven time.Duration
-	// Nudge, if not nil, returns a channel that is closed to start the next run immediately. Run calls
-	// Nudge before each run, so a nudge during the run counts.
+	// Nudge, if not nil, returns a channel that is closed to start the next run immediately. Run
+	// calls Nudge before each run: a nudge during the run counts.
 	Nudge func() <-chan struct{}
 	// Clock is used for waiting; nil means the real clock.
 	Clock clock.Clock
 }
 
-// Run calls life until ctx ends, and then returns nil. If life returns nil, the next run starts
-// immediately. If life returns an error, Run logs it once and starts the next run after the
+// Run calls life until ctx ends, and then returns nil. After a nil result of life, the next run
+// starts immediately. After an error, Run logs the error once and starts the next run after the
 // backoff.
 func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
 	b.Clock = cmp.Or[clock.Clock](b.Clock, clock.RealClock{})
@@ -69,7 +69,7 @@ func sleep(ctx context.Context, c clock.Clock, d time.Duration, nudge <-chan str
 	}
 }
 
-// jitter varies a wait by a quarter, so that a thousand nodes do not retry at the same time.
+// jitter varies a wait by a quarter: a thousand nodes do not retry at the same time.
 func jitter(d time.Duration) time.Duration {
 	return d - d/8 + rand.N(d/4+1)
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Columns returns the width of the terminal that w writes to, directly or through a Writer; 0 if it
-// is none or does not know its width.
+// Columns returns the width of the terminal behind w or a Writer; 0 without a terminal, or if the
+// terminal does not know the width.
 func Columns(w io.Writer) int {
 	if safe, is := w.(*Writer); is {
 		w = safe.To

@@ -5,16 +5,17 @@ import (
 	"strings"
 )
 
-// DefaultColumns is the width of texts where there is no terminal.
+// DefaultColumns is the width of texts without a terminal.
 const DefaultColumns = 100
 
-// Fold breaks a text into lines of at most so many columns, at spaces unless a word is longer than
-// a line. The lines begin with an indent, and all but the first have two columns more of it.
+// Fold breaks a text into lines of at most `columns` characters, at spaces unless a word is longer
+// than a line. All lines begin with the indent, and all but the first have two more columns of
+// indent.
 func Fold(text string, columns int, indent string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	var lines []string
 	rest := []rune(indent + text)
-	columns = max(columns, len([]rune(indent))+3) // else no line would have a character of the text
+	columns = max(columns, len([]rune(indent))+3) // each line has at least one character of the text
 	for next := []rune(indent + "  "); len(rest) > columns; {
 		at := columns
 		for at > len(next) && rest[at] != ' ' {

@@ -1,6 +1,6 @@
 // Package terminal has the printable forms of texts from other programs: names from a driver,
-// errors of a daemon, contents of files. No form changes the terminal, or looks like another line
-// of the output.
+// errors of a daemon, contents of files. No form changes the terminal or resembles another line of
+// the output.
 package terminal
 
 import (
@@ -33,7 +33,7 @@ func Caret(r rune) string {
 func Escape(r rune) string { return fmt.Sprintf(`\u%04x`, r) }
 
 // Printable returns a text without effect on the terminal: control characters are replaced by form,
-// and bytes outside of any character by their number.
+// and bytes outside of any character by a number.
 func Printable(text string, form func(rune) string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, IsControl) {
 		return text
@@ -94,7 +94,7 @@ func clean(v reflect.Value) {
 			clean(value)
 			v.SetMapIndex(key, value)
 		}
-	default: // it has no text
+	default: // the value has no text
 	}
 }
 
@@ -103,7 +103,7 @@ func clean(v reflect.Value) {
 type Writer struct {
 	// To receives the output.
 	To io.Writer
-	// Keep are sequences of this program that stay unchanged, such as colours.
+	// Keep are the sequences of this program, such as colours. They stay unchanged.
 	Keep []string
 
 	pending []byte

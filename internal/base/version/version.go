@@ -3,8 +3,8 @@ package version
 
 import "runtime/debug"
 
-// Number is the next release of this source. The chart and the manifests contain it as well; make
-// set-version writes all of them.
+// Number is the next release of this source. The chart and the manifests also contain the number;
+// make set-version writes all of them.
 const Number = "v0.1.0"
 
 // String returns Number and, if the build recorded one, the commit.

@@ -1,6 +1,6 @@
-// Package cudacheck verifies that CUDA works on the devices of the node: once per boot, driver
+// Package cudacheck verifies that CUDA works on the devices of the node. Once per boot, driver
 // version and reset, each idle device runs a computation, and the verdict is kept on disk. Devices
-// are held until CUDA is proven on them.
+// are held until CUDA is proven.
 package cudacheck
 
 import (
@@ -31,23 +31,23 @@ const (
 type Options struct {
 	Configs   *feed.Feed[config.Config]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Prove has a device compute, by UUID.
+	// Prove runs a computation on a device, by UUID.
 	Prove func(ctx context.Context, uuid string) cuda.Proof
 	// Reserve keeps the whole GPU of a device from new users until release is called. The error says
 	// who uses the device, or why the users are not known.
 	Reserve func(ctx context.Context, d Device) (release func(), err error)
-	// Tell reports why CUDA does not work on a device to the health of the device; nil reports
-	// nothing. The error says that ctx ended.
+	// Tell reports why CUDA does not work on a device to the health of the device; nil means that
+	// CUDA works. It fails if ctx ends.
 	Tell func(ctx context.Context, uuid string, f *cuda.Failure) error
 	// Lead returns why this process does not lead; nil if it leads.
 	Lead func() error
-	// StateDir is where verdicts are kept; empty for nowhere. BootID is the boot ID of the node.
+	// StateDir is the folder for the verdicts; empty for none. BootID is the boot ID of the node.
 	StateDir, BootID string
 	// Disk accesses the file; nil means a Disk of Proofs' own.
 	Disk *statefile.Disk
 }
 
-// Proofs prove that CUDA works. Create Proofs with New; Follow runs always, and Run while this
+// Proofs prove that CUDA works. Create Proofs with New. Follow runs always, and Run while this
 // process leads.
 type Proofs struct {
 	options Options
@@ -61,7 +61,7 @@ type Proofs struct {
 	onDisk  Records // the contents of the file as far as known; belongs to Run
 }
 
-// Status is how far the Proofs are.
+// Status is the progress of Proofs.
 type Status struct {
 	// Waiting says why devices are not proven yet, by UUID.
 	Waiting map[string]string
@@ -71,11 +71,11 @@ type Status struct {
 	Retry map[string]time.Time
 	// Done is the time from the start of this process to the first verdicts on all devices; 0 before.
 	Done time.Duration
-	// Unsaved is why the verdicts are not on disk as they are known; empty if they are.
+	// Unsaved is why the verdicts on disk are out of date; empty if they are up to date.
 	Unsaved string
 }
 
-// form is the form of the file.
+// fileFormat is the format of the file.
 type form struct {
 	Version int     `json:"version"`
 	Devices Records `json:"devices"`
@@ -134,8 +134,8 @@ func (p *Proofs) Changed() <-chan struct{} {
 // Status is the feed of the progress; empty in a process that does not lead.
 func (p *Proofs) Status() *feed.Feed[Status] { return p.status }
 
-// Unproven returns why devices of the Snapshot may not be given to pods, by UUID; nil where CUDA
-// need not be proven.
+// Unproven returns why devices of the Snapshot may not be given to pods, by UUID; nil if the
+// configuration wants no proofs.
 func (p *Proofs) Unproven(s inventory.Snapshot) map[string]string {
 	if !p.options.Configs.Value().Validate {
 		return nil
@@ -143,15 +143,15 @@ func (p *Proofs) Unproven(s inventory.Snapshot) map[string]string {
 	return p.records.Value().Unproven(s, p.options.BootID)
 }
 
-// Again forgets the verdict on a device, by UUID, so that CUDA is proven once more. It does nothing
-// if the configuration wants no proofs, or while this process does not lead.
+// Again discards the verdict on a device, by UUID: CUDA is proven once more. It does nothing if the
+// configuration wants no proofs, or while this process does not lead.
 func (p *Proofs) Again(uuid string) {
 	if !p.options.Configs.Value().Validate || p.options.Lead() != nil {
 		return
 	}
 	select {
 	case p.toProve <- uuid:
-	default: // a queue of requests is enough
+	default: // the queue already has requests
 	}
 }
 

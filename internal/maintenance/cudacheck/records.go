@@ -10,8 +10,8 @@ import (
 
 // A Record is the result of a proof.
 type Record struct {
-	// Boot is the boot ID of the node then, and Driver the version of the driver: with others the
-	// verdict says nothing.
+	// Boot is the boot ID of the node at the time, and Driver the version of the driver. The
+	// verdict counts for this boot and driver only.
 	Boot   string `json:"boot"`
 	Driver string `json:"driver"`
 	// At is when the proof began. A later reset of the GPU makes the verdict void.
@@ -23,7 +23,7 @@ type Record struct {
 	MemoryBytes  int64 `json:"memoryBytes"`
 }
 
-// Records are by the UUID of the device. They are not changed once they are published.
+// Records are the records by the UUID of the device. Published Records are immutable.
 type Records map[string]Record
 
 // valid returns the verdict on a device, and whether the verdict still counts.

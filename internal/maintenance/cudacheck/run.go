@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// AtOnce is how many devices are tried at a time: a process takes some hundred megabytes.
+	// AtOnce is the number of devices tried at a time: a process takes some hundred megabytes.
 	AtOnce = 2
 	// The interval between checks of the devices in use grows from soon, after a change, to seldom.
 	soon, seldom = time.Second, 10 * time.Second
 	// saveAgain is the interval between tries to save verdicts.
 	saveAgain = 10 * time.Second
-	// A failure that may pass is tried again after firstRetry; the interval doubles up to lastRetry.
+	// A transient failure is tried again after firstRetry; the interval doubles up to lastRetry.
 	firstRetry, lastRetry = 10 * time.Second, 5 * time.Minute
 )
 
@@ -31,7 +31,7 @@ type try struct {
 	running bool
 	inUse   bool      // checked together with the other devices in use
 	began   time.Time // when the last try began
-	// waits says why the device is not proven yet; next is the time of the next try.
+	// waitReason says why the device is not proven yet; next is the time of the next try.
 	waits string
 	next  time.Time
 	pause time.Duration // before the next try after a failure
@@ -53,13 +53,13 @@ type loop struct {
 	known    map[string]*try
 	running  int
 	outcomes chan outcome
-	// Devices in use are checked together: checking is true during a check, next is the time of the
-	// next check, and pace the interval after that.
+	// Devices in use are checked together: isChecking is true during a check, next is the time of
+	// the next check, and pace the interval after the check.
 	checking bool
 	next     time.Time
 	pace     time.Duration
 	answers  chan map[string]error
-	// unsaved is why verdicts are not saved; save is the time of the next try to save.
+	// saveError is why verdicts are not saved; save is the time of the next try to save.
 	unsaved error
 	save    time.Time
 }
@@ -130,7 +130,7 @@ func earliest(times ...time.Time) (first time.Time) {
 	return first
 }
 
-// forget removes void verdicts, because a later process could not know of the reset.
+// forget removes void verdicts: a later process could not know of the reset.
 func (l *loop) forget(ctx context.Context, s inventory.Snapshot) {
 	records := l.records.Value()
 	for _, d := range Devices(s) {
@@ -212,8 +212,8 @@ func (l *loop) hangs(t *try) bool {
 	}
 }
 
-// unfit returns why a device is not tried in its current state; empty if it may be tried. A device
-// is also Unhealthy because of a failed try.
+// unfitReason returns why a device is not tried in the present state; empty if the device may be
+// tried. A device may also be Unhealthy because of a failed try.
 func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	if s.Stale != "" {
 		return "the last look at the node failed: " + s.Stale
@@ -231,8 +231,8 @@ func unfit(s inventory.Snapshot, d Device, failed bool) string {
 	return ""
 }
 
-// claimed reports whether the file still says that CUDA is proven on a device, although the verdict
-// is void and the disk hangs: a following process would believe the file, whatever a new proof
+// hasStaleProof reports whether the file still says that CUDA is proven on a device, although the
+// verdict is void and the disk hangs. A later process would believe the file, whatever a new proof
 // shows.
 func (l *loop) claimed(d Device) bool {
 	v, found := l.onDisk[d.UUID]
@@ -407,7 +407,7 @@ func (l *loop) saveLate(ctx context.Context) time.Time {
 	return l.save
 }
 
-// show publishes how far the loop is.
+// show publishes the progress.
 func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 	next := Status{Waiting: map[string]string{}, InUse: map[string]bool{}, Retry: map[string]time.Time{},
 		Done: l.status.Value().Done}

@@ -13,7 +13,7 @@ type tries struct {
 	all map[string]*underWay
 }
 
-// An underWay is a running try.
+// A runningTry is a running try.
 type underWay struct {
 	cancel context.CancelFunc
 	done   chan struct{}   // closed when the try has ended

@@ -1,11 +1,11 @@
-// Package reboot requests a restart of the node through the file that kured and other programs
-// watch. The package restarts no node.
+// Package reboot requests a restart of the node through the file watched by kured and other
+// programs. The package restarts no node.
 //
 // Other programs, such as Debian's packages, write the same file. Only a file with the text of this
 // program is removed.
 //
-// The text ends with the boot ID. A file from an earlier boot requests no restart: if the driver
-// never comes up, nothing is known, and otherwise the node would be restarted again and again.
+// The text ends with the boot ID. A file from an earlier boot requests no restart. Otherwise the
+// node would restart again and again if the driver never comes up and nothing is known.
 package reboot
 
 import (
@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	// begins is the start of the text of this program's file.
+	// textPrefix is the start of the text of this program's file.
 	begins = "gpu-device-plugin asks for a restart of this node: "
 	// ofBoot precedes the boot ID in parentheses.
 	ofBoot = " (boot "
@@ -41,7 +41,7 @@ const (
 type Sentinel struct {
 	// Path is the file; empty for no file. A file at an earlier Path is removed.
 	Path string
-	// Known reports whether it is known that the node needs a restart, or none. Otherwise the file
+	// Known is true if this program knows whether the node needs a restart. Otherwise the file
 	// stays unchanged.
 	Known bool
 	// Reason is why the node needs a restart; empty if not needed.
@@ -53,17 +53,17 @@ type Asker struct {
 	// Wanted returns the wanted state, and channels that are closed when the state may change.
 	Wanted func() (wanted Sentinel, configured, looked <-chan struct{})
 	Clock  clock.Clock
-	// BootID is the boot ID of the node; empty if not known. Then a file from before a restart stays
+	// BootID is the boot ID of the node; empty if unknown. Then a file from before a restart stays
 	// as long as nothing is known.
 	BootID string
 	// Disk accesses the file; nil means a Disk of the Asker's own.
 	Disk *statefile.Disk
 
-	asked string // the path of the last file that this program may have written
+	asked string // path of the last file possibly written by this program
 }
 
-// Run writes and removes the file until ctx ends, and then returns nil, also when the disk does not
-// answer. The file stays then.
+// Run writes and removes the file until ctx ends, and then returns nil, even while the disk does
+// not answer. The file stays at the end.
 func (a *Asker) Run(ctx context.Context) error {
 	disk, said := cmp.Or(a.Disk, statefile.NewDisk()), ""
 	for {
@@ -89,8 +89,8 @@ func (a *Asker) Run(ctx context.Context) error {
 	}
 }
 
-// step makes the file match the wanted state. After the end of ctx it changes nothing: another
-// process may then own the file.
+// step makes the file match the wanted state. After the end of ctx it changes nothing, because
+// another process may own the file.
 func (a *Asker) step(ctx context.Context, w Sentinel) error {
 	if a.asked != "" && a.asked != w.Path {
 		if err := withdraw(ctx, a.asked); err != nil {
@@ -130,9 +130,9 @@ func (a *Asker) text(reason string) string {
 	return strings.ToValidUTF8(text[:min(len(text), maxText-len(end))], "") + end
 }
 
-// A file is written under the first of these names before it gets its own name, and checked under
-// the second name before it is removed. If a process is killed in between, the next step completes
-// the work.
+// A new file is written under the first of these names before the rename to the final name. A file
+// is moved to the second name and checked before the removal. If a process is killed in between,
+// the next step completes the work.
 func unfinished(path string) string { return beside(path, "new") }
 func removed(path string) string    { return beside(path, "old") }
 
@@ -177,7 +177,7 @@ func bootOf(path string) (string, error) {
 	return "", err
 }
 
-// ask creates the file, unless a file exists: then a restart is already requested.
+// request creates the file, unless a file exists: then a restart is already requested.
 func ask(ctx context.Context, path, text string) error {
 	if err := settle(path); err != nil {
 		return err
@@ -216,8 +216,8 @@ func create(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// withdraw removes the file if it is this program's. The file is checked under another name, so a
-// file written meanwhile stays.
+// withdraw removes the file if it is this program's. The check uses another name: a file written
+// meanwhile stays.
 func withdraw(ctx context.Context, path string) error {
 	if err := settle(path); err != nil {
 		return err

@@ -34,7 +34,7 @@ type record struct {
 
 func (r *Resets) path() string { return filepath.Join(r.options.StateDir, File) }
 
-// note writes the progress of a reset. A note that cannot be written in time is withdrawn.
+// note writes the progress of a reset. A note that is not written in time is withdrawn.
 func (a *attempt) note(ctx context.Context, p Phase) error {
 	now := &record{Version: fileVersion, GPUs: a.status.GPUs, Since: a.status.Since, Phase: p, Boot: a.options.BootID}
 	if err := a.keep(ctx, now); err != nil {
@@ -44,11 +44,11 @@ func (a *attempt) note(ctx context.Context, p Phase) error {
 	return nil
 }
 
-// forget removes the note.
+// forget removes the note of a reset.
 func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
 
-// keep makes the file match the wanted record; nil means no file. The error is statefile.ErrHangs
-// when the disk does not answer. The disk then catches up later.
+// setRecord makes the file match the wanted record; nil means no file. The error is
+// statefile.ErrHangs if the disk does not answer. The disk then catches up later.
 func (r *Resets) keep(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
@@ -72,9 +72,9 @@ func (r *Resets) settle() (err error) {
 	}
 }
 
-// Run shows and ends a reset that an earlier process began: the health of the GPUs follows from
-// their readings. The GPUs stay withdrawn while the earlier process may still reset them. Run
-// returns nil when ctx ends. Only the leading process may call it.
+// Run shows and ends a reset of an earlier process: the health of the GPUs follows from their
+// readings. The GPUs stay withdrawn while the earlier process may still reset them. Run returns nil
+// when ctx ends. Only the leading process may call Run.
 func (r *Resets) Run(ctx context.Context) error {
 	if err := r.takeOver(ctx); err != nil {
 		klog.FromContext(ctx).Info("Cannot read whether an earlier process was resetting GPUs", "reason", err.Error())
@@ -90,7 +90,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 	defer r.busy.Unlock()
 	var shown *record // GPUs are withdrawn for the reset
 	for {
-		// first: the previous leader removes its note before it stops being one
+		// First, because the previous leader removes the note before it ends.
 		previous, changed := r.options.PreviousLeader()
 		left, err := r.interruptedRecord(ctx)
 		switch {
@@ -126,7 +126,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 	}
 }
 
-// judged is the end of a sentence about GPUs that may or may not have been reset.
+// judgedByReadings is the end of a sentence about GPUs that may or may not have been reset.
 const judged = "they are judged by their readings"
 
 // interruptedRecord returns the note of an earlier process; nil if there is none.
@@ -140,7 +140,7 @@ func (r *Resets) interruptedRecord(ctx context.Context) (*record, error) {
 	})
 }
 
-// interrupted shows a reset that an earlier process did not finish. The health of the GPUs follows
+// showInterrupted shows an unfinished reset of an earlier process. The health of the GPUs follows
 // from their readings again.
 func (r *Resets) interrupted(ctx context.Context, left *record, why string) {
 	klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)

@@ -1,6 +1,6 @@
-// Package reset resets GPUs for an operator: it withdraws the GPUs, waits for their users or names
-// them, runs the driver's own program while nobody in this process has the driver open, and has the
-// health of the GPUs judged again.
+// Package reset resets GPUs for an operator. It withdraws the GPUs from new pods and waits for, or
+// names, their users. It then runs the driver's own program while nothing in this process has the
+// driver open, and awaits the new health of the GPUs.
 package reset
 
 import (
@@ -23,12 +23,12 @@ import (
 )
 
 const (
-	// askEvery is how often the users of the GPUs are asked for.
+	// askEvery is the interval between queries of the GPUs' users.
 	askEvery = time.Second
-	// soonFor is how long the users of a GPU may stay unknown: the kubelet must read the list with the
-	// withdrawn GPU, and report pods that it has just admitted.
+	// usersPatience is how long the users of a GPU may stay unknown: the kubelet must read the list
+	// with the withdrawn GPU, and report newly admitted pods.
 	soonFor = 15 * time.Second
-	// judgedWithin limits the wait for the health of the GPUs after the reset.
+	// healthPatience limits the wait for the health of the GPUs after the reset.
 	judgedWithin = 30 * time.Second
 	// withholdPatience limits the wait for the monitor. The monitor answers at once unless the daemon
 	// is stopping.
@@ -51,13 +51,13 @@ type Options struct {
 	// this process.
 	Clients func(gpu inventory.GPU) []string
 	// Run resets GPUs while this process has released the driver, if May then allows the reset. It
-	// returns in bounded time, with context.Canceled when the daemon stops. If the error wraps
-	// ErrHangs, Run calls ended at the end of the reset.
+	// returns in bounded time, with context.Canceled when the daemon stops. After an error that
+	// wraps ErrHangs, Run calls ended at the end of the reset.
 	Run func(ctx context.Context, gpus []inventory.GPU, ended func()) error
 	// May returns why this process may not reset GPUs now; nil if it may.
 	May func() error
-	// PreviousLeader returns the process, in words for people, that led before and may still reset
-	// GPUs; empty if there is none. The channel is closed when the answer may have changed.
+	// PreviousLeader returns the earlier leader, in words for people, that may still reset GPUs;
+	// empty if there is none. The channel is closed when the answer may have changed.
 	PreviousLeader func() (who string, changed <-chan struct{})
 	// StateDir is the folder for the note of a reset; empty for no note. BootID is the boot ID of the
 	// node.
@@ -66,7 +66,7 @@ type Options struct {
 	Write func(path string, v any) error
 }
 
-// ErrHangs is wrapped by the error of a reset that continues although it was stopped.
+// ErrHangs is wrapped by the error of a reset that continues after its stop.
 var ErrHangs = errors.New("the reset does not end")
 
 // errGivenUp is the error of a reset whose caller has gone away.
@@ -75,27 +75,27 @@ var errGivenUp = errors.New("the reset was cancelled before the driver was relea
 // errBusy is the error during another reset.
 var errBusy = errors.New("another reset is running on this node: check it with status, and retry when it has ended")
 
-// Phase is how far a reset is.
+// Phase is the progress of a reset.
 type Phase string
 
-// The phases.
+// The phases of a reset.
 const (
 	PhaseWaiting     Phase = "waiting"     // for the users of the GPUs
 	PhaseResetting   Phase = "resetting"   // the driver's program runs
-	PhaseHangs       Phase = "hangs"       // of a reset that cannot be stopped; the GPUs stay withdrawn until its end
+	PhaseHangs       Phase = "hangs"       // a reset that cannot be stopped; the GPUs stay withdrawn until the end
 	PhaseDone        Phase = "done"        // the GPUs were reset
 	PhaseFailed      Phase = "failed"      // they were not
 	PhaseInterrupted Phase = "interrupted" // the process of the reset ended before, or does not lead any more
 )
 
-// Status is the last reset; of none, Phase is empty.
+// Status describes the last reset; Phase is empty without a reset.
 type Status struct {
 	// GPUs are the UUIDs.
 	GPUs  []string
 	Phase Phase
-	// Since is when the reset was asked for.
+	// Since is the time of the request.
 	Since time.Time
-	// Reason is a sentence without a full stop: what the reset waits for, or what failed.
+	// Reason is a sentence without a full stop: the cause of the wait or of the failure.
 	Reason string
 }
 
@@ -149,7 +149,7 @@ type Order struct {
 
 // Reset resets GPUs, and reports the progress in sentences. The error is why the GPUs were not
 // reset, or are still not Healthy afterwards. If ctx ends before the driver is released, no GPU is
-// reset; afterwards the reset continues, and Status has the result.
+// reset. A later end does not stop the reset, and Status has the result.
 func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	gpus, err := selected(r.options.Snapshots.Value(), q.GPUs)
 	if err != nil {
@@ -202,9 +202,9 @@ type attempt struct {
 	callerGone <-chan struct{}
 }
 
-// run waits for the users until ctx ends, and resets the GPUs. keep makes the end of ctx irrelevant
-// from then on; it returns false if ctx ended before. run sends the outcome as soon as it is known,
-// and then waits for a reset that cannot be stopped.
+// run waits for the users until ctx ends, and resets the GPUs. From a call of keep on, the end of
+// ctx has no effect; keep returns false if ctx has already ended. run sends the outcome as soon as
+// it is known, and then waits for a reset that cannot be stopped.
 func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool, outcome chan<- error) {
 	always := context.WithoutCancel(ctx)
 	over := make(chan struct{})
@@ -221,7 +221,7 @@ func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool,
 	switch {
 	case err == nil:
 		a.end(always, PhaseDone, "")
-	case errors.Is(err, context.Canceled): // the daemon ends; the next one finds the note
+	case errors.Is(err, context.Canceled): // the daemon ends; the next daemon finds the note
 	case errors.Is(err, ErrHangs):
 		a.show(always, PhaseHangs, err.Error())
 		outcome <- err
@@ -235,7 +235,7 @@ func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool,
 	outcome <- err
 }
 
-// show publishes how far the reset is. The GPUs are withdrawn.
+// show publishes the progress. The GPUs are withdrawn.
 func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 	a.status.Phase, a.status.Reason = p, reason
 	a.withdraw(ctx, a.status)
@@ -250,7 +250,7 @@ func (a *attempt) show(ctx context.Context, p Phase, reason string) {
 }
 
 // end publishes the result of the reset, and ends the hold on the GPUs. It removes the note first:
-// a new leader reads the note only when this process resets nothing any more.
+// a new leader reads the note only after this process resets nothing any more.
 func (a *attempt) end(ctx context.Context, p Phase, reason string) {
 	klog.FromContext(ctx).Info("The reset of GPUs has ended", "gpus", a.status.GPUs, "phase", p, "reason", reason)
 	if err := a.forget(ctx); err != nil {
@@ -351,7 +351,8 @@ func (a *attempt) reset(ctx context.Context, ended func()) error {
 	return fmt.Errorf("%w; %s", err, remedy)
 }
 
-// judged waits until the GPUs are Healthy after the reset. Otherwise the error has their state.
+// awaitHealth waits until the GPUs are Healthy after the reset. Otherwise the error has their
+// state.
 func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
 	late := time.After(judgedWithin)
 	for {
@@ -379,7 +380,7 @@ func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
 	}
 }
 
-// selected returns the GPUs of a Snapshot with the given indexes or UUIDs.
+// selectGPUs returns the GPUs of a Snapshot with the given indexes or UUIDs.
 func selected(s inventory.Snapshot, names []string) ([]inventory.GPU, error) {
 	var gpus []inventory.GPU
 	for _, name := range names {
