@@ -145,7 +145,7 @@ func (c *ClaimDaemons) Start(ctx context.Context, id string, wanted ClaimDaemon)
 // isRequested reports whether the file of an ID already has this text. It returns an error if no
 // Supervisor would start the daemon.
 func (c *ClaimDaemons) isRequested(id string, text []byte) (bool, error) {
-	if !supervised(c.root) {
+	if !isSupervised(c.root) {
 		return false, errNoSupervisor
 	}
 	before, _ := statefile.Read(c.path(id, wantedSuffix), maxClaim) // an unreadable file is replaced
@@ -205,7 +205,7 @@ func (c *ClaimDaemons) problem(ctx context.Context, id string) (problem string, 
 
 // readProblem implements problem, and may wait for the disk.
 func (c *ClaimDaemons) readProblem(id string) (problem string, final bool) {
-	if !supervised(c.root) {
+	if !isSupervised(c.root) {
 		return errNoSupervisor.Error(), true
 	}
 	dir := c.path(id, "")
@@ -271,7 +271,7 @@ func (c *ClaimDaemons) tryEnd(id string) (bool, error) {
 	if _, err := os.Lstat(c.path(id, endingSuffix)); errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
-	if !supervised(c.root) {
+	if !isSupervised(c.root) {
 		return false, fmt.Errorf("an MPS control daemon of an earlier claim may still run: %w", errNoSupervisor)
 	}
 	return false, nil
@@ -345,7 +345,7 @@ func lockRoot(root string) (unlock func(), err error) {
 }
 
 // IsSupervised reports whether mps-control-daemon works in a root.
-func IsSupervised(root string) bool { return root != "" && supervised(root) }
+func IsSupervised(root string) bool { return root != "" && isSupervised(root) }
 
-// supervised reports whether a Supervisor works in a root.
-func supervised(root string) bool { return statefile.IsLocked(filepath.Join(root, lockFile)) }
+// isSupervised reports whether a Supervisor works in a root.
+func isSupervised(root string) bool { return statefile.IsLocked(filepath.Join(root, lockFile)) }

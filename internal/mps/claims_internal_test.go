@@ -128,7 +128,7 @@ func TestWaitingForADaemon(t *testing.T) {
 			}
 			// A process just forked by another test has a copy of the lock until it starts its own program.
 			poll.Until(t, "who gives a daemon back leaves the lock of the supervisor",
-				func() bool { return !supervised(root) })
+				func() bool { return !isSupervised(root) })
 		})
 	}
 }
@@ -197,8 +197,8 @@ func TestTasksOfClaims(t *testing.T) {
 	var cancelled []string
 	tasks := map[string]*task{}
 	for name, t := range map[string]task{
-		"wanted": {}, "given back": {}, "ending": {ending: true}, "back": {ending: true}, "over": {done: over},
-		"removed": {done: over, ending: true},
+		"wanted": {}, "given back": {}, "ending": {isEnding: true}, "back": {isEnding: true}, "over": {done: over},
+		"removed": {done: over, isEnding: true},
 	} {
 		t.cancel = func() { cancelled = append(cancelled, name) }
 		tasks[name] = &t
@@ -282,7 +282,7 @@ func (m *failingModes) SetComputeMode(
 func TestMarksOfDaemonsThatNobodyWatches(t *testing.T) {
 	t.Parallel()
 	root := claimFiles(t, map[string]string{"a/.started": "", "b/.started/full": "", "c/.started": "", "d/.failed": ""})
-	if err := forgetStarted(root); err == nil || !strings.Contains(err.Error(), "b/.started") {
+	if err := removeStartedMarks(root); err == nil || !strings.Contains(err.Error(), "b/.started") {
 		t.Errorf("forgetStarted() = %v, want an error of b", err)
 	}
 	left, err := filepath.Glob(filepath.Join(root, claimsFolder, "*", ".*"))

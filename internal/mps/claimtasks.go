@@ -22,7 +22,7 @@ func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusiveGPUs, task
 		return
 	}
 	for id, t := range tasks {
-		if _, still := wanted[id]; !still && !t.ending {
+		if _, still := wanted[id]; !still && !t.isEnding {
 			t.cancel()
 		}
 		select {
@@ -47,7 +47,7 @@ func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusiveGPUs, task
 // daemon of the claim, or an earlier process left the daemon behind.
 func (s *Supervisor) end(ctx context.Context, gpus *exclusiveGPUs, g Group, path string) *task {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &task{cancel: cancel, done: make(chan struct{}), ending: true}
+	t := &task{cancel: cancel, done: make(chan struct{}), isEnding: true}
 	d := &daemon{control: control{dir: path}, group: g, gpus: gpus}
 	go func() {
 		defer close(t.done)
@@ -74,9 +74,9 @@ func (s *Supervisor) end(ctx context.Context, gpus *exclusiveGPUs, g Group, path
 	return t
 }
 
-// forgetStarted removes the started marks that an earlier process left in the folders of claims,
+// removeStartedMarks removes the started marks that an earlier process left in the folders of claims,
 // because no process watches the daemons of these marks.
-func forgetStarted(root string) error {
+func removeStartedMarks(root string) error {
 	marks, err := filepath.Glob(filepath.Join(root, claimsFolder, "*", startedMark))
 	for _, mark := range marks {
 		err = errors.Join(err, statefile.Remove(mark))

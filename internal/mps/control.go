@@ -37,16 +37,16 @@ const maxAnswer = 64 << 10
 type boundedBuffer struct {
 	full func() // called when there is more
 
-	mu        sync.Mutex // guards all following fields
-	buffer    []byte
-	truncated bool
+	mu          sync.Mutex // guards all following fields
+	buffer      []byte
+	isTruncated bool
 }
 
 func (b *boundedBuffer) Write(text []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.buffer)+len(text) > maxAnswer {
-		b.truncated = true
+		b.isTruncated = true
 		b.full()
 		return 0, io.ErrShortWrite
 	}
@@ -58,7 +58,7 @@ func (b *boundedBuffer) Write(text []byte) (int, error) {
 func (b *boundedBuffer) text() (text string, whole bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return strings.TrimSpace(string(b.buffer)), !b.truncated
+	return strings.TrimSpace(string(b.buffer)), !b.isTruncated
 }
 
 // errNoProgram is the error where the driver's program is missing.
@@ -86,8 +86,8 @@ func (c control) environment() []string {
 const (
 	// A daemon rejects commands for a moment when a client comes or goes. A command is therefore
 	// tried maxAttempts times, with a pause in between.
-	maxAsked   = 5
-	pauseAsked = 50 * time.Millisecond
+	maxAttempts  = 5
+	attemptPause = 50 * time.Millisecond
 	// noDaemon is the message of the driver's program when no daemon runs.
 	noDaemon = "Cannot find MPS control daemon process"
 )
@@ -108,12 +108,12 @@ func (c control) ask(ctx context.Context, command string, timeout time.Duration)
 			return "", ctx.Err()
 		case asking.Err() != nil:
 			return "", fmt.Errorf("%s: no answer within %s", firstLine(command), timeout)
-		case !errors.As(err, &refused) || strings.Contains(err.Error(), noDaemon) || asked == maxAsked:
+		case !errors.As(err, &refused) || strings.Contains(err.Error(), noDaemon) || asked == maxAttempts:
 			return answer, err
 		}
 		select {
 		case <-asking.Done():
-		case <-time.After(pauseAsked):
+		case <-time.After(attemptPause):
 		}
 	}
 }

@@ -144,7 +144,7 @@ func TestOnlyConsecutiveFailedProbesStopADaemon(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no longer answers") {
 		t.Errorf("watch() = %v", err)
 	}
-	if got, want := len(asked(t, c)), 11+maxUnanswered*maxAsked; got != want {
+	if got, want := len(asked(t, c)), 11+maxUnanswered*maxAttempts; got != want {
 		t.Errorf("it was given up after %d questions, want %d", got, want)
 	}
 }
@@ -287,15 +287,15 @@ func TestProbesOfProber(t *testing.T) {
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	p.ask(over, name)
+	p.check(over, name)
 	if p.HasResult(name) {
 		t.Error("a question that was given up counts as answered")
 	}
-	p.ask(t.Context(), "another")
+	p.check(t.Context(), "another")
 	if _, followed := p.targets["another"]; followed {
 		t.Error("a resource is followed because it was asked about")
 	}
-	p.ask(t.Context(), name)
+	p.check(t.Context(), name)
 	if reason := p.Unready().Value()[name]; reason != "" || !p.HasResult(name) {
 		t.Errorf("a daemon that answers: %q, asked %v", reason, p.HasResult(name))
 	}
@@ -304,7 +304,7 @@ func TestProbesOfProber(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p.ask(t.Context(), name)
+	p.check(t.Context(), name)
 	if reason := p.Unready().Value()[name]; reason != "" {
 		t.Errorf("a daemon that answered and has its mark is asked: %q", reason)
 	}
@@ -312,7 +312,7 @@ func TestProbesOfProber(t *testing.T) {
 		t.Errorf("due() = %v of a daemon that has its mark", names)
 	}
 	clock.Step(askRarely)
-	p.ask(t.Context(), name)
+	p.check(t.Context(), name)
 	if reason := p.Unready().Value()[name]; !strings.Contains(reason, "does not answer") {
 		t.Errorf("a daemon that does not answer any more: %q", reason)
 	}
@@ -353,9 +353,9 @@ func TestLookInterval(t *testing.T) {
 		poll.Until(t, "the end of a look", func() bool {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			return !p.targets[name].pending && clock.HasWaiters()
+			return !p.targets[name].isProbing && clock.HasWaiters()
 		})
-		clock.Step(lookEvery)
+		clock.Step(checkInterval)
 	}
 	if looks < 9 || looks > 11 { // a look may have been planned before, and another after the probe
 		t.Errorf("a daemon that answers was asked again after %d looks", looks)

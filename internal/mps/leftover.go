@@ -50,7 +50,7 @@ func awaitEnd(ctx context.Context, pids []int) error {
 	ctx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
 	pace := time.NewTicker(startPace)
-	for slices.ContainsFunc(pids, running) {
+	for slices.ContainsFunc(pids, isRunning) {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("processes of MPS that were left behind do not exit: %v: %w", pids, ctx.Err())
@@ -60,9 +60,9 @@ func awaitEnd(ctx context.Context, pids []int) error {
 	return nil
 }
 
-// running reports whether a process still has files and memory. A zombie, whose parent has not read
+// isRunning reports whether a process still has files and memory. A zombie, whose parent has not read
 // the exit status, does not.
-func running(pid int) bool {
+func isRunning(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, state, _ := strings.Cut(string(stat), ") ")
 	return err == nil && !strings.HasPrefix(state, "Z")

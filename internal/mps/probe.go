@@ -23,8 +23,8 @@ const (
 	// checkEvery is the interval between two checks. A check probes a daemon that is not ready. A
 	// ready daemon is probed only after askRarely, or if the started mark is missing: the daemon
 	// may have been restarted between two probes.
-	lookEvery = time.Second
-	askRarely = 10 * time.Second
+	checkInterval = time.Second
+	askRarely     = 10 * time.Second
 	// probeTimeout limits the time of a probe. The program of the probe then has another second to
 	// exit; after diskTimeout, the probe counts as failed. A new resource is not listed before the end
 	// of the first probe.
@@ -38,10 +38,10 @@ const limitCommands = probeCommand + "\nget_default_device_pinned_mem_limit 0"
 
 // A Prober checks that the control daemons of resources respond. Create a Prober with NewProber.
 type Prober struct {
-	root    string
-	clock   clock.WithTicker
-	unready *feed.Feed[map[string]string]
-	lookNow chan struct{} // holds at most one request for an immediate look
+	root     string
+	clock    clock.WithTicker
+	unready  *feed.Feed[map[string]string]
+	checkNow chan struct{} // holds at most one request for an immediate look
 
 	mu      sync.Mutex // guards all following fields
 	targets map[string]target
@@ -49,18 +49,18 @@ type Prober struct {
 
 // A target is a resource with a daemon to probe.
 type target struct {
-	reason   string // why pods cannot use the resource; empty if they can
-	answered bool   // the daemon has answered, or its time is over
-	limits   string // the answer to the limit commands
-	pending  bool   // a probe is running
-	askedAt  time.Time
-	disk     *statefile.Disk
+	reason    string // why pods cannot use the resource; empty if they can
+	hasResult bool   // the daemon has answered, or its time is over
+	limits    string // the answer to the limit commands
+	isProbing bool   // a probe is running
+	askedAt   time.Time
+	disk      *statefile.Disk
 }
 
 // NewProber returns a Prober of the daemons below root. The daemons are probed while Run runs.
 func NewProber(root string, c clock.WithTicker) *Prober {
 	return &Prober{
-		root: root, clock: c, unready: feed.New[map[string]string](nil), lookNow: make(chan struct{}, 1),
+		root: root, clock: c, unready: feed.New[map[string]string](nil), checkNow: make(chan struct{}, 1),
 		targets: map[string]target{},
 	}
 }
@@ -74,7 +74,7 @@ func (p *Prober) Unready() *feed.Feed[map[string]string] { return p.unready }
 func (p *Prober) HasResult(resource string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.targets[resource].answered
+	return p.targets[resource].hasResult
 }
 
 // Follow sets the resources whose daemons are probed from now on. It does not wait for the probes.
@@ -89,7 +89,7 @@ func (p *Prober) Follow(resources []string) {
 			t.disk = statefile.NewDisk()
 			t.reason = fmt.Sprintf("the MPS control daemon of %s has not answered yet", name)
 			select {
-			case p.lookNow <- struct{}{}:
+			case p.checkNow <- struct{}{}:
 			default:
 			}
 		}
@@ -119,15 +119,15 @@ func (p *Prober) Run(ctx context.Context) error {
 	for {
 		names, followed := p.due()
 		for _, name := range names {
-			asked.Go(func() { p.ask(ctx, name) })
+			asked.Go(func() { p.check(ctx, name) })
 		}
 		if tick == nil && followed {
-			tick = p.clock.After(lookEvery)
+			tick = p.clock.After(checkInterval)
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-p.lookNow:
+		case <-p.checkNow:
 		case <-tick:
 			tick = nil
 		}
@@ -140,8 +140,8 @@ func (p *Prober) due() (names []string, followed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for name, t := range p.targets {
-		if !t.pending {
-			t.pending = true
+		if !t.isProbing {
+			t.isProbing = true
 			p.targets[name] = t
 			names = append(names, name)
 		}
@@ -175,7 +175,7 @@ var errStarted = errors.New("it is started")
 
 // check checks the daemon of a resource. It probes a daemon that is not ready, lost the mark, or
 // was not probed for long. A hanging disk delays no other resource.
-func (p *Prober) ask(ctx context.Context, name string) {
+func (p *Prober) check(ctx context.Context, name string) {
 	p.mu.Lock()
 	t, now := p.targets[name], p.clock.Now()
 	p.mu.Unlock()
@@ -216,12 +216,12 @@ func (p *Prober) ask(ctx context.Context, name string) {
 		return // no longer followed, or followed again
 	}
 	if errors.Is(err, errStarted) {
-		t.pending = false
+		t.isProbing = false
 		p.targets[name] = t
 		return
 	}
 	before := t.reason
-	t.reason, t.answered, t.limits, t.pending, t.askedAt = reason, true, ownLimits(answer), false, now
+	t.reason, t.hasResult, t.limits, t.isProbing, t.askedAt = reason, true, ownLimits(answer), false, now
 	p.targets[name] = t
 	if reason == "" && before != "" {
 		klog.FromContext(ctx).Info("MPS control daemon can be used", "resource", name)

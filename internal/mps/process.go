@@ -64,11 +64,11 @@ const (
 
 // A logger logs the output of a control daemon and of the servers, line by line.
 type logger struct {
-	log     klog.Logger
-	partial []byte    // an incomplete line
-	second  time.Time // when the count of lines began
-	lines   int
-	dropped int
+	log          klog.Logger
+	partial      []byte    // an incomplete line
+	second       time.Time // when the count of lines began
+	lines        int
+	droppedLines int
 }
 
 // routine matches the lines that a control daemon and its servers print every few seconds, after
@@ -102,13 +102,13 @@ func (l *logger) Write(text []byte) (int, error) {
 // mayLog reports whether another line may be logged.
 func (l *logger) mayLog() bool {
 	if now := time.Now(); now.Sub(l.second) >= time.Second {
-		if l.dropped > 0 {
-			l.log.Info("MPS output was not logged in full", "dropped", l.dropped)
+		if l.droppedLines > 0 {
+			l.log.Info("MPS output was not logged in full", "dropped", l.droppedLines)
 		}
-		l.second, l.lines, l.dropped = now, 0, 0
+		l.second, l.lines, l.droppedLines = now, 0, 0
 	}
 	if l.lines++; l.lines > maxLines {
-		l.dropped++
+		l.droppedLines++
 		return false
 	}
 	return true

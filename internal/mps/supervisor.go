@@ -33,7 +33,7 @@ type Supervisor struct {
 	modes  Modes
 
 	mu         sync.Mutex // guards all following fields
-	serving    map[string]bool
+	isServing  map[string]bool
 	groups     int  // number of wanted groups; -1 if not known
 	markFailed bool // the mark could not be written or removed
 }
@@ -41,7 +41,7 @@ type Supervisor struct {
 // NewSupervisor returns a Supervisor of the daemons below root, a directory. Run follows wanted; a
 // nil value means that the wanted groups are unknown.
 func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Supervisor {
-	return &Supervisor{root: root, wanted: wanted, modes: modes, serving: map[string]bool{}, groups: -1}
+	return &Supervisor{root: root, wanted: wanted, modes: modes, isServing: map[string]bool{}, groups: -1}
 }
 
 // backoff is the pause between two runs of a daemon.
@@ -74,7 +74,7 @@ func (s *Supervisor) work(ctx context.Context) error {
 		}
 		s.setGroups(ctx, -1)
 	}()
-	if err := forgetStarted(s.root); err != nil {
+	if err := removeStartedMarks(s.root); err != nil {
 		return err
 	}
 	look := time.NewTicker(claimPace)
@@ -119,10 +119,10 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[
 	for name, t := range tasks {
 		has := slices.Concat(t.wanted.Value().uuids(), t.current.Value().uuids())
 		lost := func(uuid string) bool { now, still := of[uuid]; return still && now != name }
-		if _, still := wanted[name]; still && !t.ending && !slices.ContainsFunc(has, lost) {
+		if _, still := wanted[name]; still && !t.isEnding && !slices.ContainsFunc(has, lost) {
 			continue
 		}
-		t.ending = true
+		t.isEnding = true
 		t.cancel()
 		select {
 		case <-t.done:
@@ -139,7 +139,7 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[
 		case slices.ContainsFunc(g.uuids(), func(uuid string) bool { return busy[uuid] }):
 		case t == nil:
 			tasks[name] = s.begin(ctx, gpus, g)
-		case !t.ending && !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
+		case !t.isEnding && !slices.Equal(t.wanted.Value().GPUs, g.GPUs):
 			t.wanted.Publish(g)
 		}
 	}
@@ -164,11 +164,11 @@ func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusiveGPUs, g
 
 // A task runs the daemons of a resource, one after the other.
 type task struct {
-	wanted  *feed.Feed[Group]
-	current *feed.Feed[Group] // the group of the running daemon
-	cancel  context.CancelFunc
-	done    chan struct{}
-	ending  bool // the task stops, or only removes the files of a claim
+	wanted   *feed.Feed[Group]
+	current  *feed.Feed[Group] // the group of the running daemon
+	cancel   context.CancelFunc
+	done     chan struct{}
+	isEnding bool // the task stops, or only removes the files of a claim
 }
 
 func (s *Supervisor) begin(ctx context.Context, gpus *exclusiveGPUs, g Group) *task {
@@ -235,9 +235,9 @@ func (s *Supervisor) setServing(ctx context.Context, name string, serves bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if serves {
-		s.serving[name] = true
+		s.isServing[name] = true
 	} else {
-		delete(s.serving, name)
+		delete(s.isServing, name)
 	}
 	s.markLocked(ctx)
 }
@@ -265,7 +265,7 @@ func (s *Supervisor) retryMark(ctx context.Context) {
 func (s *Supervisor) markLocked(ctx context.Context) {
 	mark := filepath.Join(s.root, readyMark)
 	var err error
-	if len(s.serving) == s.groups {
+	if len(s.isServing) == s.groups {
 		// Written atomically, because the plugin may read the mark at any time.
 		err = statefile.Write(mark, []byte(resource.MPS.String()+"\n"), 0o600, nil)
 	} else if err = os.Remove(mark); errors.Is(err, os.ErrNotExist) {

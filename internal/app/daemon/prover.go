@@ -43,7 +43,7 @@ func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
 		Simulated: d.node != nil}
 	return cudacheck.New(ctx, cudacheck.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
-		Tell: func(ctx context.Context, uuid string, f *cuda.Failure) error {
+		Report: func(ctx context.Context, uuid string, f *cuda.Failure) error {
 			if f == nil {
 				return d.monitor.Proven(ctx, uuid, "", inventory.NoRemedy)
 			}

@@ -66,12 +66,12 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 	case hasGone(raw):
 		return nil, nil, errGone
 	}
-	var calling context.Context
+	var callCtx context.Context
 	var cancel context.CancelFunc
 	if deadline == 0 {
-		calling, cancel = context.WithCancel(ctx)
+		callCtx, cancel = context.WithCancel(ctx)
 	} else {
-		calling, cancel = context.WithTimeout(ctx, time.Duration(deadline-now()))
+		callCtx, cancel = context.WithTimeout(ctx, time.Duration(deadline-now()))
 	}
 	// Removes the deadline of the request; the end of the call closes the connection.
 	_ = conn.SetReadDeadline(time.Time{})
@@ -79,9 +79,9 @@ func (s *Server) begin(ctx context.Context, conn *net.UnixConn, deadline instant
 		defer cancel()
 		// The runtime repeats the check after each event of the connection, even before unread
 		// bytes.
-		_ = raw.Read(func(uintptr) bool { return calling.Err() != nil || hasGone(raw) })
+		_ = raw.Read(func(uintptr) bool { return callCtx.Err() != nil || hasGone(raw) })
 	})
-	return &callContext{calling, cancel, deadline, raw}, cancel, nil
+	return &callContext{callCtx, cancel, deadline, raw}, cancel, nil
 }
 
 // hasGone reports whether the other end of a connection is closed. A client that only stops sending

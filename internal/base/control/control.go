@@ -101,7 +101,7 @@ func Follow[T any](ctx context.Context, socket, call string, arguments any, take
 		if err := answers.Decode(&a); err != nil {
 			return conn.explain(ctx, fmt.Errorf("%w: %w", ErrEnded, err))
 		}
-		conn.answered()
+		conn.stopWaiting()
 		if a.Result == nil && a.Error == "" {
 			continue // the daemon has begun
 		}
@@ -186,8 +186,8 @@ func (c *caller) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// answered records that the first answer has arrived.
-func (c *caller) answered() {
+// stopWaiting ends the limit of the wait for the first answer.
+func (c *caller) stopWaiting() {
 	if c.late != nil && c.late.Stop() {
 		c.late = nil
 	}

@@ -48,12 +48,12 @@ const (
 
 // A Server answers calls at a socket.
 type Server struct {
-	socket   string
-	handlers map[string]Handler
-	streams  map[string]Stream
-	calls    sync.WaitGroup
-	room     chan struct{} // holds one value for each open connection
-	followed chan struct{} // holds one value for each followed call
+	socket          string
+	handlers        map[string]Handler
+	streams         map[string]Stream
+	calls           sync.WaitGroup
+	connectionSlots chan struct{} // holds one value for each open connection
+	streamSlots     chan struct{} // holds one value for each followed call
 
 	mu   sync.Mutex      // guards idle
 	idle []*net.UnixConn // without a request so far, in the order of arrival
@@ -65,7 +65,8 @@ type Server struct {
 func NewServer(socket string, handlers map[string]Handler, streams map[string]Stream) *Server {
 	return &Server{
 		socket: socket, handlers: handlers, streams: streams,
-		room: make(chan struct{}, maxCalls), followed: make(chan struct{}, maxStreams), sendTimeout: sendTimeout,
+		connectionSlots: make(chan struct{}, maxCalls), streamSlots: make(chan struct{}, maxStreams),
+		sendTimeout: sendTimeout,
 	}
 }
 
@@ -142,7 +143,7 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 				return conn.Close()
 			}
 			s.calls.Go(func() {
-				defer func() { <-s.room }()
+				defer func() { <-s.connectionSlots }()
 				s.serve(ctx, conn)
 			})
 			continue
@@ -165,7 +166,7 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 // returns false if life ends first.
 func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 	select {
-	case s.room <- struct{}{}:
+	case s.connectionSlots <- struct{}{}:
 	default:
 		s.mu.Lock()
 		if len(s.idle) > 0 {
@@ -176,7 +177,7 @@ func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 		select {
 		case <-life.Done():
 			return false
-		case s.room <- struct{}{}:
+		case s.connectionSlots <- struct{}{}:
 		}
 	}
 	s.mu.Lock()
@@ -299,8 +300,8 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 		return err
 	}
 	select {
-	case s.followed <- struct{}{}:
-		defer func() { <-s.followed }()
+	case s.streamSlots <- struct{}{}:
+		defer func() { <-s.streamSlots }()
 	default:
 		return fmt.Errorf("%d clients follow this daemon, and more are not allowed; end one of them", maxStreams)
 	}

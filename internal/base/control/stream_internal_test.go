@@ -46,7 +46,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	poll.Until(t, "they have places", func() bool { return len(server.followed) == maxStreams })
+	poll.Until(t, "they have places", func() bool { return len(server.streamSlots) == maxStreams })
 	enough := errors.New("enough")
 	follow := func() error { return Follow(t.Context(), socket, "one", nil, func(string) error { return enough }) }
 	if err := follow(); err == nil || errors.Is(err, enough) {
@@ -155,8 +155,8 @@ func TestConnectionsThatCannotBeAccepted(t *testing.T) {
 		if err := server.accept(t.Context(), life, listener); err != nil || life.Err() == nil {
 			t.Errorf("accept() = %v before the end: %v", err, life.Err() == nil)
 		}
-		if len(server.room) != 0 {
-			t.Errorf("%d places are taken by nobody", len(server.room))
+		if len(server.connectionSlots) != 0 {
+			t.Errorf("%d places are taken by nobody", len(server.connectionSlots))
 		}
 	})
 }

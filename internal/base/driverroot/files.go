@@ -23,38 +23,38 @@ type Files struct {
 	Others         []DataFile // firmware, and descriptions for graphics
 	Sockets        []string   // of the driver's daemons
 
-	resolved map[string]string // the targets of files behind absolute links
-	failed   error             // the first error that leaves open whether a file exists
+	targets    map[string]string // the targets of files behind absolute links
+	firstError error             // the first error that leaves open whether a file exists
 }
 
 // At returns the path of a file without absolute links on the way. Absolute links lead elsewhere if
 // the driver root is not at "/".
-func (f *Files) At(name string) string { return cmp.Or(f.resolved[name], name) }
+func (f *Files) At(name string) string { return cmp.Or(f.targets[name], name) }
 
 // has reports whether the driver root has a file, and records where the file is.
 func (f *Files) has(root fs.FS, name string) bool {
 	at, absolute, err := Resolve(root, name)
 	f.keepError(err)
 	if absolute {
-		f.resolved[name] = at
+		f.targets[name] = at
 	}
 	return err == nil
 }
 
 // keepError keeps an error that leaves open whether a file exists.
 func (f *Files) keepError(err error) {
-	if unreadable(err) && f.failed == nil {
-		f.failed = err
+	if unreadable(err) && f.firstError == nil {
+		f.firstError = err
 	}
 }
 
-// existing returns the files that exist in the driver root.
-func (f *Files) existing(root fs.FS, names []string) []string {
+// existingFiles returns the files that exist in the driver root.
+func (f *Files) existingFiles(root fs.FS, names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !f.has(root, name) })
 }
 
-// matching returns the files of a folder whose names match a pattern. A missing folder has none.
-func (f *Files) matching(root fs.FS, folder, pattern string) []string {
+// matchingFiles returns the files of a folder whose names match a pattern. A missing folder has none.
+func (f *Files) matchingFiles(root fs.FS, folder, pattern string) []string {
 	at, _, err := Resolve(root, folder)
 	if err != nil {
 		f.keepError(err)
@@ -111,8 +111,8 @@ var (
 	}
 	daemonSockets = []string{"run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket", "tmp/nvidia-mps"}
 
-	// unversioned are the libraries whose names do not have the driver's version.
-	unversioned = []string{
+	// unversionedLibraries are the libraries whose names do not have the driver's version.
+	unversionedLibraries = []string{
 		"libnvidia-nvvm70.so.*", "libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*",
 		"libnvidia-egl-wayland2.so.*.*", "libnvidia-egl-xcb.so.*.*", "libnvidia-egl-xlib.so.*.*",
 	}
@@ -137,8 +137,8 @@ var ErrNoLibraries = errors.New("no driver libraries")
 // error wraps ErrNoLibraries if libcuda is missing; after any other error, files may be missing
 // from the result.
 func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
-	files := Files{resolved: map[string]string{}}
-	files.Sockets = files.existing(root, daemonSockets)
+	files := Files{targets: map[string]string{}}
+	files.Sockets = files.existingFiles(root, daemonSockets)
 	files.describe(root)
 	files.findFirmware(root, version)
 	for _, name := range programs {
@@ -151,8 +151,8 @@ func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 	}
 	folders, cuda := LibraryFolders(searchPath...), "libcuda.so."+version
 	i := slices.IndexFunc(folders, func(folder string) bool { return files.has(root, path.Join(folder, cuda)) })
-	if files.failed != nil {
-		return files, fmt.Errorf("look at the driver's files: %w", files.failed)
+	if files.firstError != nil {
+		return files, fmt.Errorf("look at the driver's files: %w", files.firstError)
 	}
 	if version == "" || i < 0 {
 		return files, fmt.Errorf("%w: %s is in none of %s", ErrNoLibraries, cuda, strings.Join(folders, ", "))
@@ -166,7 +166,7 @@ func Find(root fs.FS, version string, searchPath ...string) (Files, error) {
 	}
 	files.findLibraries(root, append([]string{folders[i]}, folders...), version)
 	files.findModules(root, version)
-	return files, files.failed
+	return files, files.firstError
 }
 
 // describe looks for the descriptions.
@@ -188,7 +188,7 @@ func (f *Files) describe(root fs.FS) {
 func (f *Files) findFirmware(root fs.FS, version string) {
 	for _, folder := range firmwareFolders {
 		folder = path.Join(folder, "nvidia", version)
-		found := append(f.matching(root, folder, "gsp*.bin"), f.matching(root, folder, "ucodes*.bin")...)
+		found := append(f.matchingFiles(root, folder, "gsp*.bin"), f.matchingFiles(root, folder, "ucodes*.bin")...)
 		for _, p := range found {
 			f.Others = append(f.Others, DataFile{p, "/" + p})
 		}
@@ -211,12 +211,12 @@ func (f *Files) findLibraries(root fs.FS, folders []string, version string) {
 		}
 		looked[at] = true
 		before := len(f.Libraries)
-		found := f.matching(root, folder, "*.so."+version)
+		found := f.matchingFiles(root, folder, "*.so."+version)
 		if len(found) > 0 {
-			found = append(found, f.matching(root, path.Join(folder, "vdpau"), "*.so."+version)...)
+			found = append(found, f.matchingFiles(root, path.Join(folder, "vdpau"), "*.so."+version)...)
 		}
-		for _, pattern := range unversioned {
-			found = append(found, f.matching(root, folder, pattern)...)
+		for _, pattern := range unversionedLibraries {
+			found = append(found, f.matchingFiles(root, folder, pattern)...)
 		}
 		for _, p := range found {
 			l := f.library(root, p)

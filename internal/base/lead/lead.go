@@ -89,15 +89,15 @@ type Status struct {
 // A Lead takes the lead of a node for its process, or waits for the lead. Create a Lead with New
 // and call Run once.
 type Lead struct {
-	o         Options
-	path      string // of the socket
-	statuses  feed.Feed[Status]
-	leads     feed.Feed[bool]
-	tenures   feed.Feed[tenure]          // nil while the tasks of this process may not run
-	running   feed.Feed[[]*taskRun]      // running tasks, including late ones of an earlier tenure
-	wantsLead feed.Feed[bool]            // true once Ask was called
-	received  feed.Feed[json.RawMessage] // from the leader
-	shared    feed.Feed[json.RawMessage] // for the standbys
+	o            Options
+	path         string // of the socket
+	statuses     feed.Feed[Status]
+	leads        feed.Feed[bool]
+	tenures      feed.Feed[tenure]          // nil while the tasks of this process may not run
+	runningTasks feed.Feed[[]*taskRun]      // running tasks, including late ones of an earlier tenure
+	wantsLead    feed.Feed[bool]            // true once Ask was called
+	received     feed.Feed[json.RawMessage] // from the leader
+	shared       feed.Feed[json.RawMessage] // for the standbys
 
 	retryAt <-chan time.Time // used by Run only: end of the wait after a failure to take the lead; nil without a wait
 	// Used by Run only: the previous leader, or a process that may still change hardware, as named

@@ -27,12 +27,13 @@ func (l *Lead) join(t tenure, name string) (leave func(), joined bool) {
 		return nil, false
 	}
 	w := &taskRun{name, t}
-	l.running.Publish(append(slices.Clone(l.running.Value()), w))
+	l.runningTasks.Publish(append(slices.Clone(l.runningTasks.Value()), w))
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		others := slices.DeleteFunc(slices.Clone(l.running.Value()), func(other *taskRun) bool { return other == w })
-		l.running.Publish(others)
+		others := slices.DeleteFunc(slices.Clone(l.runningTasks.Value()),
+			func(other *taskRun) bool { return other == w })
+		l.runningTasks.Publish(others)
 	}, true
 }
 
@@ -46,7 +47,8 @@ func (l *Lead) endTenure(t tenure) <-chan struct{} {
 	go func() {
 		defer close(done)
 		works := func(w *taskRun) bool { return w.tenure == t }
-		for all, changed := l.running.Latest(); slices.ContainsFunc(all, works); all, changed = l.running.Latest() {
+		for all, changed := l.runningTasks.Latest(); slices.ContainsFunc(all, works); all,
+			changed = l.runningTasks.Latest() {
 			<-changed
 		}
 	}()
@@ -91,7 +93,7 @@ func (l *Lead) Tenure() (working bool, changed <-chan struct{}) {
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
 		t, changed := l.tenures.Latest()
-		working, ended := l.running.Latest()
+		working, ended := l.runningTasks.Latest()
 		i := slices.IndexFunc(working, func(w *taskRun) bool { return t != nil && w.tenure != t })
 		if i < 0 {
 			return nil

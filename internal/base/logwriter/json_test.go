@@ -37,7 +37,7 @@ func TestJSON(t *testing.T) {
 	log.V(2).Info("Shown")
 	log.V(4).Info("Not shown")
 	w.mu.Lock()
-	w.dropped = 3
+	w.droppedLines = 3
 	w.mu.Unlock()
 	w.FlushWithin(time.Minute)
 

@@ -23,9 +23,9 @@ type Writer struct {
 	flushes chan chan struct{} // each channel is closed when all earlier text was forwarded
 	json    atomic.Bool        // the writer's own lines are JSON
 
-	mu      sync.Mutex // guards the fields below
-	kept    []byte
-	dropped int // lines dropped since the last notice
+	mu           sync.Mutex // guards the fields below
+	buffer       []byte
+	droppedLines int // lines dropped since the last notice
 }
 
 // New returns a Writer to the given writer. Only the Writer may write there from now on.
@@ -41,11 +41,11 @@ func New(to io.Writer) *Writer {
 func (w *Writer) Write(text []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.kept)+len(text) > maxKept {
-		w.dropped += lines(text)
+	if len(w.buffer)+len(text) > maxKept {
+		w.droppedLines += lines(text)
 		return len(text), nil
 	}
-	w.kept = append(w.kept, text...)
+	w.buffer = append(w.buffer, text...)
 	select {
 	case w.changed <- struct{}{}:
 	default:
@@ -83,8 +83,8 @@ func (w *Writer) run() {
 // pass forwards the stored text. Text that cannot be written counts as dropped.
 func (w *Writer) pass() {
 	w.mu.Lock()
-	kept, dropped := w.kept, w.dropped
-	w.kept, w.dropped = nil, 0
+	kept, dropped := w.buffer, w.droppedLines
+	w.buffer, w.droppedLines = nil, 0
 	w.mu.Unlock()
 	text := kept
 	if dropped > 0 {
@@ -96,7 +96,7 @@ func (w *Writer) pass() {
 	if n, err := w.to.Write(text); err != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.dropped += dropped + lines(kept[min(n, len(kept)):])
+		w.droppedLines += dropped + lines(kept[min(n, len(kept)):])
 	}
 }
 

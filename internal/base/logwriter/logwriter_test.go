@@ -169,13 +169,14 @@ func TestHowMuchIsKept(t *testing.T) {
 	line = append(line, '\n')
 	w := &Writer{changed: make(chan struct{}, 1)} // without a forwarding goroutine
 	for i, want := range []int{maxKept / 2, maxKept, maxKept} {
-		if n, err := w.Write(line); n != len(line) || err != nil || len(w.kept) != want || w.dropped != max(0, i-1) {
-			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.kept), want,
-				w.dropped)
+		if n, err := w.Write(line); n != len(line) || err != nil || len(w.buffer) != want ||
+			w.droppedLines != max(0, i-1) {
+			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.buffer), want,
+				w.droppedLines)
 		}
 	}
-	if _, _ = w.Write([]byte("\n")); len(w.kept) != maxKept || w.dropped != 2 {
-		t.Errorf("one byte more: %d bytes kept, %d lines dropped", len(w.kept), w.dropped)
+	if _, _ = w.Write([]byte("\n")); len(w.buffer) != maxKept || w.droppedLines != 2 {
+		t.Errorf("one byte more: %d bytes kept, %d lines dropped", len(w.buffer), w.droppedLines)
 	}
 }
 
@@ -183,7 +184,7 @@ func TestHowMuchIsKept(t *testing.T) {
 func TestOneDroppedLine(t *testing.T) {
 	t.Parallel()
 	var to bytes.Buffer
-	w := &Writer{to: &to, dropped: 1}
+	w := &Writer{to: &to, droppedLines: 1}
 	w.pass()
 	if got := to.String(); !strings.HasSuffix(got, "lines=1\n") {
 		t.Errorf("it wrote %q", got)
@@ -194,7 +195,7 @@ func TestOneDroppedLine(t *testing.T) {
 func TestFlushWithoutNotice(t *testing.T) {
 	t.Parallel()
 	var to bytes.Buffer
-	w := &Writer{to: &to, changed: make(chan struct{}, 1), flushes: make(chan chan struct{}), kept: []byte("a\n")}
+	w := &Writer{to: &to, changed: make(chan struct{}, 1), flushes: make(chan chan struct{}), buffer: []byte("a\n")}
 	go w.run()
 	w.FlushWithin(patience)
 	if got := to.String(); got != "a\n" {

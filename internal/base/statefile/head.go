@@ -8,7 +8,7 @@ type Head struct {
 	limit int // in bytes
 
 	mu   sync.Mutex
-	kept []byte
+	head []byte
 }
 
 // NewHead returns a Head for at most limit bytes.
@@ -18,7 +18,7 @@ func NewHead(limit int) *Head { return &Head{limit: limit} }
 func (h *Head) Write(p []byte) (int, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.kept = append(h.kept, p[:min(len(p), h.limit-len(h.kept))]...)
+	h.head = append(h.head, p[:min(len(p), h.limit-len(h.head))]...)
 	return len(p), nil
 }
 
@@ -26,7 +26,7 @@ func (h *Head) Write(p []byte) (int, error) {
 func (h *Head) Bytes() []byte {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]byte(nil), h.kept...)
+	return append([]byte(nil), h.head...)
 }
 
 // String returns the bytes kept so far.

@@ -17,12 +17,12 @@ import (
 const temporarySuffix = ".gpu-device-plugin.tmp"
 
 // sweptFolders holds the folders already swept by this process.
-var swept sync.Map
+var sweptFolders sync.Map
 
 // createTemporary creates a locked file for a later rename to path. It sweeps each folder once.
 func createTemporary(path string) (*os.File, error) {
 	folder := filepath.Dir(path)
-	if _, again := swept.LoadOrStore(folder, true); !again {
+	if _, again := sweptFolders.LoadOrStore(folder, true); !again {
 		_ = Sweep(folder) // the next process tries again
 	}
 	for {

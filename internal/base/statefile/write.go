@@ -36,11 +36,11 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 	check func(temporary string) error) (err error) {
 	f, err := createTemporary(path)
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, unnamed(err))
+		return fmt.Errorf("write %s: %w", path, withoutPath(err))
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("write %s: %w", path, errors.Join(err, unnamed(os.Remove(f.Name()))))
+			err = fmt.Errorf("write %s: %w", path, errors.Join(err, withoutPath(os.Remove(f.Name()))))
 		}
 		_ = f.Close() // the content is synced; until here the lock marks the file as being written
 	}()
@@ -52,19 +52,19 @@ func write(path string, content []byte, mode fs.FileMode, sync func(*os.File) er
 		err = sync(f)
 	}
 	if err != nil {
-		return unnamed(err)
+		return withoutPath(err)
 	}
 	if check != nil {
 		if err := check(f.Name()); err != nil {
 			return err
 		}
 	}
-	return unnamed(os.Rename(f.Name(), path))
+	return withoutPath(os.Rename(f.Name(), path))
 }
 
 // withoutPath returns an error without the path of the temporary file. The path differs in each
 // attempt, and a lasting error is logged only once if the text stays the same.
-func unnamed(err error) error {
+func withoutPath(err error) error {
 	var file *fs.PathError
 	var link *os.LinkError
 	switch {

@@ -36,9 +36,9 @@ type Options struct {
 	// Reserve keeps the whole GPU of a device from new users until release is called. The error says
 	// who uses the device, or why the users are not known.
 	Reserve func(ctx context.Context, d Device) (release func(), err error)
-	// Tell reports why CUDA does not work on a device to the health of the device; nil means that
+	// Report reports why CUDA does not work on a device to the health of the device; nil means that
 	// CUDA works. It fails if ctx ends.
-	Tell func(ctx context.Context, uuid string, f *cuda.Failure) error
+	Report func(ctx context.Context, uuid string, f *cuda.Failure) error
 	// Lead returns why this process does not lead; nil if it leads.
 	Lead func() error
 	// StateDir is the folder for the verdicts; empty for none. BootID is the boot ID of the node.
@@ -76,7 +76,7 @@ type Status struct {
 }
 
 // fileFormat is the format of the file.
-type form struct {
+type fileFormat struct {
 	Version int     `json:"version"`
 	Devices Records `json:"devices"`
 }
@@ -107,7 +107,7 @@ func (p *Proofs) recall(ctx context.Context) {
 	if p.records.Value() != nil {
 		return
 	}
-	saved, err := statefile.Within(ctx, p.disk, diskPatience, func() (f form, err error) {
+	saved, err := statefile.Within(ctx, p.disk, diskPatience, func() (f fileFormat, err error) {
 		_, err = statefile.ReadState(p.path(), maxFile, fileVersion, &f)
 		return f, err
 	})
@@ -172,7 +172,7 @@ func (p *Proofs) Follow(ctx context.Context) error {
 			if bad {
 				failure = v.Failure
 			}
-			if p.options.Tell(ctx, d.UUID, failure) != nil {
+			if p.options.Report(ctx, d.UUID, failure) != nil {
 				return nil
 			}
 			told[d.UUID] = bad

@@ -82,7 +82,7 @@ func (r *rig) start(t *testing.T, boot string) {
 	r.Proofs = cudacheck.New(t.Context(), cudacheck.Options{
 		Configs: r.configs, Snapshots: r.snapshots, StateDir: r.dir, BootID: boot, Prove: r.prove, Reserve: r.reserve,
 		Disk: r.disk,
-		Tell: func(_ context.Context, uuid string, f *cuda.Failure) error {
+		Report: func(_ context.Context, uuid string, f *cuda.Failure) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			delete(r.told, uuid)

@@ -28,13 +28,13 @@ const (
 
 // A try is the state of a device. Only the loop accesses it.
 type try struct {
-	running bool
-	inUse   bool      // checked together with the other devices in use
-	began   time.Time // when the last try began
+	isRunning bool
+	inUse     bool      // checked together with the other devices in use
+	began     time.Time // when the last try began
 	// waitReason says why the device is not proven yet; next is the time of the next try.
-	waits string
-	next  time.Time
-	pause time.Duration // before the next try after a failure
+	waitReason string
+	next       time.Time
+	pause      time.Duration // before the next try after a failure
 	// hangs is closed when the process of the last try has exited; nil if no process hangs.
 	hangs <-chan struct{}
 }
@@ -50,24 +50,25 @@ type outcome struct {
 // A loop is the state of a run of Proofs.
 type loop struct {
 	*Proofs
-	known    map[string]*try
-	running  int
-	outcomes chan outcome
+	devices      map[string]*try
+	runningTries int
+	outcomes     chan outcome
 	// Devices in use are checked together: isChecking is true during a check, next is the time of
 	// the next check, and pace the interval after the check.
-	checking bool
-	next     time.Time
-	pace     time.Duration
-	answers  chan map[string]error
+	isChecking bool
+	next       time.Time
+	pace       time.Duration
+	answers    chan map[string]error
 	// saveError is why verdicts are not saved; save is the time of the next try to save.
-	unsaved error
-	save    time.Time
+	saveError error
+	save      time.Time
 }
 
 // Run proves that CUDA works on the devices, while the configuration wants proofs, until ctx ends.
 // Then running proofs are cancelled.
 func (p *Proofs) Run(ctx context.Context) error {
-	l := &loop{Proofs: p, known: map[string]*try{}, outcomes: make(chan outcome), answers: make(chan map[string]error)}
+	l := &loop{Proofs: p, devices: map[string]*try{}, outcomes: make(chan outcome),
+		answers: make(chan map[string]error)}
 	giveUp, cancel := context.WithCancel(ctx)
 	defer l.end(ctx, cancel)
 	timer := time.NewTimer(0)
@@ -95,7 +96,7 @@ func (p *Proofs) Run(ctx context.Context) error {
 			l.decide(ctx, p.records.Value().with(uuid, nil))
 			l.again(uuid)
 		case o := <-l.outcomes:
-			l.running--
+			l.runningTries--
 			l.record(ctx, o)
 		case used := <-l.answers:
 			l.takeAnswers(used)
@@ -107,15 +108,15 @@ func (p *Proofs) Run(ctx context.Context) error {
 // answers now.
 func (l *loop) end(ctx context.Context, giveUp func()) {
 	giveUp()
-	if l.unsaved != nil {
+	if l.saveError != nil {
 		l.write(ctx)
 	}
-	for l.running > 0 || l.checking {
+	for l.runningTries > 0 || l.isChecking {
 		select {
 		case <-l.outcomes:
-			l.running--
+			l.runningTries--
 		case <-l.answers:
-			l.checking = false
+			l.isChecking = false
 		}
 	}
 }
@@ -153,7 +154,7 @@ func (l *loop) forget(ctx context.Context, s inventory.Snapshot) {
 
 // again makes a device due at once. A running try of the device is not repeated in parallel.
 func (l *loop) again(uuid string) {
-	if t := l.known[uuid]; t != nil {
+	if t := l.devices[uuid]; t != nil {
 		t.next, t.pause, t.inUse = time.Time{}, 0, false
 	}
 }
@@ -166,33 +167,33 @@ func (l *loop) begin(ctx context.Context, s inventory.Snapshot) (next time.Time)
 		if valid && (v.Failure == nil || !v.Failure.IsTransient()) {
 			continue
 		}
-		t := l.known[d.UUID]
+		t := l.devices[d.UUID]
 		if t == nil {
-			t = &try{waits: "the proof starts soon"}
-			l.known[d.UUID] = t
+			t = &try{waitReason: "the proof starts soon"}
+			l.devices[d.UUID] = t
 		}
-		if t.running || l.hangs(t) {
+		if t.isRunning || l.hangs(t) {
 			continue
 		}
-		why := unfit(s, d, valid)
-		if why == "" && l.claimed(d) {
-			why = "an earlier verdict is still on the disk:" + l.unsaved.Error()
+		why := unfitReason(s, d, valid)
+		if why == "" && l.hasStaleProof(d) {
+			why = "an earlier verdict is still on the disk:" + l.saveError.Error()
 		}
 		if why != "" {
-			t.waits = why
+			t.waitReason = why
 			continue
 		}
 		if t.inUse {
 			continue
 		}
-		if l.running == AtOnce || t.next.After(now) {
-			if due := t.next; l.running < AtOnce && (next.IsZero() || due.Before(next)) {
+		if l.runningTries == AtOnce || t.next.After(now) {
+			if due := t.next; l.runningTries < AtOnce && (next.IsZero() || due.Before(next)) {
 				next = due
 			}
 			continue
 		}
-		t.running, t.began, t.waits = true, now, "the proof is running"
-		l.running++
+		t.isRunning, t.began, t.waitReason = true, now, "the proof is running"
+		l.runningTries++
 		go func() { l.outcomes <- l.try(ctx, d) }()
 	}
 	return next
@@ -214,7 +215,7 @@ func (l *loop) hangs(t *try) bool {
 
 // unfitReason returns why a device is not tried in the present state; empty if the device may be
 // tried. A device may also be Unhealthy because of a failed try.
-func unfit(s inventory.Snapshot, d Device, failed bool) string {
+func unfitReason(s inventory.Snapshot, d Device, failed bool) string {
 	if s.Stale != "" {
 		return "the last look at the node failed: " + s.Stale
 	}
@@ -234,9 +235,9 @@ func unfit(s inventory.Snapshot, d Device, failed bool) string {
 // hasStaleProof reports whether the file still says that CUDA is proven on a device, although the
 // verdict is void and the disk hangs. A later process would believe the file, whatever a new proof
 // shows.
-func (l *loop) claimed(d Device) bool {
+func (l *loop) hasStaleProof(d Device) bool {
 	v, found := l.onDisk[d.UUID]
-	return errors.Is(l.unsaved, statefile.ErrHangs) && found && v.Failure == nil && v.Boot == l.options.BootID
+	return errors.Is(l.saveError, statefile.ErrHangs) && found && v.Failure == nil && v.Boot == l.options.BootID
 }
 
 // try tries a device, in a separate goroutine.
@@ -263,17 +264,17 @@ func (l *loop) try(ctx context.Context, d Device) (o outcome) {
 func (l *loop) checkInUse(ctx context.Context, s inventory.Snapshot) (next time.Time) {
 	var used []Device
 	for _, d := range Devices(s) {
-		if t := l.known[d.UUID]; t != nil && t.inUse && unfit(s, d, false) == "" {
+		if t := l.devices[d.UUID]; t != nil && t.inUse && unfitReason(s, d, false) == "" {
 			used = append(used, d)
 		}
 	}
-	if len(used) == 0 || l.checking {
+	if len(used) == 0 || l.isChecking {
 		return time.Time{}
 	}
 	if l.next.After(time.Now()) {
 		return l.next
 	}
-	l.checking = true
+	l.isChecking = true
 	go func() {
 		var mu sync.Mutex
 		var questions sync.WaitGroup
@@ -297,15 +298,15 @@ func (l *loop) checkInUse(ctx context.Context, s inventory.Snapshot) (next time.
 
 // takeAnswers takes the answers of checkInUse.
 func (l *loop) takeAnswers(answer map[string]error) {
-	l.checking = false
+	l.isChecking = false
 	l.pace = min(2*l.pace, seldom)
 	for uuid, why := range answer {
-		switch t := l.known[uuid]; {
+		switch t := l.devices[uuid]; {
 		case t == nil:
 		case why == nil:
 			t.inUse, t.next = false, time.Time{}
-		case t.waits != why.Error():
-			t.waits, l.pace = why.Error(), soon
+		case t.waitReason != why.Error():
+			t.waitReason, l.pace = why.Error(), soon
 		}
 	}
 	l.next = time.Now().Add(l.pace)
@@ -313,24 +314,24 @@ func (l *loop) takeAnswers(answer map[string]error) {
 
 // record records the outcome of a try.
 func (l *loop) record(ctx context.Context, o outcome) {
-	t := l.known[o.uuid]
-	t.running = false
+	t := l.devices[o.uuid]
+	t.isRunning = false
 	now := time.Now()
 	if o.busy != nil {
-		t.waits, t.inUse = o.busy.Error(), true
+		t.waitReason, t.inUse = o.busy.Error(), true
 		l.pace, l.next = soon, now.Add(soon)
 		return
 	}
 	t.hangs = o.proof.Ended
 	if o.givenUp && o.proof.Failure != nil && !o.proof.Failure.WasTried() {
-		t.waits = "the driver was released"
+		t.waitReason = "the driver was released"
 		return
 	}
 	f := o.proof.Failure
 	log := klog.FromContext(ctx)
 	if f != nil {
 		t.pause = min(max(firstRetry, 2*t.pause), lastRetry)
-		t.waits, t.next = f.Error(), now.Add(t.pause)
+		t.waitReason, t.next = f.Error(), now.Add(t.pause)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -361,23 +362,23 @@ func (l *loop) decide(ctx context.Context, b Records) {
 	if l.options.StateDir == "" {
 		return
 	}
-	before := l.unsaved
+	before := l.saveError
 	l.write(ctx)
-	if l.unsaved != nil && (before == nil || before.Error() != l.unsaved.Error()) {
+	if l.saveError != nil && (before == nil || before.Error() != l.saveError.Error()) {
 		klog.FromContext(ctx).Info("Cannot save the verdicts on CUDA; a restart before the next try repeats the proofs",
-			"dir", l.options.StateDir, "reason", l.unsaved.Error())
+			"dir", l.options.StateDir, "reason", l.saveError.Error())
 	}
 }
 
 // write writes the verdicts to disk. After a hang, the disk writes the newest verdicts.
 func (l *loop) write(ctx context.Context) {
 	written := make(chan Records, 1)
-	l.unsaved = l.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
+	l.saveError = l.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
 		if l.options.Lead() != nil {
 			return nil // only the memory is right now
 		}
 		b := l.records.Value()
-		err := statefile.WriteState(l.path(), form{fileVersion, b})
+		err := statefile.WriteState(l.path(), fileFormat{fileVersion, b})
 		if err != nil { // the file is out of date
 			removed := statefile.Remove(l.path())
 			if removed == nil {
@@ -393,7 +394,7 @@ func (l *loop) write(ctx context.Context) {
 	default:
 	}
 	l.save = time.Time{}
-	if l.unsaved != nil {
+	if l.saveError != nil {
 		l.save = time.Now().Add(saveAgain)
 	}
 }
@@ -401,7 +402,7 @@ func (l *loop) write(ctx context.Context) {
 // saveLate writes unsaved verdicts to disk when due. It returns the time of the next try; zero if
 // all verdicts are on disk.
 func (l *loop) saveLate(ctx context.Context) time.Time {
-	if l.unsaved != nil && !l.save.After(time.Now()) && l.options.Lead() == nil {
+	if l.saveError != nil && !l.save.After(time.Now()) && l.options.Lead() == nil {
 		l.write(ctx)
 	}
 	return l.save
@@ -411,17 +412,17 @@ func (l *loop) saveLate(ctx context.Context) time.Time {
 func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 	next := Status{Waiting: map[string]string{}, InUse: map[string]bool{}, Retry: map[string]time.Time{},
 		Done: l.status.Value().Done}
-	if l.unsaved != nil {
-		next.Unsaved = l.unsaved.Error()
+	if l.saveError != nil {
+		next.Unsaved = l.saveError.Error()
 	}
 	records, all := l.records.Value(), Devices(s)
 	for _, d := range all {
 		v, valid := records.valid(s, l.options.BootID, d)
-		t := l.known[d.UUID]
+		t := l.devices[d.UUID]
 		switch {
 		case t == nil:
 		case !valid:
-			next.Waiting[d.UUID] = t.waits
+			next.Waiting[d.UUID] = t.waitReason
 			if t.inUse {
 				next.InUse[d.UUID] = true
 			}
@@ -439,10 +440,10 @@ func (l *loop) show(ctx context.Context, s inventory.Snapshot) {
 		!maps.Equal(was.InUse, next.InUse) || !maps.Equal(was.Retry, next.Retry) {
 		l.status.Publish(next)
 	}
-	for uuid := range l.known {
-		if t := l.known[uuid]; !t.running && !l.hangs(t) && !slices.ContainsFunc(all,
+	for uuid := range l.devices {
+		if t := l.devices[uuid]; !t.isRunning && !l.hangs(t) && !slices.ContainsFunc(all,
 			func(d Device) bool { return d.UUID == uuid }) {
-			delete(l.known, uuid)
+			delete(l.devices, uuid)
 		}
 	}
 }

@@ -10,23 +10,23 @@ import (
 // them.
 type tries struct {
 	mu  sync.Mutex
-	all map[string]*underWay
+	all map[string]*runningTry
 }
 
 // A runningTry is a running try.
-type underWay struct {
+type runningTry struct {
 	cancel context.CancelFunc
 	done   chan struct{}   // closed when the try has ended
 	ended  <-chan struct{} // closed when the process has exited; nil without a process; set before done is closed
 }
 
-func newTries() *tries { return &tries{all: map[string]*underWay{}} }
+func newTries() *tries { return &tries{all: map[string]*runningTry{}} }
 
 // begin registers a try of a device. The returned context ends when the try is cancelled. The try
 // calls end with a channel that is closed when its process has exited.
 func (t *tries) begin(ctx context.Context, uuid string) (context.Context, func(ended <-chan struct{})) {
 	ctx, cancel := context.WithCancel(ctx)
-	u := &underWay{cancel: cancel, done: make(chan struct{})}
+	u := &runningTry{cancel: cancel, done: make(chan struct{})}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all[uuid] = u
@@ -42,7 +42,7 @@ func (t *tries) begin(ctx context.Context, uuid string) (context.Context, func(e
 // ended.
 func (p *Proofs) Release(ctx context.Context) error {
 	p.tries.mu.Lock()
-	all := map[string]*underWay{}
+	all := map[string]*runningTry{}
 	for uuid, u := range p.tries.all {
 		u.cancel()
 		all[uuid] = u

@@ -26,9 +26,9 @@ import (
 
 const (
 	// textPrefix is the start of the text of this program's file.
-	begins = "gpu-device-plugin asks for a restart of this node: "
-	// ofBoot precedes the boot ID in parentheses.
-	ofBoot = " (boot "
+	textPrefix = "gpu-device-plugin asks for a restart of this node: "
+	// bootPrefix precedes the boot ID in parentheses.
+	bootPrefix = " (boot "
 	// maxText is the length limit of this program's text, in bytes.
 	maxText = 4096
 	// retry is the pause after an error.
@@ -59,7 +59,7 @@ type Asker struct {
 	// Disk accesses the file; nil means a Disk of the Asker's own.
 	Disk *statefile.Disk
 
-	asked string // path of the last file possibly written by this program
+	lastPath string // path of the last file possibly written by this program
 }
 
 // Run writes and removes the file until ctx ends, and then returns nil, even while the disk does
@@ -92,20 +92,20 @@ func (a *Asker) Run(ctx context.Context) error {
 // step makes the file match the wanted state. After the end of ctx it changes nothing, because
 // another process may own the file.
 func (a *Asker) step(ctx context.Context, w Sentinel) error {
-	if a.asked != "" && a.asked != w.Path {
-		if err := withdraw(ctx, a.asked); err != nil {
+	if a.lastPath != "" && a.lastPath != w.Path {
+		if err := withdraw(ctx, a.lastPath); err != nil {
 			return err
 		}
-		a.asked = ""
+		a.lastPath = ""
 	}
 	if w.Path == "" {
 		return nil
 	}
-	return a.keep(ctx, w)
+	return a.update(ctx, w)
 }
 
-// keep writes or removes the file of a path.
-func (a *Asker) keep(ctx context.Context, w Sentinel) error {
+// update writes or removes the file of a path.
+func (a *Asker) update(ctx context.Context, w Sentinel) error {
 	of, err := bootOf(w.Path)
 	if err == nil && of != "" && a.BootID != "" && of != a.BootID {
 		err = withdraw(ctx, w.Path)
@@ -113,28 +113,28 @@ func (a *Asker) keep(ctx context.Context, w Sentinel) error {
 	if err != nil || !w.Known {
 		return err
 	}
-	a.asked = w.Path
+	a.lastPath = w.Path
 	if w.Reason == "" {
 		return withdraw(ctx, w.Path)
 	}
-	return ask(ctx, w.Path, a.text(w.Reason))
+	return request(ctx, w.Path, a.text(w.Reason))
 }
 
 // text returns the text of the file for a reason.
 func (a *Asker) text(reason string) string {
 	end := "\n"
 	if a.BootID != "" {
-		end = ofBoot + a.BootID + ")\n"
+		end = bootPrefix + a.BootID + ")\n"
 	}
-	text := begins + strings.Join(strings.Fields(reason), " ")
+	text := textPrefix + strings.Join(strings.Fields(reason), " ")
 	return strings.ToValidUTF8(text[:min(len(text), maxText-len(end))], "") + end
 }
 
 // A new file is written under the first of these names before the rename to the final name. A file
 // is moved to the second name and checked before the removal. If a process is killed in between,
 // the next step completes the work.
-func unfinished(path string) string { return beside(path, "new") }
-func removed(path string) string    { return beside(path, "old") }
+func newPath(path string) string   { return beside(path, "new") }
+func checkPath(path string) string { return beside(path, "old") }
 
 func beside(path, what string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpu-device-plugin."+what)
@@ -156,7 +156,7 @@ func read(path string) (line string, err error) {
 		return "", nil
 	}
 	line, rest, ended := strings.Cut(string(text), "\n")
-	if err != nil || !strings.HasPrefix(line, begins) || !ended || rest != "" {
+	if err != nil || !strings.HasPrefix(line, textPrefix) || !ended || rest != "" {
 		return "", err
 	}
 	return line, nil
@@ -171,21 +171,21 @@ func isOurs(path string) (bool, error) {
 func bootOf(path string) (string, error) {
 	line, err := read(path)
 	line, ended := strings.CutSuffix(line, ")")
-	if at := strings.LastIndex(line, ofBoot); at >= 0 && ended {
-		return line[at+len(ofBoot):], err
+	if at := strings.LastIndex(line, bootPrefix); at >= 0 && ended {
+		return line[at+len(bootPrefix):], err
 	}
 	return "", err
 }
 
 // request creates the file, unless a file exists: then a restart is already requested.
-func ask(ctx context.Context, path, text string) error {
-	if err := settle(path); err != nil {
+func request(ctx context.Context, path, text string) error {
+	if err := finishInterrupted(path); err != nil {
 		return err
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	made := unfinished(path)
+	made := newPath(path)
 	err := create(made, text)
 	if err == nil {
 		err = ctx.Err() // the disk may have been slow
@@ -201,7 +201,7 @@ func ask(ctx context.Context, path, text string) error {
 	}
 	if err == nil {
 		klog.FromContext(ctx).Info("Requested a restart of the node", "file", path, "reason",
-			strings.TrimPrefix(strings.TrimSpace(text), begins))
+			strings.TrimPrefix(strings.TrimSpace(text), textPrefix))
 	}
 	return err
 }
@@ -219,7 +219,7 @@ func create(path, text string) error {
 // withdraw removes the file if it is this program's. The check uses another name: a file written
 // meanwhile stays.
 func withdraw(ctx context.Context, path string) error {
-	if err := settle(path); err != nil {
+	if err := finishInterrupted(path); err != nil {
 		return err
 	}
 	if ours, err := isOurs(path); err != nil || !ours {
@@ -228,20 +228,20 @@ func withdraw(ctx context.Context, path string) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // the disk was slow
 	}
-	if err := os.Rename(path, removed(path)); err != nil && !statefile.IsAbsent(err) {
+	if err := os.Rename(path, checkPath(path)); err != nil && !statefile.IsAbsent(err) {
 		return err
 	}
 	klog.FromContext(ctx).Info("Withdrew the request for a restart of the node", "file", path)
-	return settle(path)
+	return finishInterrupted(path)
 }
 
-// settle completes the work of a killed process. Another program's file that was being checked gets
+// finishInterrupted completes the work of a killed process. Another program's file that was being checked gets
 // its name back, unless a new file exists.
-func settle(path string) error {
-	if err := os.Remove(unfinished(path)); err != nil && !statefile.IsAbsent(err) {
+func finishInterrupted(path string) error {
+	if err := os.Remove(newPath(path)); err != nil && !statefile.IsAbsent(err) {
 		return err
 	}
-	left := removed(path)
+	left := checkPath(path)
 	ours, err := isOurs(left)
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func (r *Resets) path() string { return filepath.Join(r.options.StateDir, File) 
 // note writes the progress of a reset. A note that is not written in time is withdrawn.
 func (a *attempt) note(ctx context.Context, p Phase) error {
 	now := &record{Version: fileVersion, GPUs: a.status.GPUs, Since: a.status.Since, Phase: p, Boot: a.options.BootID}
-	if err := a.keep(ctx, now); err != nil {
+	if err := a.setRecord(ctx, now); err != nil {
 		_ = a.forget(context.WithoutCancel(ctx)) // a hanging disk removes the file later
 		return fmt.Errorf("no GPU was reset, because the reset cannot be noted: %w", err)
 	}
@@ -45,20 +45,20 @@ func (a *attempt) note(ctx context.Context, p Phase) error {
 }
 
 // forget removes the note of a reset.
-func (r *Resets) forget(ctx context.Context) error { return r.keep(ctx, nil) }
+func (r *Resets) forget(ctx context.Context) error { return r.setRecord(ctx, nil) }
 
 // setRecord makes the file match the wanted record; nil means no file. The error is
 // statefile.ErrHangs if the disk does not answer. The disk then catches up later.
-func (r *Resets) keep(ctx context.Context, wanted *record) error {
+func (r *Resets) setRecord(ctx context.Context, wanted *record) error {
 	if r.options.StateDir == "" {
 		return nil
 	}
 	r.wantedRecord.Store(wanted)
-	return r.disk.Do(ctx, diskPatience, r.settle)
+	return r.disk.Do(ctx, diskPatience, r.syncFile)
 }
 
-// settle writes and removes the file until the file matches the wanted record.
-func (r *Resets) settle() (err error) {
+// syncFile writes and removes the file until the file matches the wanted record.
+func (r *Resets) syncFile() (err error) {
 	for {
 		wanted := r.wantedRecord.Load()
 		if wanted == nil {
@@ -88,38 +88,39 @@ func (r *Resets) takeOver(ctx context.Context) error {
 		return nil
 	}
 	defer r.busy.Unlock()
-	var shown *record // GPUs are withdrawn for the reset
+	var withdrawn *record // GPUs are withdrawn for the reset
 	for {
 		// First, because the previous leader removes the note before it ends.
 		previous, changed := r.options.PreviousLeader()
-		left, err := r.interruptedRecord(ctx)
+		found, err := r.interruptedRecord(ctx)
 		switch {
-		case left != nil && left.Boot != "" && r.options.BootID != "" && left.Boot != r.options.BootID:
+		case found != nil && found.Boot != "" && r.options.BootID != "" && found.Boot != r.options.BootID:
 			return r.forget(ctx)
-		case left == nil && shown == nil:
+		case found == nil && withdrawn == nil:
 			return err
-		case left == nil && err == nil:
-			r.interrupted(ctx, shown, "see the log of the previous leader for the result; "+judged)
+		case found == nil && err == nil:
+			r.showInterrupted(ctx, withdrawn, "see the log of the previous leader for the result; "+judgedByReadings)
 			return nil
-		case previous == "" && left != nil:
+		case previous == "" && found != nil:
 			why := "the daemon ended before the GPUs were reset"
-			if left.Phase == PhaseResetting {
-				why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and " + judged
+			if found.Phase == PhaseResetting {
+				why = "the daemon ended during the reset: it is not known whether the GPUs were reset, and " +
+					judgedByReadings
 			}
-			r.interrupted(ctx, left, why)
+			r.showInterrupted(ctx, found, why)
 			return r.forget(ctx)
-		case left != nil:
-			shown = left
-			r.withdraw(ctx, Status{GPUs: left.GPUs, Phase: left.Phase, Since: left.Since,
+		case found != nil:
+			withdrawn = found
+			r.withdraw(ctx, Status{GPUs: found.GPUs, Phase: found.Phase, Since: found.Since,
 				Reason: previous + " led before and may still reset them"})
 		}
 		select {
 		case <-changed:
-		case <-time.After(askEvery):
+		case <-time.After(queryInterval):
 		case <-ctx.Done():
-			if shown != nil { // the leading process then withdraws the GPUs
+			if withdrawn != nil { // the leading process then withdraws the GPUs
 				r.status.Publish(Status{})
-				r.endHold(context.WithoutCancel(ctx), shown.GPUs)
+				r.endHold(context.WithoutCancel(ctx), withdrawn.GPUs)
 			}
 			return nil
 		}
@@ -127,7 +128,7 @@ func (r *Resets) takeOver(ctx context.Context) error {
 }
 
 // judgedByReadings is the end of a sentence about GPUs that may or may not have been reset.
-const judged = "they are judged by their readings"
+const judgedByReadings = "they are judged by their readings"
 
 // interruptedRecord returns the note of an earlier process; nil if there is none.
 func (r *Resets) interruptedRecord(ctx context.Context) (*record, error) {
@@ -142,7 +143,7 @@ func (r *Resets) interruptedRecord(ctx context.Context) (*record, error) {
 
 // showInterrupted shows an unfinished reset of an earlier process. The health of the GPUs follows
 // from their readings again.
-func (r *Resets) interrupted(ctx context.Context, left *record, why string) {
+func (r *Resets) showInterrupted(ctx context.Context, left *record, why string) {
 	klog.FromContext(ctx).Info("A reset of GPUs was interrupted", "gpus", left.GPUs, "since", left.Since)
 	r.status.Publish(Status{GPUs: left.GPUs, Phase: PhaseInterrupted, Since: left.Since, Reason: why})
 	r.endHold(ctx, left.GPUs)

@@ -23,13 +23,13 @@ import (
 )
 
 const (
-	// askEvery is the interval between queries of the GPUs' users.
-	askEvery = time.Second
+	// queryInterval is the interval between queries of the GPUs' users.
+	queryInterval = time.Second
 	// usersPatience is how long the users of a GPU may stay unknown: the kubelet must read the list
 	// with the withdrawn GPU, and report newly admitted pods.
-	soonFor = 15 * time.Second
+	usersPatience = 15 * time.Second
 	// healthPatience limits the wait for the health of the GPUs after the reset.
-	judgedWithin = 30 * time.Second
+	healthPatience = 30 * time.Second
 	// withholdPatience limits the wait for the monitor. The monitor answers at once unless the daemon
 	// is stopping.
 	withholdPatience = 2 * time.Second
@@ -151,7 +151,7 @@ type Order struct {
 // reset, or are still not Healthy afterwards. If ctx ends before the driver is released, no GPU is
 // reset. A later end does not stop the reset, and Status has the result.
 func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
-	gpus, err := selected(r.options.Snapshots.Value(), q.GPUs)
+	gpus, err := selectGPUs(r.options.Snapshots.Value(), q.GPUs)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 			if err != nil {
 				return err
 			}
-			return r.judged(ctx, gpus)
+			return r.awaitHealth(ctx, gpus)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -309,7 +309,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 		why := "in use: " + strings.Join(users, ", ")
 		patience := wait
 		if len(users) == 0 {
-			why, patience = unknown.Error(), max(wait, soonFor)
+			why, patience = unknown.Error(), max(wait, usersPatience)
 		}
 		switch waited := time.Since(began); {
 		case waited >= patience && wait == 0 && len(users) > 0:
@@ -322,7 +322,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 		}
 		a.show(ctx, PhaseWaiting, why)
 		select {
-		case <-time.After(askEvery):
+		case <-time.After(queryInterval):
 		case <-ctx.Done():
 			return nil, errGivenUp
 		}
@@ -353,8 +353,8 @@ func (a *attempt) reset(ctx context.Context, ended func()) error {
 
 // awaitHealth waits until the GPUs are Healthy after the reset. Otherwise the error has their
 // state.
-func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
-	late := time.After(judgedWithin)
+func (r *Resets) awaitHealth(ctx context.Context, gpus []inventory.GPU) error {
+	late := time.After(healthPatience)
 	for {
 		s, changed := r.options.Snapshots.Latest()
 		var bad []string
@@ -381,7 +381,7 @@ func (r *Resets) judged(ctx context.Context, gpus []inventory.GPU) error {
 }
 
 // selectGPUs returns the GPUs of a Snapshot with the given indexes or UUIDs.
-func selected(s inventory.Snapshot, names []string) ([]inventory.GPU, error) {
+func selectGPUs(s inventory.Snapshot, names []string) ([]inventory.GPU, error) {
 	var gpus []inventory.GPU
 	for _, name := range names {
 		i := slices.IndexFunc(s.GPUs, func(g inventory.GPU) bool {
