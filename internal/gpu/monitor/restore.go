@@ -89,8 +89,9 @@ func (m *Monitor) watchRelease(ctx context.Context) {
 		}
 		found, err := ledger.ReadRelease(m.options.StateDir, m.options.BootID)
 		if err != nil { // the file is set aside: its absence says nothing from now on
-			klog.FromContext(ctx).Info("Cannot read whether the driver is still released; it stays released until "+
-				"resume", "reason", err.Error())
+			klog.FromContext(ctx).Info(
+				"Cannot read whether the driver is still released; it stays released until resume",
+				"reason", err.Error())
 			return
 		}
 		if _, away := os.Stat(m.options.StateDir); found != nil || away != nil {
@@ -206,8 +207,9 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 			err = statefile.ErrHangs
 		}
 		if err != nil {
-			klog.FromContext(ctx).Info("Cannot save whether the driver is released; a restart of the daemon may "+
-				"forget it", "dir", m.options.StateDir, "reason", err.Error())
+			klog.FromContext(ctx).Info(
+				"Cannot save whether the driver is released; a restart of the daemon may forget it",
+				"dir", m.options.StateDir, "reason", err.Error())
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loopPatience)
