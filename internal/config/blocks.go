@@ -149,11 +149,11 @@ func (d *document) replicated(c *Config, path string, given *v1.Replicated, mode
 	if len(given.Resources) == 0 {
 		d.refuse(path+".resources", "no resources specified; add at least one entry with name and replicas")
 	}
-	rules := map[string]*ruled{}
+	rules := map[string]*resourceRules{}
 	for i, r := range given.Resources {
 		rule := d.rule(c, item(path+".resources", i), r, s.RenameByDefault)
 		if rules[rule.Name] == nil {
-			rules[rule.Name] = &ruled{named: mentions{}}
+			rules[rule.Name] = &resourceRules{named: mentions{}}
 		}
 		if text := rules[rule.Name].overlap(rule); text != "" && rule.Name != "" {
 			d.warn(rule.Where, d.line(rule.Where), text+"; the larger number of replicas counts")
@@ -204,8 +204,8 @@ func (d *document) rule(c *Config, path string, given v1.ReplicatedResource, ren
 	return rule
 }
 
-// ruled has the rules of one resource.
-type ruled struct {
+// resourceRules has the rules of one resource.
+type resourceRules struct {
 	first string // position of the first rule
 	all   string // position of the first rule without devices
 	named mentions
@@ -213,7 +213,7 @@ type ruled struct {
 
 // overlap adds a rule. It describes how the rule and an earlier one affect the same device
 // on every node with the device. The text is empty if the rules need not overlap.
-func (r *ruled) overlap(rule resource.SharingRule) string {
+func (r *resourceRules) overlap(rule resource.SharingRule) string {
 	earlier := r.all
 	if rule.Devices == nil {
 		earlier = r.first

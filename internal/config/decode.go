@@ -117,7 +117,7 @@ func otherFile(top *yaml.Node) (line int, text string) {
 			"it with mig.configFile"
 	case !known:
 		return first.Line, fmt.Sprintf("has no key of a configuration file, but %.100q; known keys: %s", first.Value,
-			(&document{keys: map[reflect.Type]string{}}).known(reflect.TypeFor[v1.Config]()))
+			(&document{keys: map[reflect.Type]string{}}).knownKeys(reflect.TypeFor[v1.Config]()))
 	}
 	return 0, ""
 }
@@ -241,7 +241,7 @@ func (d *document) mapping(node *yaml.Node, into reflect.Value, path string) {
 // schema.
 func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spellings map[string]string) {
 	if node.Kind != yaml.MappingNode {
-		d.problem(cmp.Or(path, "file"), node.Line, "must be a mapping with the keys "+d.known(into.Type()))
+		d.problem(cmp.Or(path, "file"), node.Line, "must be a mapping with the keys "+d.knownKeys(into.Type()))
 		return
 	}
 	given := map[string]bool{}
@@ -257,7 +257,7 @@ func (d *document) entries(node *yaml.Node, into reflect.Value, path string, spe
 		field, name, found := lookUp(into, key.Value)
 		where := join(path, key.Value)
 		if !found {
-			d.warn(where, key.Line, "unknown key, ignored; known keys: "+d.known(into.Type()))
+			d.warn(where, key.Line, "unknown key, ignored; known keys: "+d.knownKeys(into.Type()))
 			continue
 		}
 		if name != key.Value {
@@ -365,8 +365,8 @@ func lookUp(into reflect.Value, key string) (field reflect.Value, name string, f
 	return reflect.Value{}, "", false
 }
 
-// known returns the keys of a block of the schema, for messages.
-func (d *document) known(block reflect.Type) string {
+// knownKeys returns the keys of a block of the schema, for messages.
+func (d *document) knownKeys(block reflect.Type) string {
 	if d.keys[block] == "" {
 		names := make([]string, block.NumField())
 		for i := range names {

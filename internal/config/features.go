@@ -218,7 +218,7 @@ func setEvents(c *Config, text string) error {
 
 // features checks the settings that need the API server.
 func (d *document) features(c *Config, s Sources) {
-	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.named() != "" {
+	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.filePath() != "" {
 		d.problem("--node-config-dir", 0, "chooses the configuration file; remove --config-file")
 	}
 	needs := "features"

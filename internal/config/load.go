@@ -76,11 +76,11 @@ func (s Sources) file() string {
 	if s.Chosen != nil {
 		return s.Chosen.Value().File
 	}
-	return s.named()
+	return s.filePath()
 }
 
-// named returns the path of the configuration file in flags or environment; empty for none.
-func (s Sources) named() string {
+// filePath returns the path of the configuration file in flags or environment; empty for none.
+func (s Sources) filePath() string {
 	i := slices.IndexFunc(options, func(o option) bool { return o.flag == "config-file" })
 	return options[i].resolve(&document{}, s.Env, s.Flags).text
 }
@@ -136,7 +136,7 @@ func (d *document) resolve(c *Config, s Sources) {
 		o := &options[i]
 		chosen := o.resolve(d, s.Env, s.Flags)
 		if s.Flags != nil && o.isRead(s.Flags) {
-			if names := o.given(s.Flags); len(names) > 1 {
+			if names := o.namesSet(s.Flags); len(names) > 1 {
 				d.problem(names[0], 0, "is also given as "+names[1]+"; give one of them")
 			}
 		}

@@ -123,7 +123,7 @@ func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
 	if flags == nil {
 		return setting{}, false
 	}
-	names := o.given(flags)
+	names := o.namesSet(flags)
 	if names == nil {
 		return setting{}, false
 	}
@@ -131,8 +131,8 @@ func (o *option) fromFlags(flags *pflag.FlagSet) (setting, bool) {
 	return setting{text: text, where: names[0]}, o.says(text)
 }
 
-// given returns the names under which the flag is set.
-func (o *option) given(flags *pflag.FlagSet) []string {
+// namesSet returns the names under which the flag is set.
+func (o *option) namesSet(flags *pflag.FlagSet) []string {
 	var names []string
 	for _, name := range append([]string{o.flag}, o.aliases...) {
 		if f := flags.Lookup(name); f != nil && f.Changed {
@@ -264,16 +264,16 @@ func addFlags(flags *pflag.FlagSet, options []option, read []string) {
 type flagValue struct {
 	text  string
 	kind  optionKind
-	given bool
+	isSet bool
 }
 
 func (v *flagValue) String() string { return v.text }
 
 func (v *flagValue) Set(text string) error {
-	if v.kind == kindList && v.given {
+	if v.kind == kindList && v.isSet {
 		text = v.text + "," + text
 	}
-	v.text, v.given = text, true
+	v.text, v.isSet = text, true
 	return nil
 }
 

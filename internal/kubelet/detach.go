@@ -86,16 +86,16 @@ func (d *Directory) Detach(ctx context.Context, incarnation uint64, resource str
 	case again[0] == registersSoon:
 		return ErrNotYet
 	}
-	var told sync.WaitGroup
+	var calls sync.WaitGroup
 	// The other processes must not take over the devices when the newest process has ended.
 	for _, name := range others[1:] {
-		told.Go(func() {
+		calls.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, tellTimeout)
 			defer cancel()
 			_ = d.call(ctx, name, ask()) // a process without an answer has ended, or hangs
 		})
 	}
-	told.Wait()
+	calls.Wait()
 	endpoint := d.NewEndpoint(resource)
 	listener, err := statefile.Listen(ctx, endpoint)
 	if err != nil {

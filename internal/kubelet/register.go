@@ -81,7 +81,7 @@ func (d *Directory) dial(ctx context.Context) (net.Conn, error) {
 	for wait := redialFirst; ; wait = min(2*wait, redialMost) {
 		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", d.socket)
 		refused := errors.Is(err, syscall.ECONNREFUSED)
-		d.dialled(refused)
+		d.recordDial(refused)
 		if !refused {
 			return conn, err
 		}

@@ -33,8 +33,8 @@ func (d *Directory) Probed() {
 	d.lastProbe = d.clock.Now()
 }
 
-// dialled records whether the kubelet's socket refused a connection.
-func (d *Directory) dialled(refused bool) {
+// recordDial records whether the kubelet's socket refused a connection.
+func (d *Directory) recordDial(refused bool) {
 	key, err := keyOf(d.socket)
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -50,7 +50,7 @@ func (p Program) newConfigCommand() *cobra.Command {
 				}
 			}
 			if invalid := (*config.Invalid)(nil); errors.As(err, &invalid) {
-				return listed{invalid}
+				return multilineError{invalid}
 			}
 			if err != nil {
 				return err
@@ -99,13 +99,13 @@ func simulateAsTheDaemon(cmd *cobra.Command, c *config.Config) {
 	}
 }
 
-// listed is the error of a configuration with a line for each problem: for a terminal, not for a
+// multilineError is the error of a configuration with a line for each problem: for a terminal, not for a
 // log.
-type listed struct{ *config.Invalid }
+type multilineError struct{ *config.Invalid }
 
-func (l listed) Unwrap() error { return l.Invalid }
+func (l multilineError) Unwrap() error { return l.Invalid }
 
-func (l listed) Error() string {
+func (l multilineError) Error() string {
 	var b strings.Builder
 	b.WriteString(l.File + " is not valid:")
 	for _, p := range l.Problems {

@@ -67,9 +67,9 @@ func newDoctorCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		told := askStatus(cmd.Context(), c.ControlSocket)
-		standIn := asRegistered(&c, told.Value.Status, cmd.Flags())
-		findings, at, err := examine(cmd.Context(), c, told, problem, *hostRoot, standIn)
+		answer := askStatus(cmd.Context(), c.ControlSocket)
+		standIn := asRegistered(&c, answer.Value.Status, cmd.Flags())
+		findings, at, err := examine(cmd.Context(), c, answer, problem, *hostRoot, standIn)
 		if err != nil {
 			return err
 		}
@@ -132,34 +132,34 @@ func doctorConfig(sources config.Sources) (c config.Config, problem string, err 
 // except sockets set by a flag and sockets that do not exist here. It reports whether the
 // node is simulated with a kubelet of its own: then this machine's container runtime does
 // not belong to the node.
-func asRegistered(c *config.Config, told status.Status, flags *pflag.FlagSet) (standIn bool) {
+func asRegistered(c *config.Config, s status.Status, flags *pflag.FlagSet) (standIn bool) {
 	for _, socket := range []struct {
-		flag, told string
+		flag, path string
 		to         *string
 	}{
-		{"pod-resources-socket", told.PodResourcesSocket, &c.PodResourcesSocket},
-		{"kubelet-socket", told.KubeletSocket, &c.KubeletSocket},
+		{"pod-resources-socket", s.PodResourcesSocket, &c.PodResourcesSocket},
+		{"kubelet-socket", s.KubeletSocket, &c.KubeletSocket},
 	} {
-		if flags.Changed(socket.flag) || socket.told == "" || socket.told == *socket.to {
+		if flags.Changed(socket.flag) || socket.path == "" || socket.path == *socket.to {
 			continue
 		}
-		if _, err := os.Stat(socket.told); err == nil {
-			*socket.to, standIn = socket.told, told.Simulated != ""
+		if _, err := os.Stat(socket.path); err == nil {
+			*socket.to, standIn = socket.path, s.Simulated != ""
 		}
 	}
 	return standIn
 }
 
-// examine returns the findings on the node, and the place of the node's files. told is the
+// examine returns the findings on the node, and the place of the node's files. answer is the
 // daemon's status, and standIn the result of asRegistered.
 func examine(
-	ctx context.Context, c config.Config, told doctor.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
+	ctx context.Context, c config.Config, answer doctor.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
 ) (findings []doctor.Finding, at string, err error) {
 	p, at, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return nil, "", err
 	}
-	if simulated := cmp.Or(c.Simulate, told.Value.Status.Simulated); simulated != "" {
+	if simulated := cmp.Or(c.Simulate, answer.Value.Status.Simulated); simulated != "" {
 		profile, err := simulator.Load(simulated)
 		if err != nil {
 			return nil, "", err
@@ -174,7 +174,7 @@ func examine(
 		}
 	}
 	facts := p.Gather(ctx)
-	facts.Daemon, facts.Today = told, time.Now()
+	facts.Daemon, facts.Today = answer, time.Now()
 	facts.Settings = doctor.Settings{
 		Problem: problem, ConfigFile: c.File, CDI: c.Edits.UsesCDI(), DeviceNodes: c.Edits.DeviceNodes,
 		Envvar:       slices.Contains(c.Edits.Strategies, containeredits.EnvVar),
@@ -251,7 +251,7 @@ func reader(node string, simulated bool) doctor.Reader {
 // in its containers, and other containers have their own PID namespace.
 func inContainer() bool {
 	_, pod := os.LookupEnv("KUBERNETES_SERVICE_HOST")
-	return pod || confined(os.DirFS("/"))
+	return pod || hasOwnPIDNamespace(os.DirFS("/"))
 }
 
 // places returns where the node's files are: below hostRoot, if set.

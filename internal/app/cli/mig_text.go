@@ -103,11 +103,11 @@ func contentOf(i layout.PlannedInstance) string {
 	if len(i.Devices) == 0 {
 		return i.Profile + " empty"
 	}
-	return counted(i.Devices)
+	return wordsWithCounts(i.Devices)
 }
 
-// counted lists words. Equal neighbours become one word with their number.
-func counted(words []string) string {
+// wordsWithCounts lists words. Equal neighbours become one word with their number.
+func wordsWithCounts(words []string) string {
 	var parts []string
 	for i := 0; i < len(words); {
 		n := 1
@@ -168,12 +168,12 @@ func stepsOf(g layout.PlannedGPU) []string {
 		case inventory.MIGCreateInstance:
 			line := fmt.Sprintf("create %s", nameOf(*s.GPU))
 			if len(s.GPU.Devices) != 1 || s.GPU.Devices[0] != s.GPU.Profile {
-				line += ", with " + counted(s.GPU.Devices)
+				line += ", with " + wordsWithCounts(s.GPU.Devices)
 			}
 			lines = append(lines, line)
 		case inventory.MIGCreateCompute:
 			if s.GPU.ID != nil && last != inventory.MIGCreateCompute {
-				lines = append(lines, fmt.Sprintf("create %s in %s", counted(s.GPU.Devices), nameOf(*s.GPU)))
+				lines = append(lines, fmt.Sprintf("create %s in %s", wordsWithCounts(s.GPU.Devices), nameOf(*s.GPU)))
 			}
 		}
 		last = s.Action

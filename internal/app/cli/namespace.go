@@ -9,10 +9,10 @@ import (
 // nodePIDs is the kernel's name of the outermost PID namespace (PROC_PID_INIT_INO).
 const nodePIDs = "pid:[4026531836]"
 
-// confined reports whether this process has its own PID namespace, as in a pod without
+// hasOwnPIDNamespace reports whether this process has its own PID namespace, as in a pod without
 // hostPID: true. Then the driver shows no processes of other containers. If unknown, the
 // answer is true.
-func confined(root fs.FS) bool {
+func hasOwnPIDNamespace(root fs.FS) bool {
 	namespace, err := fs.ReadLink(root, "proc/self/ns/pid")
 	return err != nil || namespace != nodePIDs
 }
@@ -20,7 +20,7 @@ func confined(root fs.FS) bool {
 // unseenProcesses returns warnings about facts missing in a plan of MIG layouts because of
 // a separate PID namespace.
 func unseenProcesses(c config.Config, root fs.FS) []string {
-	if c.Simulate != "" || !confined(root) {
+	if c.Simulate != "" || !hasOwnPIDNamespace(root) {
 		return nil
 	}
 	return []string{"without hostPID the driver shows no processes of other containers: an instance that the plan " +

@@ -18,8 +18,8 @@ func TestConfined(t *testing.T) {
 		"container": {namespace("pid:[4026532619]"), true},
 		"no /proc":  {fstest.MapFS{}, true},
 	} {
-		if got := confined(test.root); got != test.want {
-			t.Errorf("%s: confined() = %v, want %v", name, got, test.want)
+		if got := hasOwnPIDNamespace(test.root); got != test.want {
+			t.Errorf("%s: hasOwnPIDNamespace() = %v, want %v", name, got, test.want)
 		}
 		if got := len(unseenProcesses(config.Config{}, test.root)) > 0; got != test.want {
 			t.Errorf("%s: a plan warns of processes that are not shown: %v, want %v", name, got, test.want)

@@ -65,7 +65,7 @@ func newPlanCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		p, err := newPlanned(snapshot, c)
+		p, err := newPrintedPlan(snapshot, c)
 		if err != nil {
 			return err
 		}
@@ -132,22 +132,22 @@ func withSession(ctx context.Context, c config.Config, use func(context.Context,
 	return use(ctx, session)
 }
 
-// planned is a plan for printing.
-type planned struct {
-	Resources []plannedResource `json:"resources"`
+// printedPlan is a plan for printing.
+type printedPlan struct {
+	Resources []printedResource `json:"resources"`
 	// GPUs that cannot be read and devices that are not offered, with reasons
 	LeftOut  []string `json:"leftOut,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-type plannedResource struct {
+type printedResource struct {
 	Name    string          `json:"name"`
-	Devices []plannedDevice `json:"devices"`
+	Devices []printedDevice `json:"devices"`
 	// Container has the edits for a container with the first device.
-	Container plannedEdits `json:"container"`
+	Container printedEdits `json:"container"`
 }
 
-type plannedDevice struct {
+type printedDevice struct {
 	ID       string `json:"id"`
 	Index    string `json:"index"`
 	NUMANode *int   `json:"numaNode,omitempty"`
@@ -155,7 +155,7 @@ type plannedDevice struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-type plannedEdits struct {
+type printedEdits struct {
 	Env         map[string]string           `json:"env,omitempty"`
 	Mounts      []containeredits.Mount      `json:"mounts,omitempty"`
 	Nodes       []containeredits.DeviceNode `json:"nodes,omitempty"`
@@ -163,18 +163,18 @@ type plannedEdits struct {
 	CDIDevices  []string                    `json:"cdiDevices,omitempty"`
 }
 
-func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
+func newPrintedPlan(snapshot inventory.Snapshot, c config.Config) (printedPlan, error) {
 	plan := resource.New(snapshot, c.Resource)
-	p := planned{Resources: []plannedResource{}, LeftOut: status.LeftOut(snapshot, plan),
+	p := printedPlan{Resources: []printedResource{}, LeftOut: status.LeftOut(snapshot, plan),
 		Warnings: plan.OtherWarnings()}
 	for _, r := range plan.Resources {
 		e, err := containeredits.For(r.Devices[:1], c.Edits)
 		if err != nil {
-			return planned{}, fmt.Errorf("allocate %s: %w", r.Name, err)
+			return printedPlan{}, fmt.Errorf("allocate %s: %w", r.Name, err)
 		}
-		printed := plannedResource{Name: r.Name, Container: plannedEdits(e)}
+		printed := printedResource{Name: r.Name, Container: printedEdits(e)}
 		for d := range r.All() {
-			device := plannedDevice{ID: d.ID, Index: d.Index, Healthy: d.Healthy, Reason: d.Reason}
+			device := printedDevice{ID: d.ID, Index: d.Index, Healthy: d.Healthy, Reason: d.Reason}
 			if d.NUMANode != inventory.NoNUMANode {
 				device.NUMANode = &d.NUMANode
 			}
@@ -185,7 +185,7 @@ func newPlanned(snapshot inventory.Snapshot, c config.Config) (planned, error) {
 	return p, nil
 }
 
-func (p planned) table(w io.Writer) {
+func (p printedPlan) table(w io.Writer) {
 	if len(p.Resources) == 0 {
 		fmt.Fprintln(w, "The node has no resources.")
 	}
@@ -213,7 +213,7 @@ func (p planned) table(w io.Writer) {
 	}
 }
 
-func (e plannedEdits) table(w io.Writer) {
+func (e printedEdits) table(w io.Writer) {
 	for _, name := range slices.Sorted(maps.Keys(e.Env)) {
 		fmt.Fprintf(w, "    env %s=%s\n", name, e.Env[name])
 	}

@@ -57,7 +57,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 		return dra.Pool{}, err
 	}
 	o := claims.Options{
-		Driver: divided{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil),
+		Driver: divisionReader{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil),
 		DriverName: c.DRA.DriverName,
 	}
 	numbers := dra.Numbers{}
@@ -85,13 +85,13 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	return pool, nil
 }
 
-// divided reads the division of GPUs, and implements nothing else of a claims.Divider.
-type divided struct {
+// divisionReader reads the division of GPUs, and implements nothing else of a claims.Divider.
+type divisionReader struct {
 	claims.Divider
 	session *nvidia.Session
 }
 
-func (d divided) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
+func (d divisionReader) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
 	return d.session.Partitions(ctx, uuid)
 }
 

@@ -188,10 +188,10 @@ func TestDoctorOfADaemon(t *testing.T) {
 func TestPlanInWords(t *testing.T) {
 	t.Parallel()
 	node := 1
-	p := planned{
-		Resources: []plannedResource{{Name: "a/b", Devices: []plannedDevice{
+	p := printedPlan{
+		Resources: []printedResource{{Name: "a/b", Devices: []printedDevice{
 			{ID: "GPU-0", Index: "0", NUMANode: &node, Healthy: true, Reason: "-"}, {ID: "GPU-1", Index: "1", Reason: "lost"},
-		}, Container: plannedEdits{
+		}, Container: printedEdits{
 			Env: map[string]string{"B": "2", "A": "1"}, Mounts: []containeredits.Mount{{ContainerPath: "/c", HostPath: "/h"}},
 			Nodes:       []containeredits.DeviceNode{{ContainerPath: "/dev/c", HostPath: "/dev/h", Permissions: "rw"}},
 			Annotations: map[string]string{"y": "2", "x": "1"}, CDIDevices: []string{"v/c=n"},
@@ -296,7 +296,7 @@ func TestPreferredSets(t *testing.T) {
 		"one that is not there": {nil, []string{"GPU-9"}, 1, 0, 0, "",
 			`--required: no GPU has the index or UUID "GPU-9"`},
 	} {
-		p, err := newPreferred(gpus, test.available, test.required, test.size, test.runnersUp)
+		p, err := newPreferredSets(gpus, test.available, test.required, test.size, test.runnersUp)
 		if fails := fmt.Sprint(err); fails != test.fails && (err != nil || test.fails != "") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -305,7 +305,7 @@ func TestPreferredSets(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	p := preferred{Sets: []preferredSet{{Indices: []int{1, 2}, Score: 5, Cost: 6, Bound: 7},
+	p := preferredSets{Sets: []preferredSet{{Indices: []int{1, 2}, Score: 5, Cost: 6, Bound: 7},
 		{Indices: []int{3}, Score: 4, Exact: true, Bound: 9}}}
 	p.table(&b)
 	if want := "\tGPUS\tSCORE\tCOST\nchoice\t1 2\t5 (the best set has at most 7)\t6\nrunner-up 1\t3\t4\t0\n"; b.String() != want {
@@ -357,7 +357,7 @@ func TestRowsOfMIG(t *testing.T) {
 	}
 	for want, words := range map[string][]string{"": nil, "a": {"a"}, "2 x a": {"a", "a"},
 		"a, 2 x b, a": {"a", "b", "b", "a"}} {
-		if got := counted(words); got != want {
+		if got := wordsWithCounts(words); got != want {
 			t.Errorf("%q: %q", words, got)
 		}
 	}

@@ -136,14 +136,14 @@ func newFaultCommand(f faultCommand, socket *string) *cobra.Command {
 				*optional.field = optional.value
 			}
 		}
-		return succeed(cmd, injected(fault),
+		return succeed(cmd, injectionText(fault),
 			control.Call(cmd.Context(), *socket, daemon.CallSimulateInject, fault, nil))
 	}
 	return cmd
 }
 
-// injected returns the effect of a fault on the simulated node.
-func injected(f simulator.Fault) string {
+// injectionText returns the effect of a fault on the simulated node.
+func injectionText(f simulator.Fault) string {
 	where := "the node"
 	if f.GPU != "" {
 		where = "GPU " + f.GPU

@@ -118,7 +118,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"next check of ", retries(s, v)},
 		{"holder: ", holderSentences(s)},
 		{"owner: ", ownerSentences(s.DRA)}, {"claim: ", claimSentences(s.DRA, v)},
-		{"not offered yet: ", status.Held(listedHolds(s.Holds))}, {"no longer offered: ", departing(s.Resources)},
+		{"not offered yet: ", status.Held(listedHolds(s.Holds))}, {"no longer offered: ", departingSentences(s.Resources)},
 		{"warning: ", s.Warnings}, {"MPS: ", s.MPS},
 		{"metrics: ", s.MetricsAbsent}, {"CUDA: ", validationSentences(s.Validation)},
 		{"waits: ", waitSentences(s, v)},
@@ -308,7 +308,7 @@ func listedHolds(holds []status.Hold) []status.Hold {
 // thousand replicas.
 const maxDeparting = 20
 
-func departing(resources []status.Resource) []string {
+func departingSentences(resources []status.Resource) []string {
 	var sentences []string
 	for _, r := range resources {
 		for _, d := range r.Departing[:min(len(r.Departing), maxDeparting)] {

@@ -166,7 +166,7 @@ func newPreferCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		p, err := newPreferred(gpus, available, required, size, runnersUp)
+		p, err := newPreferredSets(gpus, available, required, size, runnersUp)
 		if err != nil {
 			return err
 		}
@@ -175,8 +175,8 @@ func newPreferCommand() *cobra.Command {
 	return cmd
 }
 
-// preferred is a choice of GPUs as it is printed.
-type preferred struct {
+// preferredSets are the best sets of GPUs, for printing.
+type preferredSets struct {
 	// Sets are the choice and the runners-up.
 	Sets []preferredSet `json:"sets"`
 }
@@ -193,7 +193,7 @@ type preferredSet struct {
 	Bound int64 `json:"bound"`
 }
 
-func newPreferred(gpus []inventory.GPU, available, required []string, size, runnersUp int) (preferred, error) {
+func newPreferredSets(gpus []inventory.GPU, available, required []string, size, runnersUp int) (preferredSets, error) {
 	graph := topology.New(gpus)
 	byPosition := make([]inventory.GPU, graph.Len())
 	var healthy topology.GPUSet
@@ -210,20 +210,20 @@ func newPreferred(gpus []inventory.GPU, available, required []string, size, runn
 	request := topology.Request{Available: healthy, Size: size}
 	var err error
 	if available != nil {
-		if request.Available, err = named(byPosition, available); err != nil {
-			return preferred{}, fmt.Errorf("--available: %w", err)
+		if request.Available, err = gpusNamed(byPosition, available); err != nil {
+			return preferredSets{}, fmt.Errorf("--available: %w", err)
 		}
 	}
-	if request.Required, err = named(byPosition, required); err != nil {
-		return preferred{}, fmt.Errorf("--required: %w", err)
+	if request.Required, err = gpusNamed(byPosition, required); err != nil {
+		return preferredSets{}, fmt.Errorf("--required: %w", err)
 	}
 	request.Busy = healthy &^ request.Available
 	best := graph.Best(request, 1+runnersUp)
 	if len(best) == 0 {
-		return preferred{}, fmt.Errorf("%d GPUs are requested, and %d are available", size,
+		return preferredSets{}, fmt.Errorf("%d GPUs are requested, and %d are available", size,
 			(request.Available | request.Required).Len())
 	}
-	var p preferred
+	var p preferredSets
 	for _, choice := range best {
 		set := preferredSet{Score: choice.Score, Cost: choice.Cost, Exact: choice.Exact, Bound: choice.Bound}
 		for position := range choice.Set.All() {
@@ -235,8 +235,8 @@ func newPreferred(gpus []inventory.GPU, available, required []string, size, runn
 	return p, nil
 }
 
-// named returns the GPUs with the given indices or UUIDs.
-func named(gpus []inventory.GPU, names []string) (topology.GPUSet, error) {
+// gpusNamed returns the GPUs with the given indices or UUIDs.
+func gpusNamed(gpus []inventory.GPU, names []string) (topology.GPUSet, error) {
 	var set topology.GPUSet
 	for _, name := range names {
 		found := topology.GPUSet(0)
@@ -253,7 +253,7 @@ func named(gpus []inventory.GPU, names []string) (topology.GPUSet, error) {
 	return set, nil
 }
 
-func (p preferred) table(w io.Writer) {
+func (p preferredSets) table(w io.Writer) {
 	fmt.Fprintln(w, "\tGPUS\tSCORE\tCOST")
 	for i, set := range p.Sets {
 		rank := "choice"

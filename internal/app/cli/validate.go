@@ -67,13 +67,13 @@ func newValidateCommand() *cobra.Command {
 
 // A validation is the output of validate.
 type validation struct {
-	Devices []validated `json:"devices"`
+	Devices []validatedDevice `json:"devices"`
 	// LeftOut are sentences about the GPUs that cannot be read, with reasons.
 	LeftOut []string `json:"leftOut,omitempty"`
 }
 
-// A validated is a device in a validation.
-type validated struct {
+// A validatedDevice is a device in a validation.
+type validatedDevice struct {
 	Index string `json:"index"`
 	UUID  string `json:"uuid"`
 	Model string `json:"model"`
@@ -98,7 +98,7 @@ const (
 func validate(ctx context.Context, c config.Config, only []string) (v validation, err error) {
 	prover := daemon.Prover{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
 		Simulated: c.Simulate != ""}
-	v.Devices = []validated{}
+	v.Devices = []validatedDevice{}
 	err = withSession(ctx, c, func(reading context.Context, session *nvidia.Session) error {
 		snapshot, err := session.Scan(reading)
 		if err != nil {
@@ -111,11 +111,11 @@ func validate(ctx context.Context, c config.Config, only []string) (v validation
 		if err != nil {
 			return fmt.Errorf("--gpu: %w", err)
 		}
-		v.Devices = make([]validated, len(devices))
+		v.Devices = make([]validatedDevice, len(devices))
 		var all sync.WaitGroup
 		turns := make(chan struct{}, cudacheck.AtOnce)
 		for i, d := range devices {
-			v.Devices[i] = validated{Index: d.Index, UUID: d.UUID, Model: d.Model, Result: resultNotTried}
+			v.Devices[i] = validatedDevice{Index: d.Index, UUID: d.UUID, Model: d.Model, Result: resultNotTried}
 			if v.Devices[i].Reason = inUse(reading, session, d); v.Devices[i].Reason != "" {
 				continue
 			}
@@ -148,7 +148,7 @@ func inUse(ctx context.Context, session *nvidia.Session, d cudacheck.Device) str
 }
 
 // take stores the result of a check.
-func (v *validated) take(p cuda.Proof) {
+func (v *validatedDevice) take(p cuda.Proof) {
 	v.Failure, v.Milliseconds, v.MemoryBytes = p.Failure, p.Took.Milliseconds(), p.Memory
 	switch {
 	case p.Failure == nil:
@@ -173,7 +173,7 @@ func (v validation) table(w io.Writer) {
 		fmt.Fprintln(w, l)
 	}
 	if slices.ContainsFunc(v.Devices,
-		func(d validated) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
+		func(d validatedDevice) bool { return strings.Contains(d.Reason, inventory.LacksDeviceNodes) }) {
 		fmt.Fprintln(w, "To give this container the device nodes, "+inventory.GiveDeviceNodes+".")
 	}
 }

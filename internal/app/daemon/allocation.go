@@ -96,10 +96,10 @@ const nameTimeout = 2 * time.Second
 // nameDriver keeps the driver's name as long as claims have devices under it, or may get
 // some.
 func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
-	type found struct{ name, kept string }
-	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (found, error) {
+	type choice struct{ name, kept string }
+	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (choice, error) {
 		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
-		return found{name, kept}, err
+		return choice{name, kept}, err
 	})
 	// This process finds an earlier leader's slices before publishing any.
 	if err != nil {

@@ -48,8 +48,8 @@ func PrintRemovals(output io.Writer, done []Removal, dry bool) error {
 	return err
 }
 
-// A cleaning removes the files of this program from a node.
-type cleaning struct {
+// A cleanup removes the files of this program from a node.
+type cleanup struct {
 	config.Config
 	dry  bool
 	done []Removal
@@ -70,7 +70,7 @@ type cleaning struct {
 // nothing, if a daemon of this program is running, or if the kubelet does not answer.
 // Parameter cgroups is the path of the node's /sys/fs/cgroup.
 func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]Removal, error) {
-	l := &cleaning{Config: c, cgroups: cgroups, dry: dry, claims: map[string]bool{}}
+	l := &cleanup{Config: c, cgroups: cgroups, dry: dry, claims: map[string]bool{}}
 	folder := filepath.Dir(c.KubeletSocket)
 	if err := l.refuseDaemon(ctx, folder); err != nil {
 		return nil, err
@@ -94,7 +94,7 @@ func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]
 }
 
 // refuseDaemon returns an error if a daemon of this program is running on the node.
-func (l *cleaning) refuseDaemon(ctx context.Context, folder string) error {
+func (l *cleanup) refuseDaemon(ctx context.Context, folder string) error {
 	for _, dir := range []string{filepath.Join(folder, leadFolder), filepath.Join(l.StateDir, leadFolder)} {
 		if lead.IsTaken(ctx, dir) {
 			return fmt.Errorf("a daemon of this program runs on the node: it listens in %s; uninstall it before "+
@@ -109,7 +109,7 @@ func (l *cleaning) refuseDaemon(ctx context.Context, folder string) error {
 }
 
 // findUse asks the kubelet which containers use files of this program.
-func (l *cleaning) findUse(ctx context.Context) error {
+func (l *cleanup) findUse(ctx context.Context) error {
 	account := kubelet.NewPodResources(l.PodResourcesSocket, clock.RealClock{})
 	defer account.Close()
 	listed, unlisted := account.ContainerDevices(ctx)
@@ -158,7 +158,7 @@ func (l *cleaning) findUse(ctx context.Context) error {
 // hasEnded reports whether a pod has ended according to cgroups. PodResources alone is not
 // enough: it omits init containers, and most pods until a restarted kubelet has reached
 // the API server.
-func (l *cleaning) hasEnded(podUID string) bool {
+func (l *cleanup) hasEnded(podUID string) bool {
 	_, err := os.Stat(l.cgroups)
 	return err == nil && !kubelet.PodRuns(l.cgroups, podUID)
 }
@@ -174,7 +174,7 @@ func byCDI(a kubelet.Answer) bool {
 }
 
 // removeClaims removes the CDI specs and metadata files of claims.
-func (l *cleaning) removeClaims() error {
+func (l *cleanup) removeClaims() error {
 	specs, err := cdi.ClaimFiles(l.CDIDir)
 	problems := []error{err}
 	ours := map[string]bool{} // UIDs of claims with a note of this program
@@ -200,7 +200,7 @@ func (l *cleaning) removeClaims() error {
 }
 
 // removeSpecs removes the CDI specs of devices.
-func (l *cleaning) removeSpecs() error {
+func (l *cleanup) removeSpecs() error {
 	paths, err := cdi.DeviceFiles(l.CDIDir)
 	problems := []error{err}
 	for _, path := range paths {
@@ -210,7 +210,7 @@ func (l *cleaning) removeSpecs() error {
 }
 
 // removeMPS removes the MPS root, including its shared memory mount.
-func (l *cleaning) removeMPS() error {
+func (l *cleanup) removeMPS() error {
 	root := l.Edits.MPSRoot
 	if _, err := os.Lstat(root); root == "" || err != nil {
 		return nil //nolint:nilerr // there is nothing to remove
@@ -226,7 +226,7 @@ func (l *cleaning) removeMPS() error {
 
 // removeSockets removes the sockets of this program in a folder of the kubelet, unless a
 // process listens there.
-func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
+func (l *cleanup) removeSockets(ctx context.Context, folder string) error {
 	entries, err := os.ReadDir(folder)
 	if statefile.IsAbsent(err) {
 		return nil
@@ -247,7 +247,7 @@ func (l *cleaning) removeSockets(ctx context.Context, folder string) error {
 
 // remove removes a file or a folder, if it exists and there is no reason to keep it. A
 // mounted folder, as in a container, is emptied.
-func (l *cleaning) remove(path, kept string) error {
+func (l *cleanup) remove(path, kept string) error {
 	if path == "" {
 		return nil
 	}

@@ -190,7 +190,7 @@ func TestFeatureFile(t *testing.T) {
 		c := d.watcher.Configs().Value()
 		c.Features.Labels, c.Features.LabelsFile, c.Discovery = test.labels, "/f", test.gfd
 		d.watcher.Configs().Publish(c)
-		got, configured, labeled := d.featureFile().wanted()
+		got, configured, labeled := d.featureFile().latestTarget()
 		if diff := cmp.Diff(test.want, got); diff != "" || configured == nil || (labeled == nil) != (name == "none") {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

@@ -32,11 +32,11 @@ type featureFile struct {
 
 // run maintains the file while it is configured.
 func (f *featureFile) run(ctx context.Context) error {
-	return (&featurefile.Writer{Wanted: f.wanted, Problem: f.problem}).Run(ctx)
+	return (&featurefile.Writer{Wanted: f.latestTarget, Problem: f.problem}).Run(ctx)
 }
 
-// wanted returns the wanted file, and channels that are closed when it may have changed.
-func (f *featureFile) wanted() (target featurefile.Target, configured, labeled <-chan struct{}) {
+// latestTarget returns the wanted file, and channels that are closed when it may have changed.
+func (f *featureFile) latestTarget() (target featurefile.Target, configured, labeled <-chan struct{}) {
 	c, configured := f.configs.Latest()
 	set, labeled := f.labels.Latest()
 	if c.Features.Labels != config.LabelsFile {

@@ -43,7 +43,7 @@ func (i *Inspector) Inspect(ctx context.Context, devices []resource.Device) erro
 	case err != nil:
 		return unseen(devices, err)
 	}
-	devices = known(snapshot, devices)
+	devices = completeDevices(snapshot, devices)
 	if err := unfit(snapshot, devices); err != nil || wanted.Checks != config.PreStartClean {
 		return err
 	}
@@ -83,9 +83,9 @@ func (i *Inspector) clean(ctx context.Context, devices []resource.Device, reset 
 	return unfit(i.Monitor.Snapshots().Value(), devices) // after a new scan
 }
 
-// known returns the devices, and completes devices of which only the UUID is known from a
+// completeDevices returns the devices, and completes devices of which only the UUID is known from a
 // Snapshot.
-func known(s inventory.Snapshot, devices []resource.Device) []resource.Device {
+func completeDevices(s inventory.Snapshot, devices []resource.Device) []resource.Device {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		d := &devices[i]

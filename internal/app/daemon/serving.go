@@ -130,7 +130,7 @@ func unserved(plan, offered resource.Plan, servers []serve.Status, accountable b
 	for _, r := range plan.Resources {
 		i := slices.IndexFunc(servers, func(s serve.Status) bool { return s.Resource == r.Name })
 		if _, given := offered.Resource(r.Name); !given || i < 0 {
-			reasons = append(reasons, fmt.Sprintf("%s is not offered: %s", r.Name, withheld(r, offered)))
+			reasons = append(reasons, fmt.Sprintf("%s is not offered: %s", r.Name, withheldReason(r, offered)))
 			continue
 		}
 		problem := servers[i].Problem
@@ -147,8 +147,8 @@ func unserved(plan, offered resource.Plan, servers []serve.Status, accountable b
 	return reasons
 }
 
-// withheld returns why no device of a resource is offered.
-func withheld(r resource.Resource, offered resource.Plan) string {
+// withheldReason returns why no device of a resource is offered.
+func withheldReason(r resource.Resource, offered resource.Plan) string {
 	for _, l := range offered.LeftOut {
 		if slices.ContainsFunc(r.Devices, func(d resource.Device) bool { return d.UUID == l.UUID }) {
 			return l.Reason

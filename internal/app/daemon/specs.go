@@ -29,7 +29,7 @@ func (s *specs) Apply(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	var written cdi.Written
 	var unwritten, unmade error
 	if c.Edits.UsesCDI() {
-		written, unwritten = s.writer.Apply(wanted(snapshot, plan, c))
+		written, unwritten = s.writer.Apply(wantedSpecs(snapshot, plan, c))
 	}
 	s.written.Store(&written)
 	if givesNodes(c) {
@@ -48,7 +48,7 @@ func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.
 		}
 	}
 	if c.Edits.UsesCDI() {
-		for uuid, why := range s.written.Load().Lacks(wanted(snapshot, plan, c)) {
+		for uuid, why := range s.written.Load().Lacks(wantedSpecs(snapshot, plan, c)) {
 			holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Hidden: true})
 		}
 	}
@@ -59,6 +59,6 @@ func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.
 // none.
 func givesNodes(c config.Config) bool { return c.Edits.GivesNodes() && c.Simulate == "" }
 
-func wanted(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {
+func wantedSpecs(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {
 	return cdi.Wanted{Snapshot: snapshot, Plan: plan, Edits: c.Edits, Options: c.CDI}
 }

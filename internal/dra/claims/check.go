@@ -111,7 +111,7 @@ func (c *Claims) plan(ctx context.Context, claim dra.Claim, former record) (node
 				d.Device)
 		}
 	}
-	held, err := c.held(ctx, n.snapshot)
+	held, err := c.heldDevices(ctx, n.snapshot)
 	if err != nil {
 		return n, r, nil, fail(CauseNotReady, "cannot check whether a pod holds the devices through the device "+
 			"plugin: %w",

@@ -285,11 +285,11 @@ func (c *Claims) record(
 // resources when no GPU is offered as a resource.
 const heldPatience = 2 * time.Second
 
-// held returns the devices held by pods through the device plugin. A GPU enters a slice
+// heldDevices returns the devices held by pods through the device plugin. A GPU enters a slice
 // only when no pod holds the GPU as a resource, and is offered as a resource only after it
 // left the slice, even across restarts. If all GPUs are in slices, the kubelet's answer is
 // therefore optional.
-func (c *Claims) held(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
+func (c *Claims) heldDevices(ctx context.Context, s inventory.Snapshot) ([]kubelet.HeldDevice, error) {
 	if c.options.HeldDevices == nil {
 		return nil, nil
 	}

@@ -31,19 +31,19 @@ const (
 // an Event, it is written as soon as the limit allows, provided it is still true. So the last Event
 // about a GPU soon becomes true again.
 type History struct {
-	begun   bool
-	hadGPUs bool
-	driver  string
-	config  string               // the reported error
-	leftOut map[string]bool      // the reported devices
-	failed  map[string]bool      // the reported errors of NVSwitches
-	labels  labelsReport         // why labels are not as wanted
-	steps   map[string]bool      // last reported state by step
-	layout  layoutReport         // last reported MIG layout
-	bad     map[string]verdict   // verdicts of devices that are unhealthy or gone, by UUID
-	gpus    map[string]string    // names of the known GPUs, by UUID
-	used    map[string]time.Time // use of the rates by subject; the rate of the node has the key ""
-	denied  map[string]string    // last delayed Event by subject
+	hasBegun bool
+	hadGPUs  bool
+	driver   string
+	config   string               // the reported error
+	leftOut  map[string]bool      // the reported devices
+	failed   map[string]bool      // the reported errors of NVSwitches
+	labels   labelsReport         // why labels are not as wanted
+	steps    map[string]bool      // last reported state by step
+	layout   layoutReport         // last reported MIG layout
+	bad      map[string]verdict   // verdicts of devices that are unhealthy or gone, by UUID
+	gpus     map[string]string    // names of the known GPUs, by UUID
+	used     map[string]time.Time // use of the rates by subject; the rate of the node has the key ""
+	denied   map[string]string    // last delayed Event by subject
 }
 
 // A Batch is a result of History.Next.
@@ -115,7 +115,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	}
 	denied := map[string]string{}
 	for _, c := range all {
-		c.At, c.AtStart, c.Note = now, !h.begun, line(c.Note)
+		c.At, c.AtStart, c.Note = now, !h.hasBegun, line(c.Note)
 		cause, again := h.limit(c.limited, now, room-len(batch.Events))
 		if cause == "" {
 			c.record()
@@ -129,7 +129,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 			batch.Again = again
 		}
 	}
-	h.denied, h.begun = denied, true
+	h.denied, h.hasBegun = denied, true
 	maps.DeleteFunc(h.used, func(_ string, until time.Time) bool { return until.Before(now) })
 	return batch
 }

@@ -36,7 +36,7 @@ func (h *History) layoutEvents(s status.Status) []candidate {
 	default:
 		return nil
 	}
-	if is == h.layout || !h.begun && m.State == "success" { // applied by an earlier process
+	if is == h.layout || !h.hasBegun && m.State == "success" { // applied by an earlier process
 		h.layout = is
 		return nil
 	}

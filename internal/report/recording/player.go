@@ -42,7 +42,7 @@ type Player struct {
 type track struct {
 	lines []line
 	next  int
-	begun map[time.Time]bool // calls that were made, by recorded time
+	calls map[time.Time]bool // the made calls, by recorded time
 }
 
 // Play returns a driver that starts now.
@@ -55,7 +55,7 @@ func (r *Recording) Play() *Player {
 		case !strings.HasPrefix(l.Call, "request"):
 			t := p.tracks[l.key()]
 			if t == nil {
-				t = &track{begun: map[time.Time]bool{}}
+				t = &track{calls: map[time.Time]bool{}}
 				p.tracks[l.key()] = t
 			}
 			t.lines = append(t.lines, l)
@@ -100,7 +100,7 @@ func (p *Player) request(l line, m *monitor.Monitor) (func(context.Context), boo
 	case callScan:
 		return func(ctx context.Context) {
 			p.mu.Lock()
-			begun := p.tracks[l.key()].begun[l.At]
+			begun := p.tracks[l.key()].calls[l.At]
 			p.mu.Unlock()
 			if !begun {
 				_, _ = m.Look(ctx) // the driver may be released
@@ -169,7 +169,7 @@ func (p *Player) find(call, gpu string, args any) (line, error) {
 		}
 	}
 	l = t.lines[t.next]
-	t.begun[l.At] = true
+	t.calls[l.At] = true
 	t.next++
 	return l, nil
 }
@@ -225,11 +225,11 @@ func (p *Player) Open(ctx context.Context) (monitor.Session, error) {
 	p.mu.Lock()
 	p.sessions++
 	p.mu.Unlock()
-	return &played{Player: p, number: number, closed: make(chan struct{})}, nil
+	return &playedSession{Player: p, number: number, closed: make(chan struct{})}, nil
 }
 
-// A played session is a session of a Player. Calls without influence on verdicts are not played.
-type played struct {
+// A playedSession is a session of a Player. Calls without influence on verdicts are not played.
+type playedSession struct {
 	*Player
 	unplayed
 	number int
@@ -265,23 +265,23 @@ func (unplayed) Repartition(context.Context, string, inventory.MIGStep) (func(co
 	return nil, errUnplayed
 }
 
-func (s *played) Scan(ctx context.Context) (inventory.Snapshot, error) {
+func (s *playedSession) Scan(ctx context.Context) (inventory.Snapshot, error) {
 	return answer[inventory.Snapshot](ctx, s.Player, callScan, "", nil)
 }
 
-func (s *played) Read(ctx context.Context, uuid string) (inventory.Reading, error) {
+func (s *playedSession) Read(ctx context.Context, uuid string) (inventory.Reading, error) {
 	return answer[inventory.Reading](ctx, s.Player, callRead, uuid, nil)
 }
 
 // Retry does nothing if the recording has no Retry: the Scans come from the recording.
-func (s *played) Retry(ctx context.Context) error {
+func (s *playedSession) Retry(ctx context.Context) error {
 	if err := act(ctx, s.Player, callRetry, "", nil); !errors.Is(err, errUnrecorded) {
 		return err
 	}
 	return nil
 }
 
-func (s *played) LostByClose(ctx context.Context) (string, error) {
+func (s *playedSession) LostByClose(ctx context.Context) (string, error) {
 	return answer[string](ctx, s.Player, callLost, "", nil)
 }
 
@@ -289,7 +289,7 @@ var errClosed = errors.New("the session is closed")
 
 // Next returns the recorded events, including events of the kernel log. It skips the end of the
 // events of an earlier session.
-func (s *played) Next(ctx context.Context) (inventory.Event, error) {
+func (s *playedSession) Next(ctx context.Context) (inventory.Event, error) {
 	for {
 		s.mu.Lock()
 		for len(s.events) > 0 && s.events[0].Error != nil && s.events[0].Session < s.number {
@@ -328,9 +328,9 @@ func (s *played) Next(ctx context.Context) (inventory.Event, error) {
 }
 
 // Hanging and Unwatched return at once. They return the zero value if nothing was recorded.
-func (s *played) Hanging() bool { return atOnce[bool](s.Player, callHanging) }
+func (s *playedSession) Hanging() bool { return atOnce[bool](s.Player, callHanging) }
 
-func (s *played) Unwatched() []inventory.LeftOut {
+func (s *playedSession) Unwatched() []inventory.LeftOut {
 	return atOnce[[]inventory.LeftOut](s.Player, callUnwatched)
 }
 
@@ -341,7 +341,7 @@ func atOnce[T any](p *Player, call string) (value T) {
 	return value
 }
 
-func (s *played) Close(ctx context.Context) error {
+func (s *playedSession) Close(ctx context.Context) error {
 	l, err := s.find(callClose, "", nil)
 	if err == nil && l.Session == s.number {
 		if err := errors.Join(s.wait(ctx, l.end()), l.Error.err(s.shift)); err != nil {

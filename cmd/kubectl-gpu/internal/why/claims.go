@@ -215,7 +215,7 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 		})
 	}
 	for i := range alternatives {
-		reason, left := a.excluded(ctx, n, &alternatives[i])
+		reason, left := a.exclusions(ctx, n, &alternatives[i])
 		most = max(most, left)
 		if left > 0 && int64(left) >= alternatives[i].Count {
 			return "", most
@@ -229,9 +229,9 @@ func (a *allocation) noneFor(ctx context.Context, n *corev1.Node, r *resourceapi
 	return text, most
 }
 
-// excluded describes the devices of a node excluded from a request, with reasons, and
+// exclusions describes the devices of a node excluded from a request, with reasons, and
 // returns the number of devices left.
-func (a *allocation) excluded(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string,
+func (a *allocation) exclusions(ctx context.Context, n *corev1.Node, r *resourceapi.ExactDeviceRequest) (text string,
 	left int) {
 	var all []*exclusionGroup // by the excluding requirement, in the order of the first device
 	for _, s := range a.onNode[n.Name] {

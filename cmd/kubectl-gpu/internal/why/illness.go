@@ -42,7 +42,7 @@ func notAllocatable(s status.Status, resource corev1.ResourceName) string {
 	if at >= 0 {
 		r := s.Resources[at]
 		if n := len(r.Departing); n > 0 {
-			parts = append(parts, departing(r.Departing))
+			parts = append(parts, departingText(r.Departing))
 		}
 		if r.Unoffered > 0 {
 			parts = append(parts, fmt.Sprintf("%d units are on other GPUs than the one that is offered, "+
@@ -82,8 +82,8 @@ func sameAsItsGPU(all []status.Device, d status.Device) bool {
 	})
 }
 
-// departing describes the devices that have left a resource, and what they wait for.
-func departing(all []status.Departing) string {
+// departingText describes the devices that have left a resource, and what they wait for.
+func departingText(all []status.Departing) string {
 	reasons := &reasons{}
 	for _, d := range all {
 		text := d.Reason

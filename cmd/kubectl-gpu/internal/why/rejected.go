@@ -46,9 +46,9 @@ var endings = map[string]string{
 	"NodeLost":         "its node does not respond. Its controller creates a new pod",
 }
 
-// failed explains a failed pod: the kubelet rejected or ended the pod, or its containers
+// explainFailed explains a failed pod: the kubelet rejected or ended the pod, or its containers
 // failed.
-func (o Objects) failed(ctx context.Context) string {
+func (o Objects) explainFailed(ctx context.Context) string {
 	p := o.Pod
 	message := strings.TrimSuffix(strings.TrimSpace(p.Status.Message), ".")
 	if means := endings[p.Status.Reason]; means != "" {
@@ -58,7 +58,7 @@ func (o Objects) failed(ctx context.Context) string {
 		return fmt.Sprintf("It has failed (%s)%s: %s.", p.Status.Reason, message, means)
 	}
 	if p.Status.Reason != "" {
-		return o.rejected(ctx, message)
+		return o.explainRejected(ctx, message)
 	}
 	t := view.FirstTrouble(p)
 	if t == nil {
@@ -68,8 +68,8 @@ func (o Objects) failed(ctx context.Context) string {
 	return text + o.badGPU(ctx, t.Container) + o.nextStep(ctx, t.FullText(), t.Container)
 }
 
-// rejected explains a pod refused by the kubelet. The kubelet never retries the admission.
-func (o Objects) rejected(ctx context.Context, message string) string {
+// explainRejected explains a pod refused by the kubelet. The kubelet never retries the admission.
+func (o Objects) explainRejected(ctx context.Context, message string) string {
 	p := o.Pod
 	begin := fmt.Sprintf("The kubelet of node %s did not admit it (%s): ", p.Spec.NodeName, p.Status.Reason)
 	if p.Status.Reason == "TopologyAffinityError" {

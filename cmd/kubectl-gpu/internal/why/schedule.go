@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// unscheduled explains a pod that is not scheduled.
-func unscheduled(ctx context.Context, o Objects) string {
+// explainUnscheduled explains a pod that is not scheduled.
+func explainUnscheduled(ctx context.Context, o Objects) string {
 	if gates := o.Pod.Spec.SchedulingGates; len(gates) > 0 {
 		var names []string
 		for _, g := range gates {

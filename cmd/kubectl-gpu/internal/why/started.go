@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// assigned explains a pod on a node: why its containers do not run, or whether they have
+// explainAssigned explains a pod on a node: why its containers do not run, or whether they have
 // their GPUs.
-func (o Objects) assigned(ctx context.Context) string {
+func (o Objects) explainAssigned(ctx context.Context) string {
 	p := o.Pod
 	if t := view.FirstTrouble(p); t != nil {
 		if strings.Contains(t.Message, "PreStartContainer") { // the kubelet's word for the check by a device plugin

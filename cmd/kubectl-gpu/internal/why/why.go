@@ -61,17 +61,17 @@ func Explain(ctx context.Context, o Objects) string {
 	p := o.Pod
 	switch {
 	case p.Status.Phase == corev1.PodFailed:
-		return o.failed(ctx)
+		return o.explainFailed(ctx)
 	case p.Status.Phase == corev1.PodSucceeded:
 		return "It has ended."
 	case p.DeletionTimestamp != nil:
-		return o.terminating()
+		return o.explainTerminating()
 	case !o.asksForGPUs():
 		return o.asksForNone()
 	case p.Spec.NodeName == "":
-		return unscheduled(ctx, o)
+		return explainUnscheduled(ctx, o)
 	}
-	return o.outdated() + o.assigned(ctx)
+	return o.outdated() + o.explainAssigned(ctx)
 }
 
 // asksForGPUs reports whether the pod requests GPUs: by any claim, or by a resource that is known
@@ -110,8 +110,8 @@ func (o Objects) asksForNone() string {
 	return text + "."
 }
 
-// terminating explains a pod that is being deleted.
-func (o Objects) terminating() string {
+// explainTerminating explains a pod that is being deleted.
+func (o Objects) explainTerminating() string {
 	text := "It is being deleted"
 	if end := o.Pod.DeletionTimestamp.Time; end.Before(o.Now) {
 		text += ", and was to have ended" + view.Ago(" ", end, o.Now)
