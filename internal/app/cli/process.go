@@ -117,7 +117,7 @@ func reexec() error {
 	if err := os.Setenv(reexecuted, strconv.Itoa(reexecutions()+1)); err != nil {
 		return fmt.Errorf("count restarts of this program: %w", err)
 	}
-	// nolint:gosec // the same program with the same arguments
+	//nolint:gosec // the same program with the same arguments
 	if err := syscall.Exec(program, os.Args, os.Environ()); err != nil {
 		return fmt.Errorf("start this program again: %w", err)
 	}

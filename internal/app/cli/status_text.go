@@ -93,7 +93,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		v.sentence(w, fmt.Sprintf("driver call that does not return: %s since %s", c, v.since(c.Since)))
 	}
 	for _, line := range []struct{ what, text string }{
-		{"last scan failed", s.Stale}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch},
+		{"last scan failed", failedScan(s)}, {"all GPUs", s.Node}, {"driver", s.DriverMismatch},
 		{"GPUs and virtual functions given to virtual machines", awayLine(s.GivenAway)}, {"configuration file not used",
 			s.ConfigError},
 		{"metrics not served", s.MetricsError}, {"labels not written", s.LabelsError},
@@ -162,6 +162,15 @@ func holderSentences(s status.Status) (sentences []string) {
 		sentences = append(sentences, text)
 	}
 	return sentences
+}
+
+// failedScan returns why the last scan failed; empty if there was none because the driver is
+// released. The line about all GPUs then has this reason.
+func failedScan(s status.Status) string {
+	if s.Quiet && s.Stale == s.Node {
+		return ""
+	}
+	return s.Stale
 }
 
 // layoutLine describes the progress of a MIG layout; empty if none is wanted.

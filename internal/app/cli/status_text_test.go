@@ -261,3 +261,17 @@ func TestWatchPrints(t *testing.T) {
 		t.Error("a watch in YAML is no error")
 	}
 }
+
+// TestScanOfAReleasedDriver: no scan has failed while the driver is released.
+func TestScanOfAReleasedDriver(t *testing.T) {
+	t.Parallel()
+	const why = "the driver is released"
+	for s, want := range map[*status.Status]bool{
+		{Stale: why, Node: why, Quiet: true}: false, {Stale: "no answer", Node: why, Quiet: true}: true,
+		{Stale: why, Node: why}: true,
+	} {
+		if text := printed(*s, view{}); strings.Contains(text, "last scan failed: ") != want {
+			t.Errorf("quiet %v, stale %q, want the line: %v\n%s", s.Quiet, s.Stale, want, text)
+		}
+	}
+}

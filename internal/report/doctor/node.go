@@ -244,8 +244,8 @@ func unhealthyDevices(s status.Status, r *findings) {
 	devices := map[cause][]status.Device{}
 	commandsFor := map[cause][]string{}
 	for _, g := range s.GPUs {
-		if g.State == inventory.Healthy.String() {
-			continue
+		if g.State == inventory.Healthy.String() || g.Reason != "" && g.Reason == s.Stale {
+			continue // the reason of all GPUs is a finding of its own
 		}
 		var commands []string
 		for _, command := range remedyCommands[inventory.Remedy(g.Remedy)] {
@@ -290,7 +290,7 @@ func daemon(f *NodeFacts, r *findings) {
 		r.info("gpus-simulated",
 			"The GPUs of this node are simulated: pods cannot use them", []string{"status: simulated: " + s.Simulated})
 	}
-	if s.Stale != "" {
+	if s.Stale != "" && !s.Quiet {
 		r.fail("scan-failed", "The last scan of the GPUs failed: "+s.Stale, nil, "gpu-device-plugin status",
 			kernelMessages)
 	}

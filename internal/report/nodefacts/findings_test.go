@@ -437,7 +437,10 @@ var daemonRows = []row{
 		check: "daemon", severity: doctor.OK, says: "serves 1 resource",
 	},
 	{
-		name: "quiesced", status: func(s *status.Status) { s.Quiet = true },
+		name: "quiesced", status: func(s *status.Status) {
+			s.Quiet, s.Stale = true, "the driver is released for maintenance: run resume first"
+			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unknown", s.Stale, string(inventory.RemedyHuman)
+		},
 		check: "daemon", severity: doctor.Warning, says: "quiesce released NVML",
 	},
 	{
