@@ -34,16 +34,16 @@ const (
 	hashLength      = 6
 	timeLength      = 10 // microseconds of 35 years
 	tokenLength     = timeLength + 2
-	// counterLength is the length of a million: a process makes that many sockets in two months if
-	// each registration fails.
+	// counterLength is the length of a million: the number of sockets of a process in two
+	// months if each registration fails.
 	counterLength = 4
 	// maxSocketName is the length of the longest name that NewEndpoint makes.
 	maxSocketName = len(socketPrefix) + maxResourcePart + 1 + hashLength + 1 + tokenLength + 1 + counterLength +
 		len(socketSuffix)
 )
 
-// NewToken returns a token for this process. It is greater than the tokens of all processes
-// that started before on this node.
+// NewToken returns a token for this process, greater than the tokens of all processes that
+// started before on this node.
 func NewToken() string {
 	var now unix.Timespec
 	// This clock is never set, runs on while the machine sleeps, and is the same in all
@@ -52,7 +52,7 @@ func NewToken() string {
 	return base32(uint64(now.Nano()/1000), timeLength) + strings.ToLower(rand.Text()[:tokenLength-timeLength])
 }
 
-// base32 returns n with so many digits, of which there are 32: 0 to 9 and a to v.
+// base32 returns n with so many digits, from 0 to 9 and a to v.
 func base32(n uint64, digits int) string {
 	text := strconv.FormatUint(n, 32)
 	return strings.Repeat("0", max(0, digits-len(text))) + text
@@ -65,7 +65,7 @@ func (d *Directory) NewEndpoint(resource string) string {
 		SocketName(kindOf(resource), d.token, d.lives.Add(1)))
 }
 
-// kindOf returns what the names of all sockets for a resource have in common.
+// kindOf returns the common part of the names of all sockets for a resource.
 func kindOf(resource string) string {
 	name := resource[strings.IndexByte(resource, '/')+1:]
 	hash := fnv.New32a()
@@ -90,7 +90,7 @@ func ParseSocketName(name string) (kind, token string, ours bool) {
 	return rest[:last-tokenLength-1], rest[last-tokenLength : last], true
 }
 
-// Ours reports whether NewEndpoint made the socket of that name.
+// Ours reports whether NewEndpoint created the socket.
 func (d *Directory) Ours(name string) bool {
 	_, token, ours := ParseSocketName(name)
 	return ours && token == d.token
@@ -105,14 +105,14 @@ type Peers struct {
 	OtherPlugins []Socket
 }
 
-// A Socket is a socket of another program. A killed program leaves its socket, and creates a
-// new socket with the same name after its restart.
+// A Socket is a socket of another program. A killed program leaves its socket, and creates
+// a new socket with the same name after its restart.
 type Socket struct {
 	Name string
 	Made int64 // nanoseconds of Unix time, by the clock of the file system
 }
 
-// Peers returns the sockets of other servers of a resource that are in the directory now.
+// Peers returns the present sockets of other servers of a resource.
 func (d *Directory) Peers(resource string) Peers {
 	var r Peers
 	own := kindOf(resource)
@@ -186,7 +186,7 @@ func newestFirst(names []string) []string {
 	})
 }
 
-// call makes a call to the server with the socket of that name.
+// call makes a call to the server with the named socket.
 func (d *Directory) call(ctx context.Context, name string,
 	call func(context.Context, pluginapi.DevicePluginClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

@@ -1,12 +1,12 @@
 // Package report publishes the state of the daemon to users and other programs.
 //
-//   - status: the value that the daemon knows of itself, as status prints it.
+//   - status: the daemon's state in one value, as printed by the command status.
 //   - telemetry: metrics for Prometheus and the answers to the kubelet's probes.
-//   - doctor: the policy of doctor: facts of a node to findings with remedies.
-//   - nodefacts: the adapter that reads these facts; changes nothing.
-//   - nodeevents: the policy of Events, condition and taint of the Node; package cluster writes
-//     them.
+//   - doctor: the policy of doctor: from facts of a node to findings with remedies.
+//   - nodefacts: the adapter that reads the facts for doctor; changes nothing.
+//   - nodeevents: the policy of Events, condition and taint of the Node. Package cluster writes
+//     the objects.
 //   - unitreport: the policy of reports on containers with units of GPUs.
 //   - featurefile: writes labels into a feature file of node-feature-discovery.
-//   - recording: records what the driver tells the monitor, and replays it.
+//   - recording: records the driver's answers to the monitor, and replays them.
 package report

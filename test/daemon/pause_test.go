@@ -200,7 +200,7 @@ func TestDriverManagerWithClaims(t *testing.T) {
 		m.label("true")
 		c.eventually("the answer goes with the pause", func() bool { return m.answer() == " " })
 		c.published(8)
-		c.logs("Restarting with the driver that is there now")
+		c.logs("Restarting with the replaced driver")
 		c.says("the new driver is used", func(now status) bool { return now.Driver != "" && now.Stale == "" })
 	}
 	m.pod("after", "gpu-3")

@@ -131,8 +131,8 @@ func driverPlaces(p nodefacts.Places) driverfacts.Places {
 	return driverfacts.Places{Kernel: p.Kernel, Host: p.Host, Hidden: p.Hidden}
 }
 
-// preflightTarget returns the target of --to; nil for the present driver. A folder is looked for on
-// the node, and in this container.
+// preflightTarget returns the target of --to; nil for the present driver. A folder may be
+// on the node or in this container.
 func preflightTarget(host fs.FS, to string) (*preflight.Target, error) {
 	if to == "" {
 		return nil, nil
@@ -164,8 +164,7 @@ func preflightTarget(host fs.FS, to string) (*preflight.Target, error) {
 	return driverfacts.Target(to, os.DirFS(path)), nil
 }
 
-// gpuDevices returns the devices of GPUs that the kubelet gave to containers, whatever the name of
-// their resource is.
+// gpuDevices returns the devices of GPUs held by containers, for any name of the resource.
 func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact preflight.Fact[[]preflight.PodDevice]) {
 	client := kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{})
 	defer func() { _ = client.Close() }() // used for reading only
@@ -186,8 +185,8 @@ func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact 
 	return fact
 }
 
-// isGPU reports whether a device is a GPU or a part of one: by its ID, by the resources of the
-// running daemon, or by the name of its resource or driver.
+// isGPU reports whether a device is a GPU or a part of a GPU: by its ID, by the resources
+// of the running daemon, or by the name of its resource or driver.
 func isGPU(d kubelet.ContainerDevice, told status.Status) bool {
 	if d.Claim.Name != "" {
 		return strings.HasSuffix(d.Claim.Driver, "nvidia.com") || told.DRA != nil &&
@@ -198,7 +197,7 @@ func isGPU(d kubelet.ContainerDevice, told status.Status) bool {
 		slices.ContainsFunc(told.Resources, func(r status.Resource) bool { return r.Name == d.Resource })
 }
 
-// preflightText returns a report as text that fits so many columns.
+// preflightText returns a report as text of so many columns.
 func preflightText(node string, r preflight.Report, width int) string {
 	var b strings.Builder
 	head := r.Summary
@@ -236,7 +235,8 @@ func preflightText(node string, r preflight.Report, width int) string {
 	return b.String()
 }
 
-// asDoctor returns a finding of preflight as one of doctor's. Both have the same severities.
+// asDoctor returns a finding of preflight as a finding of doctor. Both have the same
+// severities.
 func asDoctor(f preflight.Finding) doctor.Finding {
 	return doctor.Finding{Check: f.Check, Severity: doctor.Severity(f.Severity), Message: f.Message,
 		Evidence: f.Evidence,

@@ -77,7 +77,7 @@ func newPlanCommand() *cobra.Command {
 	return cmd
 }
 
-// scanOnce scans the node that the configuration names.
+// scanOnce scans the node of the configuration.
 func scanOnce(ctx context.Context, c config.Config) (snapshot inventory.Snapshot, err error) {
 	err = withSession(ctx, c, func(ctx context.Context, session *nvidia.Session) (err error) {
 		snapshot, err = scan(ctx, c, session)

@@ -27,9 +27,9 @@ type ownProcess struct {
 	json    bool
 }
 
-// untilItEnds runs a daemon until ctx ends or it fails, and passes the given signals to it. If the
-// driver was replaced, or the DRA driver needs another name, a new process of this program replaces
-// this process.
+// untilItEnds runs a daemon until ctx ends or the daemon fails, and passes the given
+// signals to the daemon. If the driver was replaced, or the DRA driver needs another name,
+// a new process of this program replaces this process.
 func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) error, signals ...os.Signal) error {
 	p := &ownProcess{log: logInBackground()}
 	flush := func() { p.log.FlushWithin(maxFlush) }
@@ -41,7 +41,7 @@ func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) err
 	log := klog.FromContext(ctx)
 	switch {
 	case errors.Is(err, inventory.ErrDriverReplaced) && ctx.Err() == nil:
-		log.Info("Restarting with the driver that is there now", "reason", err.Error())
+		log.Info("Restarting with the replaced driver", "reason", err.Error())
 		flush()
 		return reexec()
 	case errors.Is(err, dra.ErrOtherName) && ctx.Err() == nil:
@@ -50,7 +50,7 @@ func untilItEnds(ctx context.Context, run func(context.Context, *ownProcess) err
 		return reexec()
 	case err == nil:
 		log.Info("Stopped")
-	case p.json: // the caller would write a line that is not JSON
+	case p.json: // the caller would write plain text
 		log.Error(err, "Failed")
 		return ExitStatus(1)
 	}
@@ -95,7 +95,7 @@ func logInBackground() *logwriter.Writer {
 // reexecuted is the environment variable with the number of replacements of the process.
 const reexecuted = "GPU_DEVICE_PLUGIN_REEXECUTED"
 
-// reexecutions returns how often this process has replaced itself.
+// reexecutions returns the number of self-replacements of this process.
 func reexecutions() int {
 	n, err := strconv.Atoi(os.Getenv(reexecuted))
 	if err != nil {

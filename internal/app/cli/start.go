@@ -15,7 +15,8 @@ import (
 // runDaemon runs the daemon until ctx ends. It handles the signals of the process.
 func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownProcess) error {
 	sources := config.Sources{
-		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: hasOwnPIDNamespace(os.DirFS("/")), Program: p.kind(), NVIDIA: p.nvidia,
+		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: hasOwnPIDNamespace(os.DirFS("/")), Program: p.kind(),
+		NVIDIA: p.nvidia,
 	}
 	first, err := p.begin(ctx, &sources, own)
 	if err != nil {

@@ -35,8 +35,8 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use "+
 			"--fail-on-init-error=false", err.Error(), doctor)
 	}
-	klog.FromContext(ctx).Info("Waiting for the driver; nothing is offered until it is there", "reason", err.Error(),
-		"diagnose", doctor)
+	klog.FromContext(ctx).Info("Waiting for the driver; no GPU is offered until the driver is ready",
+		"reason", err.Error(), "diagnose", doctor)
 	return nil
 }
 

@@ -17,8 +17,8 @@ import (
 // library.
 const otherMemory = 24 << 20
 
-// limitMemory makes the runtime collect garbage more often before the container reaches
-// its memory limit, where the kernel would kill this process. An operator's GOMEMLIMIT has
+// limitMemory makes the runtime collect garbage more often near the container's memory
+// limit, where the kernel would kill this process. An operator's GOMEMLIMIT has
 // precedence.
 func limitMemory(ctx context.Context, root fs.FS) {
 	limit, limited := MemoryLimit(root)

@@ -46,7 +46,7 @@ func (d *daemon) recordFromStart(ctx context.Context) {
 		return
 	}
 	if _, err := d.startRecording(ctx, RecordArguments{Redact: d.config.RecordRedact}); err != nil {
-		klog.FromContext(ctx).Info("Nothing is recorded", "dir", d.config.Record, "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot record the driver's answers", "dir", d.config.Record, "reason", err.Error())
 	}
 }
 

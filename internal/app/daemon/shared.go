@@ -33,8 +33,8 @@ type Shared struct {
 }
 
 // NewShared returns the state shared by the processes of a node. The owner of each GPU is
-// published to owners, the results of CUDA checks to proofs, and holds on GPUs whose MIG
-// layout changes to dividing, which is nil if no process changes layouts. Standbys receive
+// published to owners, the results of CUDA checks to proofs, and holds on GPUs with a
+// changing MIG layout to dividing; nil if no process changes layouts. Standbys receive
 // resets as holds. changesLayouts is true if this process changes layouts.
 func NewShared(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold],
@@ -74,8 +74,8 @@ type sharedState struct {
 	Proofs   cudacheck.Records           `json:"proofs,omitempty"`
 }
 
-// Publish sends the state of this process to the standbys while it leads. Owners received
-// from an earlier leader stay valid until this process has decided itself.
+// Publish sends the state of this process to the standbys while this process leads. Owners
+// received from an earlier leader stay valid until this process has decided itself.
 func (t *Shared) Publish(ctx context.Context) error {
 	if !t.changesLayouts {
 		t.dividing.Publish(nil)
@@ -137,9 +137,9 @@ func (t *Shared) accept(now sharedState) {
 	}
 }
 
-// Publisher returns a task that runs under the lead and publishes its own decisions. A
-// received state is published until the task begins and after it has ended, even if the
-// lead is lost before.
+// Publisher returns a task that runs under the lead and publishes its own decisions.
+// Before the start and after the end of the task, the received state is published, even if
+// the lead is lost before.
 func (t *Shared) Publisher(task Task) Task {
 	run := task.Run
 	task.Lead, task.Run = true, func(ctx context.Context) error {

@@ -62,12 +62,12 @@ var (
 		registerTimeout)
 )
 
-// Claims decides about claims and records them. Its methods may be called concurrently, also for
-// the same claim.
+// Claims decides about claims and records them. All methods may be called concurrently,
+// also for the same claim.
 type Claims interface {
-	// Prepare makes the devices of a claim ready for containers. It reads the claim with
-	// read. For a prepared claim it returns the same result again. The error is a sentence
-	// for the Event of the pod.
+	// Prepare makes the devices of a claim ready for containers, and returns the same
+	// result again for a prepared claim. It reads the claim with read. The error is a
+	// sentence for the Event of the pod.
 	Prepare(ctx context.Context, uid string, read func(context.Context) (dra.Claim, error)) ([]dra.Prepared, error)
 	// Unprepare undoes Prepare. An unprepared claim is no error.
 	Unprepare(ctx context.Context, uid, namespace, name string) error
@@ -75,7 +75,7 @@ type Claims interface {
 
 // A ClaimReader reads claims from the API server.
 type ClaimReader interface {
-	// Claim returns the current claim of that name.
+	// Claim returns the current claim.
 	Claim(ctx context.Context, namespace, name string) (dra.Claim, error)
 }
 
@@ -88,15 +88,16 @@ type Options struct {
 	Driver string
 	Claims Claims
 	Reader ClaimReader
-	// CompetingDriver returns why a driver of another name may give the same GPUs; empty if none does.
-	// Nil means that there is none.
+	// CompetingDriver returns why a driver of another name may give the same GPUs; empty
+	// without such a driver. May be nil.
 	CompetingDriver func(context.Context) string
 	// Pools and Snapshots are the devices in slices and the state of their GPUs, for the health of
 	// devices.
 	Pools     *feed.Feed[dra.Pool]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Leads says whether this process leads on the node. Otherwise it does not register, and
-	// forwards calls to the leader. Nil means that there is no other process.
+	// Leads says whether this process leads on the node. A process without the lead does
+	// not register, and forwards calls to the leader. Nil means that there is no other
+	// process.
 	Leads *feed.Feed[bool]
 	// Problems are the reasons why containers cannot use a healthy device, by device name. Without the
 	// feed there are none.
@@ -107,15 +108,16 @@ type Options struct {
 
 // Status is the state of the driver's registration with the kubelet.
 type Status struct {
-	// Registered says that the kubelet has registered the driver and can call it.
+	// Registered says that the kubelet has registered the driver and can call the driver.
 	Registered bool
 	// Registrations counts the registrations since the process started. A starting kubelet deletes the
 	// ResourceSlices of the node before it registers drivers.
 	Registrations int
 	// Problem is why the driver is not registered, a sentence without a full stop; empty if it is.
 	Problem string
-	// NameConflict is the socket of another program's driver of the same name on the node; empty if
-	// there is none. Meanwhile this driver does not register, and must not publish devices.
+	// NameConflict is the socket of another program's driver of the same name on the node;
+	// empty if there is none. During a conflict this driver does not register, and must
+	// not publish devices.
 	NameConflict string
 	// CompetingDriver is why a driver of another name may give the same GPUs; empty if none does.
 	// Meanwhile no device may be in a slice.
@@ -138,7 +140,7 @@ type Plugin struct {
 	current Status
 }
 
-// New returns the driver of a process. Run offers it to the kubelet.
+// New returns the driver of a process. Run offers the driver to the kubelet.
 func New(o Options) *Plugin {
 	o.Clock = cmp.Or[clock.WithTicker](o.Clock, clock.RealClock{})
 	o.Driver = cmp.Or(o.Driver, dra.Driver)
@@ -157,8 +159,8 @@ func (s *Plugin) Ready(context.Context) (ready bool, reason string) {
 	return status.Registered, status.Problem
 }
 
-// Run offers the driver to the kubelet until ctx ends, and then returns nil. It may be called again
-// afterwards.
+// Run offers the driver to the kubelet until ctx ends, and then returns nil. Further calls
+// are allowed afterwards.
 func (s *Plugin) Run(ctx context.Context) error {
 	defer s.change(func(status *Status) { *status = Status{Registrations: status.Registrations} })
 	defer s.ending.Wait()
@@ -401,7 +403,7 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		switch {
 		case others.foreign != "":
 			return errForeign
-		// The leader may be paused, and then the kubelet would wait for it.
+		// ^The leader may be paused, and then the kubelet would wait for the leader.
 		case leads && !led && others.serves && now.ok():
 			return errLeadsAgain
 		}

@@ -35,7 +35,7 @@ const answersTimeout = time.Second
 // again.
 const forwarded = "gpu-device-plugin-forwarded"
 
-// errNotLead is the error of a call that no process can answer now.
+// errNotLead is the error of a call while no process can answer.
 var errNotLead = errors.New("the process of this program that leads on the node now does not answer calls for " +
 	"claims yet")
 
@@ -114,8 +114,8 @@ func (s *service) forward(
 	return nil, errNotLead
 }
 
-// answers reports whether the process at the other end of a connection runs. The kernel also
-// accepts connections for a paused process, which then sends no settings.
+// answers reports whether the process at the other end of a connection runs. For a paused
+// process, the kernel also accepts connections, but no settings arrive.
 func answers(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := context.WithTimeout(ctx, answersTimeout)
 	defer cancel()
@@ -149,7 +149,7 @@ func (s *service) others() (all []string) {
 func devicesOf(a *drav1.NodePrepareResourceResponse, err error) ([]*drav1.Device, error) {
 	switch {
 	case err != nil:
-		return nil, errNotLead // that process has stopped, and the kubelet's call is still open
+		return nil, errNotLead // the other process has stopped, and the kubelet's call is still open
 	case a.GetError() != "":
 		return nil, errors.New(a.GetError())
 	}

@@ -24,9 +24,9 @@ type publishedState struct {
 	Driver string `json:"driver,omitempty"`
 }
 
-// readPublished reads which GPUs may be in slices, for one term. If the file was damaged,
-// or removed while it named GPUs, the published GPUs are unknown until SetPublished is
-// called. readPublished is work on the files.
+// readPublished reads which GPUs may be in slices, for one term. If the file is damaged,
+// or was removed although there were GPUs in the file, the published GPUs are unknown
+// until SetPublished is called. Call readPublished as work on the files.
 func (d *Devices) readPublished(term int) error {
 	if d.published.Value() != nil {
 		return nil // already known
@@ -80,15 +80,15 @@ func (d *Devices) hasLeft(uuid string) bool {
 	return d.leftSlice[uuid]
 }
 
-// noteReturned notes that the device plugin has a GPU again. Run writes the change.
+// noteReturned records that the device plugin has a GPU again. Run writes the change.
 func (d *Devices) noteReturned(uuid string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.leftSlice, uuid)
 }
 
-// retract notes that the kubelet has removed the slices of a GPU. Run writes the change at
-// once.
+// retract records that the kubelet has removed the slices of a GPU. Run writes the change
+// at once.
 func (d *Devices) retract(uuid string) {
 	d.mu.Lock()
 	known := d.retracted[uuid]
@@ -112,8 +112,8 @@ func (d *Devices) withoutRetracted() map[string]bool {
 	return remaining
 }
 
-// writeLeftSlice writes which GPUs have left their slices, if the file is outdated. It is
-// work on the files.
+// writeLeftSlice writes the GPUs that have left their slices, if the file is outdated.
+// Call it as work on the files.
 func (d *Devices) writeLeftSlice() error {
 	if gpus := d.published.Value(); gpus != nil && d.isOutdated() {
 		return d.write(gpus)
@@ -152,10 +152,10 @@ func (d *Devices) setKnown(gpus map[string]bool) {
 	d.published.Publish(gpus)
 }
 
-// SetPublished records which GPUs may be in slices from now on, by UUID. Call it before
-// slices are written, and after slices are certainly gone. If it returns nil, the record
-// is on disk. It returns an error when ctx ends or the disk does not respond for seconds;
-// the record may then be written later.
+// SetPublished records which GPUs may be in slices from now on, by UUID. Call SetPublished
+// before writing slices, and after slices are certainly gone. A nil error means that the
+// record is on disk. There is an error when ctx ends or the disk does not respond for
+// seconds; the record may then be written later.
 func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error {
 	d.mu.Lock()
 	was, term := d.published.Value(), d.term
@@ -173,8 +173,8 @@ func (d *Devices) SetPublished(ctx context.Context, gpus map[string]bool) error 
 	})
 }
 
-// write writes which GPUs may be in slices, and which GPUs have left. It is work on the
-// files.
+// write writes the GPUs that may be in slices, and the GPUs that have left. Call it as
+// work on the files.
 func (d *Devices) write(gpus map[string]bool) error {
 	d.mu.Lock()
 	maps.Copy(d.leftSlice, d.published.Value())

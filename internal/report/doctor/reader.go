@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// A Reader is where the remedies are read, and what is known there. The zero Reader has a shell of
-// root on the node, with the daemon's program.
+// A Reader is the place where the remedies are read, and the facts known there. The zero
+// Reader has a root shell on the node, with the daemon's program.
 type Reader struct {
 	// Node is the name of the node; empty if it is not known.
 	Node string
@@ -18,7 +18,7 @@ type Reader struct {
 }
 
 var (
-	// forwarded are the commands of the daemon that kubectl gpu runs in its pod.
+	// forwarded are the daemon's commands that kubectl gpu runs in the daemon's pod.
 	forwarded = regexp.MustCompile(`^gpu-device-plugin (status|quiesce|resume|validate|reset|health clear)\b`)
 	// inTheContainer are the other commands of a running daemon.
 	inTheContainer = regexp.MustCompile(`^gpu-device-plugin [a-z]`)

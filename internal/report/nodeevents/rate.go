@@ -16,9 +16,9 @@ var (
 	perCondition = rate{burst: 10, every: time.Minute}
 )
 
-// after returns when one more thing is allowed, and the new value of used if it happens at now. The
-// value of used is when the rate is unused again; zero at first. A time far in the future counts as
-// now: only a clock that was set back leads to one.
+// after returns when the next thing is allowed, and the new value of used if the thing
+// happens at now. The value of used is when the rate is unused again; zero at first. A
+// time far in the future counts as now, because it means that the clock was set back.
 func (r rate) after(used, now time.Time) (allowed, next time.Time) {
 	whole := time.Duration(r.burst) * r.every
 	if used.Before(now) || used.Sub(now) > whole {

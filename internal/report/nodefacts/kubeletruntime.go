@@ -23,15 +23,15 @@ const (
 	dockerdSocket    = "/run/cri-dockerd.sock"
 )
 
-// An endpoint is the socket at which the kubelet calls its container runtime, with the source of
-// this fact.
+// An endpoint is the socket at which the kubelet calls its container runtime, with the
+// source of the fact.
 type endpoint struct{ socket, source string }
 
-// A candidate is a container runtime of the node that a kubelet may use, with its socket.
+// A candidate is a possible container runtime of the kubelet, with its socket.
 type candidate struct {
 	socket  string
 	runtime func() doctor.Runtime
-	// unlikely is why an unknown kubelet does not use it.
+	// unlikely is why an unknown kubelet does not use the runtime.
 	unlikely string
 	title    string
 }
@@ -72,7 +72,7 @@ func kubeletRuntime(r root) (doctor.Runtime, error) {
 	return doctor.Runtime{}, errors.New("neither containerd, CRI-O nor cri-dockerd is running")
 }
 
-// titles names the runtimes that were found.
+// titles names the runtimes.
 func titles(all []candidate) string {
 	if len(all) == 0 {
 		return ""
@@ -99,8 +99,8 @@ func canonical(r root, name string) string {
 	return name
 }
 
-// kubeletEndpoint returns the kubelet's endpoint. If the socket is empty, problem may explain why
-// it is unknown.
+// kubeletEndpoint returns the kubelet's endpoint. If the socket is empty, problem may have
+// the reason.
 func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 	byName := func(names ...string) (process, bool) {
 		i := slices.IndexFunc(running, func(p process) bool { return slices.Contains(names, p.name) })
@@ -132,8 +132,8 @@ func kubeletEndpoint(r root, running []process) (at endpoint, problem string) {
 	return endpoint{}, ""
 }
 
-// endpointOf returns the endpoint of a kubelet from its flag, its file, the files of its folder, or
-// the default.
+// endpointOf returns the endpoint of a kubelet from its flag, its file, the files of its
+// folder, or the default.
 func endpointOf(r root, p process) (endpoint, string) {
 	const flag = "--container-runtime-endpoint"
 	name := "the kubelet (process " + p.pid + ")"
@@ -179,7 +179,8 @@ func endpointInFile(r root, file string) (string, error) {
 // socketOf returns the path of a socket from its URL.
 func socketOf(url string) string { return strings.TrimPrefix(url, "unix://") }
 
-// microK8sEndpoint returns the endpoint of MicroK8s' kubelet, which has its arguments in a file.
+// microK8sEndpoint returns the endpoint of MicroK8s' kubelet, from a file with the
+// kubelet's arguments.
 func microK8sEndpoint(r root, p process) endpoint {
 	file := cmp.Or(p.flag("--kubelet-args-file"), "/var/snap/microk8s/current/args/kubelet")
 	value := process{args: strings.Fields(r.Line(file))}.flag("--container-runtime-endpoint")
@@ -196,8 +197,8 @@ func microK8sPath(text string) string {
 		"/var/snap/microk8s/current").Replace(text)
 }
 
-// k3sEndpoint returns the endpoint of the kubelet in K3s. K3s hides its arguments, but they are in
-// its unit and its files.
+// k3sEndpoint returns the endpoint of the kubelet in K3s. The arguments of K3s are not
+// visible in its process, but in its unit and its files.
 func k3sEndpoint(r root, p process) endpoint {
 	const flag = "container-runtime-endpoint"
 	name := "K3s (process " + p.pid + ")"
@@ -264,7 +265,7 @@ func dockerCandidate(r root, running []process, adapter process) candidate {
 		engine = running[i]
 	}
 	socket := adapter.flag("--container-runtime-endpoint")
-	if !strings.HasPrefix(socket, "unix://") && !strings.HasPrefix(socket, "/") { // systemd opened it
+	if !strings.HasPrefix(socket, "unix://") && !strings.HasPrefix(socket, "/") { // systemd opened the socket
 		socket = dockerdSocket
 	}
 	return candidate{socket: socketOf(socket), title: "Docker by cri-dockerd",
@@ -404,8 +405,8 @@ func distributionOf(r root, config, socket string, runs func(...string) bool) do
 	return doctor.Packages
 }
 
-// containerdPrograms are the paths of containerd, or of a program that includes it. Distributions
-// in the map do not use the containerd of packages.
+// containerdPrograms are the paths of containerd, or of a program that includes
+// containerd. Distributions in the map do not use the containerd of packages.
 var containerdPrograms = map[doctor.Distribution][]string{
 	doctor.Packages: {"/usr/bin/containerd", "/usr/local/bin/containerd", "/bin/containerd", "/opt/bin/containerd"},
 	doctor.K3s:      {"/var/lib/rancher/k3s/data/current/bin/containerd"},

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A ReadyStep is a state that a node reaches before pods get its GPUs. Each step needs the steps
-// before it.
+// A ReadyStep is a state of a node on the way to pods with GPUs. Each step needs the
+// previous steps.
 type ReadyStep struct {
 	// Name is driver, device nodes, containers, CUDA or kubelet.
 	Name    string `json:"name"`
@@ -20,7 +20,7 @@ type ReadyStep struct {
 	Seconds float64 `json:"seconds,omitempty"`
 	// Text is the evidence, or the awaited condition, without a full stop.
 	Text string `json:"text"`
-	// Remedy is what to do about a step that is not reached; empty if waiting is enough.
+	// Remedy is the remedy for an unreached step; empty if waiting is enough.
 	Remedy string `json:"remedy,omitempty"`
 }
 
@@ -33,13 +33,13 @@ const (
 	StepKubelet    = "kubelet"
 )
 
-// Evidence holds the facts about the steps that are not in a Status.
+// Evidence holds the facts about the steps missing in a Status.
 type Evidence struct {
 	// Refused is the reason why the driver is not accepted. MissingNode is the device node that all
 	// computation needs. Both are empty if there is no problem.
 	Refused, MissingNode string
-	// AnswersSince is when the driver began to answer. AgreesSince is when the kubelet's account
-	// began to equal the list sent to it. Both are zero if unknown.
+	// AnswersSince is when the driver began to answer. AgreesSince is when the kubelet's
+	// account began to equal the sent list. Both are zero if unknown.
 	AnswersSince, AgreesSince time.Time
 }
 
@@ -107,8 +107,8 @@ func containersStep(s Status, _ Evidence) ReadyStep {
 	return deviceStep(s, held, "all files for containers exist")
 }
 
-// deviceStep returns a reached step with a text if one device is free of holds; holds maps UUIDs to
-// reasons. A GPU that is divided into MIG devices does not count.
+// deviceStep returns a reached step with a text if one device is free of holds; holds maps
+// UUIDs to reasons. A GPU divided into MIG devices does not count.
 func deviceStep(s Status, held map[string]string, text string) ReadyStep {
 	divided := map[string]bool{}
 	for _, d := range s.GPUs {
@@ -199,8 +199,8 @@ func NewProgress(began time.Time) *Progress {
 	return &Progress{began: began, steps: map[string]ReadyStep{}}
 }
 
-// Steps returns the steps at the time now. Steps after the first unreached step are not judged:
-// they wait for that step.
+// Steps returns the steps at the time now. Steps after the first unreached step wait, and
+// are not judged.
 func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,7 +225,7 @@ func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 			step.Since = now
 		}
 		if step.Reached && step.Since.Before(latest) {
-			step.Since = latest // a step needs the steps before it
+			step.Since = latest // a step needs the previous steps
 		}
 		if step.Reached {
 			latest = step.Since
@@ -240,8 +240,8 @@ func (p *Progress) Steps(s Status, e Evidence, now time.Time) []ReadyStep {
 	return all
 }
 
-// Waits returns the first step that is not reached. It returns false if all steps are reached or
-// none is known.
+// Waits returns the first unreached step, or false if all steps are reached or none is
+// known.
 func (s Status) Waits() (ReadyStep, bool) {
 	for _, step := range s.Steps {
 		if !step.Reached {

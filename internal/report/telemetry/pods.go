@@ -34,16 +34,16 @@ type PodDevices struct {
 // A PodLister knows the containers that hold devices.
 type PodLister interface {
 	ContainerDevices(ctx context.Context) ([]kubelet.ContainerDevice, error)
-	// WithPodUIDs returns devices with the UIDs of their pods, where these are known. It may wait
-	// for the kubelet's disk.
+	// WithPodUIDs returns devices with the known UIDs of their pods. It may wait for the
+	// kubelet's disk.
 	WithPodUIDs(devices []kubelet.ContainerDevice) []kubelet.ContainerDevice
 	// UnitHolders returns the containers with units of GPUs, each container once for a GPU, with a
 	// receipt. It may wait for the kubelet's disk even after the end of ctx.
 	UnitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder
 }
 
-// FollowPods publishes the containers that hold devices at the interval in the settings, until ctx
-// ends. Without metrics of GPUs it does not ask the kubelet.
+// FollowPods publishes the containers that hold devices at the interval in the settings,
+// until ctx ends. Without metrics of GPUs the kubelet is not asked.
 func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSettings], pods *feed.Feed[PodDevices]) {
 	log := klog.FromContext(ctx)
 	disk, failures := statefile.NewDisk(), 0
@@ -95,10 +95,10 @@ func FollowPods(ctx context.Context, lister PodLister, settings *feed.Feed[GPUSe
 // A holder is a container that holds a device.
 type holder struct {
 	namespace, pod, container string
-	uid                       string                // of the pod; empty if it is not known
+	uid                       string                // of the pod; empty if unknown
 	shared                    bool                  // others can hold the device at the same time
 	claim                     kubelet.ClaimResource // claim for the device, if any
-	mig                       inventory.MIGDevice   // the device, if it is a MIG device
+	mig                       inventory.MIGDevice   // set for a MIG device
 }
 
 // same reports whether two holders are the same container.
@@ -106,9 +106,9 @@ func (h holder) same(other holder) bool {
 	return h.namespace == other.namespace && h.pod == other.pod && h.container == other.container
 }
 
-// byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device. The ID
-// of a shared device is its UUID followed by "::" and a number. A container with several replicas
-// of a device is listed once.
+// byDevice returns the containers that hold devices, by the UUID of the GPU or MIG device.
+// The ID of a shared device is the UUID followed by "::" and a number. A container with
+// several replicas of a device is listed once.
 func (p PodDevices) byDevice() map[string][]holder {
 	type key struct{ uuid, namespace, pod, container string }
 	seen := make(map[key]bool, len(p.Devices))
