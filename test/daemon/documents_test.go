@@ -73,6 +73,12 @@ func (s *stage) documented(t *testing.T, folder, command string) {
 			t.Errorf("exit status %d: %s%s", status, output, complaint)
 		}
 		return
+	case kind == "driver preflight": // likewise
+		c := exec.CommandContext(t.Context(), binary, append(words, "--control-socket", s.ControlSocket())...)
+		if out, err := c.CombinedOutput(); c.ProcessState.ExitCode() == 1 {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
 	case slices.Contains([]string{"status", "quiesce", "resume"},
 		words[0]), slices.Contains([]string{"mig apply", "mig status", "simulate xid", "health clear"}, kind):
 		words = append(words, "--control-socket", s.ControlSocket())

@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
@@ -173,8 +174,16 @@ func examine(
 			at = "simulated node " + simulated
 		}
 	}
+	var next doctor.Fact[[]doctor.Finding]
+	if p.Simulated {
+		next.Missing = simulatedDriver
+	} else {
+		for _, f := range preflight.ExamineNextBoot(driverPlaces(p).Read(ctx)) {
+			next.Value = append(next.Value, asDoctor(f))
+		}
+	}
 	facts := p.Gather(ctx)
-	facts.Daemon, facts.Today = answer, time.Now()
+	facts.Daemon, facts.NextBoot, facts.Today = answer, next, time.Now()
 	facts.Settings = doctor.Settings{
 		Problem: problem, ConfigFile: c.File, CDI: c.Edits.UsesCDI(), DeviceNodes: c.Edits.DeviceNodes,
 		Envvar:       slices.Contains(c.Edits.Strategies, containeredits.EnvVar),

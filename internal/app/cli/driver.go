@@ -54,7 +54,7 @@ func newPreflightCommand() *cobra.Command {
 			"  gpu-device-plugin driver preflight --to /opt/driver -o json",
 		Args: cobra.NoArgs,
 	}
-	config.AddFlags(cmd.Flags(), doctorFlags...)
+	config.AddFlags(cmd.Flags(), slices.Concat(doctorFlags, []string{"node-name"})...)
 	hostRoot := addHostRootFlag(cmd)
 	to := cmd.Flags().String("to", "", "wanted driver: a version, a branch such as 580, or a folder with a driver")
 	o := addOutputFlag(cmd)
@@ -238,7 +238,7 @@ func preflightText(node string, r preflight.Report, width int) string {
 // asDoctor returns a finding of preflight as a finding of doctor. Both have the same
 // severities.
 func asDoctor(f preflight.Finding) doctor.Finding {
-	return doctor.Finding{Check: f.Check, Severity: doctor.Severity(f.Severity), Message: f.Message,
+	return doctor.Finding{Check: f.Check, Code: f.Code, Severity: doctor.Severity(f.Severity), Message: f.Message,
 		Evidence: f.Evidence,
 		Remedy:   f.Remedy}
 }

@@ -92,6 +92,8 @@ type NodeFacts struct {
 	Kubelet       Fact[Kubelet]
 	PodResources  Fact[PodResourcesAnswer]
 	Daemon        Fact[Daemon]
+	// NextBoot are the findings of preflight about the driver's modules at each boot.
+	NextBoot Fact[[]Finding]
 }
 
 // Settings are the daemon's options that affect checks of the node.
@@ -136,6 +138,11 @@ var Checks = []Check{
 		"driver", "the kernel module is loaded, NVML's library exists, their versions match, and NVIDIA maintains " +
 			"the driver branch",
 		"`/proc/driver/nvidia/version` or `/sys/module/nvidia/version`; the driver root", driver,
+	},
+	{
+		"next-boot", "the driver's modules for the kernels of this and of the next boot exist, fit, are signed where the " +
+			"kernel demands that, and support the GPUs",
+		"`/boot`, `/lib/modules`, `/proc`, `/sys`; see [Driver](driver.md)", nextBoot,
 	},
 	{
 		"device-nodes", "`/dev/nvidia*` exist with the driver's device numbers, on the node and in the daemon's " +

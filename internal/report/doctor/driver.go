@@ -188,6 +188,26 @@ func driver(f *NodeFacts, r *findings) {
 	}
 }
 
+// nextBoot passes on the findings of preflight. None is an error, because the driver works until the
+// next boot; check driver judges the present.
+func nextBoot(f *NodeFacts, r *findings) {
+	if f.GPUs.Missing == "" && len(f.GPUs.Value) == 0 {
+		r.ok("No GPU needs the driver")
+		return
+	}
+	if !require(r, f.NextBoot) {
+		return
+	}
+	for _, one := range f.NextBoot.Value {
+		if one.Severity != OK {
+			r.add(min(one.Severity, Warning), one.Code, one.Message, one.Evidence, one.Remedy)
+		}
+	}
+	if !r.hasProblem() {
+		r.ok("The next boot starts the running kernel, which has the driver's modules")
+	}
+}
+
 // required are the device nodes that every computation needs, with their device numbers.
 func (d Devices) required() []DeviceFile {
 	required := []DeviceFile{{Name: "nvidiactl", Major: nvidiaMajor, Minor: 255}}

@@ -221,7 +221,7 @@ var justDaemon = []string{"daemon", "dra"}
 // TestFindings: each check in both directions. The good node is the other direction for all checks.
 func TestFindings(t *testing.T) {
 	t.Parallel()
-	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, readerRows, claimRows, capabilityRows) {
+	for _, r := range allRows() {
 		t.Run(r.check+" "+r.name, r.run)
 	}
 }
@@ -230,7 +230,7 @@ func TestFindings(t *testing.T) {
 func TestEveryCheckHasBothDirections(t *testing.T) {
 	t.Parallel()
 	content, not := map[string]bool{}, map[string]bool{}
-	for _, r := range slices.Concat(driverRows, branchRows, runtimeRows, nodeRows, daemonRows, readerRows, claimRows, capabilityRows) {
+	for _, r := range allRows() {
 		content[r.check] = content[r.check] || r.severity == doctor.OK
 		not[r.check] = not[r.check] || r.severity > doctor.OK
 	}

@@ -188,10 +188,11 @@ func TestNothingVisible(t *testing.T) {
 	const hidden = "The node's files are not visible"
 	for name, kernel := range map[string]fstest.MapFS{"nothing": {}, "an empty /sys": {"sys/kernel/x": {}}} {
 		facts := nodefacts.Places{Kernel: kernel, Hidden: hidden}.Gather(t.Context())
-		facts.Daemon.Missing = "No daemon answers"
+		facts.Daemon.Missing, facts.NextBoot.Missing = "No daemon answers", hidden
 		facts.Settings.Companions, facts.Settings.DriverRoot = []doctor.CompanionModule{doctor.GDRCopy}, "/run/nvidia/driver"
 		for _, f := range doctor.Examine(facts) {
-			without := slices.Contains([]string{"gpus", "driver", "device-nodes", "persistence", "kernel-log", "fabric-manager"},
+			without := slices.Contains([]string{"gpus", "driver", "next-boot", "device-nodes", "persistence", "kernel-log",
+				"fabric-manager"},
 				f.Check)
 			if f.Severity != doctor.NotChecked && f.Check != "mps" && (name == "nothing" || !without) {
 				t.Errorf("%s can be seen, and still: %+v", name, f)

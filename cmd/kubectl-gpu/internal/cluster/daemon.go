@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+	"k8s.io/client-go/util/exec"
 	"k8s.io/streaming/pkg/httpstream"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
@@ -75,28 +76,39 @@ func (c *Client) Run(ctx context.Context, pod *corev1.Pod, out, problems io.Writ
 	}
 }
 
-// status asks the daemon of a pod for its status, including the holders of devices if
-// supported.
-func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
+// output runs a command of the daemon's program in one of its pods, and returns what it printed, up to
+// maxResponse, and its exit status. The error is what the command printed as its problem, or says
+// why the command did not run or did not end in time.
+func (c *Client) output(ctx context.Context, pod *corev1.Pod, arguments ...string) (text []byte, exit int, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, responseTimeout, fmt.Errorf("no answer within %v", responseTimeout))
 	defer cancel()
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	full := func() { stop(fmt.Errorf("its answer has more than %d MiB", maxResponse>>20)) }
+	out, problems := boundedWriter{full: full}, boundedWriter{full: full}
+	err = c.Run(ctx, pod, &out, &problems, arguments...)
+	if cause := context.Cause(ctx); cause != nil { // the command may still write to the output
+		return nil, 0, cause
+	}
+	var ended exec.CodeExitError
+	if errors.As(err, &ended) {
+		exit = ended.Code
+	}
+	if said := strings.TrimSpace(problems.text.String()); err != nil && said != "" {
+		err = errors.New(said)
+	}
+	return out.text.Bytes(), exit, err
+}
+
+// status asks the daemon of a pod for its status, with the holders of devices if it supports them.
+func (c *Client) status(ctx context.Context, pod *corev1.Pod) (s status.Status, err error) {
 	for _, arguments := range [][]string{{"status", "-o", "json", "--holders"}, {"status", "-o", "json"}} {
-		out, problems := boundedWriter{full: full}, boundedWriter{full: full}
-		err = c.Run(ctx, pod, &out, &problems, arguments...)
-		if cause := context.Cause(ctx); cause != nil { // the command may still write to the output
-			return s, cause
-		}
-		if err == nil {
-			if err = json.Unmarshal(out.text.Bytes(), &s); err != nil {
+		var text []byte
+		if text, _, err = c.output(ctx, pod, arguments...); err == nil {
+			if err = json.Unmarshal(text, &s); err != nil {
 				err = fmt.Errorf("its answer cannot be read: %w", err)
 			}
 			return s, err
-		}
-		if text := strings.TrimSpace(problems.text.String()); text != "" {
-			err = errors.New(text)
 		}
 		if !strings.Contains(err.Error(), "unknown flag") { // daemons before v0.2 do not have --holders
 			break
@@ -134,6 +146,30 @@ func (c *Client) Statuses(ctx context.Context, pods []*corev1.Pod) []view.Answer
 	}
 	_ = asked.Wait() // no function returns an error
 	return answers
+}
+
+// maxPreflights is the number of daemons that run preflight in parallel. Each takes up to a second.
+const maxPreflights = 60
+
+// Preflights has the daemons of pods run driver preflight for a target, or for the present driver if
+// the target is empty, maxPreflights at a time. It returns their reports in the order of the pods.
+func (c *Client) Preflights(ctx context.Context, pods []*corev1.Pod, target string) []view.Preflight {
+	arguments := []string{"driver", "preflight", "-o", "json"}
+	if target != "" {
+		arguments = append(arguments, "--to="+target)
+	}
+	reports := make([]view.Preflight, len(pods))
+	var asked errgroup.Group
+	asked.SetLimit(maxPreflights)
+	for i, pod := range pods {
+		asked.Go(func() error {
+			text, exit, err := c.output(ctx, pod, arguments...)
+			reports[i] = view.NewPreflight(pod.Spec.NodeName, text, exit, err)
+			return nil
+		})
+	}
+	_ = asked.Wait() // no function returns an error
+	return reports
 }
 
 // Metrics returns the metrics of the daemons as text, in the order of the pods; empty without

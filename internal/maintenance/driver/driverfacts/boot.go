@@ -25,7 +25,8 @@ type entry struct {
 // not decide it.
 func nextBoot(host, kernel root) (preflight.NextBoot, error) {
 	if host.Exists("run/ostree/staged-deployment") {
-		return preflight.NextBoot{}, errors.New("ostree has a staged deployment, whose entry is only written at the shutdown")
+		return preflight.NextBoot{}, errors.New("ostree has a staged deployment, whose entry is only written at " +
+			"the shutdown")
 	}
 	for _, loader := range []func(host, kernel root) (preflight.NextBoot, error){systemdBoot, grub, imageLink} {
 		next, err := loader(host, kernel)
@@ -58,7 +59,8 @@ func releaseOf(file string) string {
 		}
 	}
 	if base == "linux" { // systemd: /MACHINE-ID/RELEASE/linux
-		if release := path.Base(path.Dir(file)); release[0] >= '0' && release[0] <= '9' && strings.Contains(release, ".") {
+		if release := path.Base(path.Dir(file)); release[0] >= '0' && release[0] <= '9' && strings.Contains(release,
+			".") {
 			return release
 		}
 	}
@@ -199,7 +201,8 @@ func grubEntries(text string) (entries []entry) {
 			}
 			kernel = ""
 			stack = append(stack, level{entry: strings.HasPrefix(line, "menuentry "), names: own})
-		case strings.HasPrefix(line, "linux ") || strings.HasPrefix(line, "linux\t") || strings.HasPrefix(line, "linuxefi "),
+		case strings.HasPrefix(line, "linux ") || strings.HasPrefix(line, "linux\t") || strings.HasPrefix(line,
+			"linuxefi "),
 			strings.HasPrefix(line, "linux16 "):
 			if words := strings.Fields(line); len(words) > 1 && kernel == "" {
 				kernel = words[1]
@@ -341,7 +344,8 @@ func systemdBoot(host, kernel root) (preflight.NextBoot, error) {
 			return preflight.NextBoot{}, err
 		}
 		if unified, _ := host.List(folder + "/EFI/Linux"); len(unified) > 0 {
-			return preflight.NextBoot{}, fmt.Errorf("/%s/EFI/Linux has unified kernel images, which are not read", folder)
+			return preflight.NextBoot{}, fmt.Errorf("/%s/EFI/Linux has unified kernel images, which are not read",
+				folder)
 		}
 		pattern, source := "", "/"+file
 		for line := range strings.Lines(string(text)) {

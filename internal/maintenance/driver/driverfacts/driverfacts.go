@@ -61,7 +61,7 @@ func (p Places) ReadAll(ctx context.Context) preflight.Facts {
 	waits := p.begin(ctx, &f)
 	waits = append(waits,
 		read(ctx, &f.Displays, "the displays", "", func() ([]preflight.Display, error) { return displays(kernel) }),
-		read(ctx, &f.Space, "the free space", p.hidden(), func() ([]preflight.Space, error) { return p.space() }),
+		read(ctx, &f.Space, "the free space", p.hidden(), p.space),
 	)
 	if f.Processes.Missing = p.hidden(); f.Processes.Missing == "" {
 		f.Processes = processes(ctx, host)
@@ -112,16 +112,23 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 			}
 			return sets, nil
 		}),
-		read(ctx, &f.Loaded, "the loaded modules", "", func() ([]preflight.LoadedModule, error) { return loaded(kernel) }),
+		read(ctx, &f.Loaded, "the loaded modules", "", func() ([]preflight.LoadedModule,
+			error) {
+			return loaded(kernel)
+		}),
 		read(ctx, &f.Driver, "the loaded driver", "", func() (preflight.Driver, error) { return driver(kernel), nil }),
 		read(ctx, &f.GPUs, "the PCI bus", "", func() ([]preflight.GPU, error) { return gpus(kernel) }),
 		read(ctx, &f.Signatures, "the kernel's demands of modules", "", func() (preflight.Signatures, error) {
 			return signatures(kernel)
 		}),
 		read(ctx, &f.Memory, "the NUMA nodes", "", func() (preflight.Memory, error) { return memory(kernel) }),
-		read(ctx, &f.Owners, "what installed the driver", hidden, func() ([]preflight.Owner, error) { return owners(host) }),
+		read(ctx, &f.Owners, "what installed the driver", hidden, func() ([]preflight.Owner,
+			error) {
+			return owners(host)
+		}),
 		read(ctx, &f.FabricManager, "Fabric Manager", hidden, func() (preflight.Companion, error) {
-			return companion(host, "nv-fabricmanager", "nvidia-fabricmanager", "var/log/fabricmanager.log", "Fabric Manager version")
+			return companion(host, "nv-fabricmanager", "nvidia-fabricmanager", "var/log/fabricmanager.log",
+				"Fabric Manager version")
 		}),
 		read(ctx, &f.IMEX, "IMEX", hidden, func() (preflight.Companion, error) {
 			return companion(host, "nvidia-imex", "nvidia-imex", "var/log/nvidia-imex.log", "IMEX version")
@@ -131,7 +138,8 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 
 // read begins to read a fact, unless it is hidden. The returned function waits for the fact until
 // ctx ends.
-func read[T any](ctx context.Context, fact *preflight.Fact[T], what, hidden string, from func() (T, error)) (wait func()) {
+func read[T any](ctx context.Context, fact *preflight.Fact[T], what, hidden string, from func() (T,
+	error)) (wait func()) {
 	if fact.Missing = hidden; hidden != "" {
 		return func() {}
 	}
@@ -382,7 +390,8 @@ func displays(kernel root) ([]preflight.Display, error) {
 	consoles, _ := kernel.List("sys/class/vtconsole")
 	for _, name := range consoles {
 		folder := "sys/class/vtconsole/" + name
-		if hasBuffer && strings.Contains(kernel.Line(folder+"/name"), "frame buffer") && kernel.Line(folder+"/bind") == "1" {
+		if hasBuffer && strings.Contains(kernel.Line(folder+"/name"), "frame "+
+			"buffer") && kernel.Line(folder+"/bind") == "1" {
 			all = append(all, preflight.Display{Name: name, Console: true, Evidence: "/" + folder + "/bind: 1"})
 		}
 	}

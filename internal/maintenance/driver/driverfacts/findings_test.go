@@ -41,7 +41,8 @@ func examine(t *testing.T, f fixture) preflight.Report {
 			{Namespace: "team", Pod: "train-0", Container: "main", Resource: "example.com/fast-gpu"},
 			{Namespace: "team", Pod: "idle", Container: "main", Claim: "team/idle-claim"},
 		}
-		facts.Claims.Value = []preflight.Claim{{Namespace: "team", Name: "idle-claim"}, {Namespace: "team", Name: "left-over"}}
+		facts.Claims.Value = []preflight.Claim{{Namespace: "team", Name: "idle-claim"}, {Namespace: "team",
+			Name: "left-over"}}
 	}
 	return preflight.Examine(facts)
 }
@@ -66,7 +67,11 @@ func TestFindings(t *testing.T) {
 				well++
 				continue
 			}
-			fmt.Fprintf(&b, "%s %s: %s\n", finding.Severity, finding.Check, finding.Message)
+			if finding.Severity >= preflight.Warning && finding.Remedy == nil && !strings.HasPrefix(finding.Message,
+				"The driver is in use by ") {
+				t.Errorf("%s: no remedy: %+v", f.name, finding)
+			}
+			fmt.Fprintf(&b, "%s %s %s: %s\n", finding.Severity, finding.Check, finding.Code, finding.Message)
 			for _, e := range finding.Evidence {
 				fmt.Fprintf(&b, "    seen: %s\n", e)
 			}
@@ -75,7 +80,8 @@ func TestFindings(t *testing.T) {
 			}
 		}
 		for _, h := range r.Holders {
-			fmt.Fprintf(&b, "%s %s %v %v %v %v\n    to let go: %s\n", h.Kind, h.Name, h.Containers, h.Resources, h.PIDs, h.Uses, h.Release)
+			fmt.Fprintf(&b, "%s %s %v %v %v %v\n    to let go: %s\n", h.Kind, h.Name, h.Containers, h.Resources,
+				h.PIDs, h.Uses, h.Release)
 		}
 		fmt.Fprintf(&b, "ok: %d\n\n", well)
 	}

@@ -39,10 +39,12 @@ var ubuntu = runs(k50, v580, h100, true).with(
 var debian = runs(deb, v580, h100, false).with(
 	release("debian", "Debian GNU/Linux 12 (bookworm)"), grubMenu("boot/grub", "0", deb), files{"lib": "-> usr/lib"},
 	files{
-		"usr/lib/modules/" + deb + "/modules.dep":                        "updates/dkms/nvidia-current.ko:\nupdates/dkms/nvidia-current-uvm.ko: updates/dkms/nvidia-current.ko\n",
-		"usr/lib/modules/" + deb + "/updates/dkms/nvidia-current.ko":     ko{version: v580, release: deb, closed: true}.String(),
-		"usr/lib/modules/" + deb + "/updates/dkms/nvidia-current-uvm.ko": ko{version: v580, release: deb, closed: true}.String(),
-		"usr/lib/modules/" + deb + "/kernel/drivers/video/nvidiafb.ko":   "no module of the driver",
+		"usr/lib/modules/" + deb + "/modules.dep": "updates/dkms/nvidia-current.ko:\nupdates/dkms/nvidia-current-uvm.ko: updates/dkms/nvidia-current.ko\n",
+		"usr/lib/modules/" + deb + "/updates/dkms/nvidia-current.ko": ko{version: v580, release: deb,
+			closed: true}.String(),
+		"usr/lib/modules/" + deb + "/updates/dkms/nvidia-current-uvm.ko": ko{version: v580, release: deb,
+			closed: true}.String(),
+		"usr/lib/modules/" + deb + "/kernel/drivers/video/nvidiafb.ko": "no module of the driver",
 	}, dpkg("nvidia-driver 580.95.05-1~deb12u1", "nvidia-kernel-dkms 580.95.05-1~deb12u1"),
 )
 
@@ -68,7 +70,8 @@ var cos = runs(cosKernel, v570, h100, true).with(
 
 var talosNode = runs(talos, v570, h100, true).with(
 	release("talos", "Talos (v1.9.5)"), efi("integrity", "Sidero Labs, Inc.: Build time throw-away kernel key"),
-	set("usr/lib/modules/"+talos+"/kernel/drivers/video", ko{version: v570, release: talos, signer: "Sidero Labs, Inc.: Build time throw-away kernel key"}, ""),
+	set("usr/lib/modules/"+talos+"/kernel/drivers/video", ko{version: v570, release: talos,
+		signer: "Sidero Labs, Inc.: Build time throw-away kernel key"}, ""),
 )
 
 var bottlerocket = runs(rocket, v570, h100, true).with(
@@ -77,13 +80,17 @@ var bottlerocket = runs(rocket, v570, h100, true).with(
 )
 
 var dgxNode = runs(dgx, v580, h100, true).with(
-	release("ubuntu", "Ubuntu 24.04.1 LTS"), files{"etc/dgx-release": "DGX_NAME=\"DGX Server\"\nDGX_SWBUILD_VERSION=\"7.1.0\"\n", "lib": "-> usr/lib"},
+	release("ubuntu", "Ubuntu 24.04.1 LTS"), files{"etc/dgx-release": "DGX_NAME=\"DGX " +
+		"Server\"\nDGX_SWBUILD_VERSION=\"7.1.0\"\n", "lib": "-> usr/lib"},
 	grubMenu("boot/grub", "0", dgx), efi("integrity", canonical, mok),
 	set("usr/lib/modules/"+dgx+"/kernel/nvidia-580-open", ko{version: v580, release: dgx, signer: canonical}, ""),
-	dpkg("linux-modules-nvidia-580-server-open-nvidia 6.8.0-1018.20", "nvidia-driver-580-server-open 580.95.05-0ubuntu1",
+	dpkg("linux-modules-nvidia-580-server-open-nvidia 6.8.0-1018.20", "nvidia-driver-580-server-open "+
+		"580.95.05-0ubuntu1",
 		"nvidia-fabricmanager-580 580.95.05-1"),
-	process(900, "nv-fabricmanage", "/system.slice/nvidia-fabricmanager.service", []string{"/dev/nvidiactl", "/dev/nvidia-nvswitchctl"}, nil),
-	process(901, "nvidia-persiste", "/system.slice/nvidia-persistenced.service", []string{"/dev/nvidiactl", "/dev/nvidia0"}, nil),
+	process(900, "nv-fabricmanage", "/system.slice/nvidia-fabricmanager.service", []string{"/dev/nvidiactl",
+		"/dev/nvidia-nvswitchctl"}, nil),
+	process(901, "nvidia-persiste", "/system.slice/nvidia-persistenced.service", []string{"/dev/nvidiactl",
+		"/dev/nvidia0"}, nil),
 	process(902, "nv-hostengine", "/system.slice/nvidia-dcgm.service", []string{"/dev/nvidiactl", "/dev/nvidia0"}, nil),
 	files{"proc/modules": strings.Replace(runs("", "", "", true)["proc/modules"], "8192 2", "8192 7", 1)},
 )
@@ -111,7 +118,8 @@ func busy() files {
 		process(4713, "gpu-device-plug", daemon, []string{"/dev/nvidiactl"}, nil),
 		process(4714, "jupyter", "/docker/"+strings.Repeat("d", 64), nil, []string{"/usr/lib/libcuda.so.1"}),
 		process(4715, "nvtop", "/user.slice/user-1000.slice/session-3.scope", []string{"/dev/nvidia0"}, nil),
-		process(4716, "editor", "/user.slice/user-1000.slice/session-3.scope", []string{"/dev/nvidia.txt", "/home/x/libcuda.so"}, nil),
+		process(4716, "editor", "/user.slice/user-1000.slice/session-3.scope", []string{"/dev/nvidia.txt",
+			"/home/x/libcuda.so"}, nil),
 		files{"proc/4716/fd/3": "-> /home/dev/notes", "proc/modules": "gdrdrv 1 2 - Live 0x0 (OE)\n" +
 			"nvidia_uvm 4096 4 - Live 0x0 (OE)\nnvidia 8192 16 nvidia_uvm,gdrdrv, Live 0x0 (OE)\n"})
 }
@@ -126,7 +134,8 @@ var fixtures = []fixture{
 	{name: "Ubuntu, a newer kernel that DKMS has left out", node: ubuntu.with(grubMenu("boot/grub", "0", k51, k50),
 		files{"usr/lib/modules/" + k51 + "/build/Makefile": ""})},
 	{name: "Ubuntu, Canonical's modules and secure boot", node: ubuntu.with(efi("integrity", canonical),
-		files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia.ko": gone, "usr/lib/modules/" + k50 + "/updates/dkms/nvidia-uvm.ko": gone,
+		files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia.ko": gone,
+			"usr/lib/modules/" + k50 + "/updates/dkms/nvidia-uvm.ko": gone,
 			"usr/lib/modules/" + k50 + "/updates/dkms/nvidia-drm.ko": gone, "usr/lib/modules/" + k50 + "/updates/dkms/nvidia-modeset.ko": gone},
 		set("usr/lib/modules/"+k50+"/kernel/nvidia-580-open", ko{version: v580, release: k50, signer: canonical}, ""))},
 	{name: "Ubuntu, DKMS with an enrolled key", node: ubuntu.with(efi("integrity", canonical, mok))},
@@ -136,7 +145,8 @@ var fixtures = []fixture{
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ""))},
 	{name: "Ubuntu, compressed modules", node: ubuntu.with(
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"))},
-	{name: "Ubuntu, an older kernel by GRUB_DEFAULT", node: ubuntu.with(grubMenu("boot/grub", "gnulinux-advanced-1>gnulinux-"+k50+"-advanced-1", k51, k50))},
+	{name: "Ubuntu, an older kernel by GRUB_DEFAULT", node: ubuntu.with(grubMenu("boot/grub",
+		"gnulinux-advanced-1>gnulinux-"+k50+"-advanced-1", k51, k50))},
 	{name: "Ubuntu, the second kernel by its number", node: ubuntu.with(grubMenu("boot/grub", "1>1", k51, k50))},
 	{name: "Ubuntu, grub-reboot", node: ubuntu.with(grubMenu("boot/grub", "0", k50, k51),
 		files{"boot/grub/grubenv": "# GRUB Environment Block\nnext_entry=1>1\n####"})},
@@ -149,8 +159,10 @@ var fixtures = []fixture{
 	{name: "Ubuntu, depmod did not run", node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/modules.dep": ""})},
 	{name: "Ubuntu, modules of two versions", node: ubuntu.with(
 		files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia-uvm.ko": ko{version: v570, release: k50}.String()})},
-	{name: "Ubuntu, no nvidia-uvm", node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia-uvm.ko": gone})},
-	{name: "Ubuntu, a damaged module", node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia.ko": "\x7fELF\x02 too short"})},
+	{name: "Ubuntu, no nvidia-uvm",
+		node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia-uvm.ko": gone})},
+	{name: "Ubuntu, a damaged module",
+		node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/updates/dkms/nvidia.ko": "\x7fELF\x02 too short"})},
 	{name: "Ubuntu, no GPU", node: ubuntu.with(files{"sys/bus/pci/devices/0000:3b:00.0/vendor": "0x8086"})},
 	{name: "Ubuntu, nouveau", node: ubuntu.with(gpu(0x3b, h100, "nouveau"), files{"proc/driver/nvidia/version": gone,
 		"proc/modules": "nouveau 1 1 - Live 0x0\n"})},
@@ -159,28 +171,36 @@ var fixtures = []fixture{
 	{name: "Debian, its names of modules", node: debian},
 	{name: "Debian, xz", node: debian.with(files{"usr/lib/modules/" + deb + "/updates/dkms/nvidia-current.ko": gone,
 		"usr/lib/modules/" + deb + "/updates/dkms/nvidia-current.ko.xz": "\xfd7zXZ"})},
-	{name: "Debian, the link of its packages", node: debian.with(files{"boot/grub/grub.cfg": gone, "vmlinuz": "-> boot/vmlinuz-" + deb2})},
-	{name: "Debian, systemd-boot", node: debian.with(files{"boot/grub/grub.cfg": gone, "boot/efi/loader/loader.conf": "timeout 4\ndefault m-6.1*\n",
+	{name: "Debian, the link of its packages", node: debian.with(files{"boot/grub/grub.cfg": gone,
+		"vmlinuz": "-> boot/vmlinuz-" + deb2})},
+	{name: "Debian, systemd-boot", node: debian.with(files{"boot/grub/grub.cfg": gone,
+		"boot/efi/loader/loader.conf":                 "timeout 4\ndefault m-6.1*\n",
 		"boot/efi/loader/entries/m-" + deb2 + ".conf": "title Debian\nversion " + deb2 + "\nlinux /m/" + deb2 + "/linux\n"})},
-	{name: "Debian, systemd-boot and two kernels", node: debian.with(files{"boot/grub/grub.cfg": gone, "boot/efi/loader/loader.conf": "#default x\n"},
+	{name: "Debian, systemd-boot and two kernels", node: debian.with(files{"boot/grub/grub.cfg": gone,
+		"boot/efi/loader/loader.conf": "#default x\n"},
 		bls("boot/efi/loader/entries", "m-"+deb, deb), bls("boot/efi/loader/entries", "m-"+deb2, deb2))},
 	{name: "Debian, proprietary modules for Blackwell", node: debian.with(gpu(0x3b, b200, "nvidia"))},
 	{name: "Debian, no boot loader is visible", node: debian.with(files{"boot/grub/grub.cfg": gone})},
 
 	// RHEL
 	{name: "RHEL, the saved entry", node: rhel},
-	{name: "RHEL, the newest kernel by number, without modules", node: rhel.with(files{"boot/grub2/grubenv": "saved_entry=0\n"},
-		files{"usr/lib/modules/" + el2 + "/modules.dep": ""})},
-	{name: "RHEL, weak-updates", node: rhel.with(files{"boot/grub2/grubenv": "saved_entry=" + machineID + "-" + el2 + "\n"},
-		set("usr/lib/modules/"+el2+"/weak-updates/nvidia", ko{version: v580, release: el2}, ""), files{
-			"usr/lib/modules/" + el2 + "/weak-updates/nvidia/nvidia.ko": "-> ../../../" + el + "/extra/nvidia.ko"})},
+	{name: "RHEL, the newest kernel by number, without modules",
+		node: rhel.with(files{"boot/grub2/grubenv": "saved_entry=0\n"},
+			files{"usr/lib/modules/" + el2 + "/modules.dep": ""})},
+	{name: "RHEL, weak-updates",
+		node: rhel.with(files{"boot/grub2/grubenv": "saved_entry=" + machineID + "-" + el2 + "\n"},
+			set("usr/lib/modules/"+el2+"/weak-updates/nvidia", ko{version: v580, release: el2}, ""), files{
+				"usr/lib/modules/" + el2 + "/weak-updates/nvidia/nvidia.ko": "-> ../../../" + el + "/extra/nvidia.ko"})},
 	{name: "RHEL, modules of another kernel", node: rhel.with(
 		files{"usr/lib/modules/" + el + "/extra/nvidia.ko": ko{version: v580, release: el2}.String()},
-		files{"usr/lib/modules/" + el + "/extra/nvidia-uvm.ko": ko{version: v580, release: el2, plain: true}.String()})},
-	{name: "RHEL, sig_enforce and keys that are not visible", node: rhel.with(files{"sys/module/module/parameters/sig_enforce": "Y\n"})},
+		files{"usr/lib/modules/" + el + "/extra/nvidia-uvm.ko": ko{version: v580, release: el2,
+			plain: true}.String()})},
+	{name: "RHEL, sig_enforce and keys that are not visible",
+		node: rhel.with(files{"sys/module/module/parameters/sig_enforce": "Y\n"})},
 	{name: "RHEL, Fabric Manager of another version", node: rhel.with(
 		process(900, "nv-fabricmanage", "/system.slice/nvidia-fabricmanager.service", []string{"/dev/nvidiactl"}, nil),
-		files{"var/log/fabricmanager.log": "[INFO] [tid 1] Fabric Manager version is : 575.57.08\n[INFO] [tid 1] Fabric Manager version is : 570.133.20\n"})},
+		files{"var/log/fabricmanager.log": "[INFO] [tid 1] Fabric Manager version is : 575.57.08\n[INFO] [tid 1] " +
+			"Fabric Manager version is : 570.133.20\n"})},
 
 	// COS
 	{name: "COS, GKE's installer", node: cos},
@@ -190,7 +210,8 @@ var fixtures = []fixture{
 	// Talos
 	{name: "Talos, an extension", node: talosNode},
 	{name: "Talos, another version", node: talosNode, to: v580},
-	{name: "Talos, an extension of another build", node: talosNode.with(unloaded, efi("integrity", "Sidero Labs, Inc.: another key"))},
+	{name: "Talos, an extension of another build", node: talosNode.with(unloaded, efi("integrity",
+		"Sidero Labs, Inc.: another key"))},
 
 	// Bottlerocket
 	{name: "Bottlerocket", node: bottlerocket},
@@ -200,23 +221,31 @@ var fixtures = []fixture{
 	// DGX OS
 	{name: "DGX OS, with its services", node: dgxNode},
 	{name: "DGX OS, another version", node: dgxNode, to: "590"},
-	{name: "DGX OS, GB200 with NUMA memory", node: runs(dgxARM, v580, gb200, true).with(release("ubuntu", "Ubuntu 24.04"),
-		grubMenu("boot/grub", "0", dgxARM), set("lib/modules/"+dgxARM+"/kernel/nvidia-580-open", ko{version: v580, release: dgxARM}, ""),
-		files{"etc/dgx-release": "DGX_SWBUILD_VERSION=\"7.1.0\"\n", "sys/devices/system/node/node2/meminfo": "Node 2 MemTotal: 190000 kB\n",
+	{name: "DGX OS, GB200 with NUMA memory", node: runs(dgxARM, v580, gb200, true).with(release("ubuntu",
+		"Ubuntu 24.04"),
+		grubMenu("boot/grub", "0", dgxARM), set("lib/modules/"+dgxARM+"/kernel/nvidia-580-open", ko{version: v580,
+			release: dgxARM}, ""),
+		files{"etc/dgx-release": "DGX_SWBUILD_VERSION=\"7.1.0\"\n",
+			"sys/devices/system/node/node2/meminfo": "Node 2 MemTotal: 190000 kB\n",
 			"sys/devices/system/node/node2/cpulist": "\n", "sys/devices/system/node/node3/meminfo": "Node 3 MemTotal: 0 kB\n",
 			"sys/devices/system/node/node3/cpulist": "\n", "proc/driver/nvidia/params": "EnableMSI: 1\n"}, dpkg("nvidia-open-580 580.95.05-1"))},
-	{name: "DGX OS, GH200 with CDMM and IMEX", node: runs(dgxARM, v580, gh200, true).with(release("ubuntu", "Ubuntu 24.04"),
-		grubMenu("boot/grub", "0", dgxARM), set("lib/modules/"+dgxARM+"/kernel/nvidia-580-open", ko{version: v580, release: dgxARM}, ""),
+	{name: "DGX OS, GH200 with CDMM and IMEX", node: runs(dgxARM, v580, gh200, true).with(release("ubuntu",
+		"Ubuntu 24.04"),
+		grubMenu("boot/grub", "0", dgxARM), set("lib/modules/"+dgxARM+"/kernel/nvidia-580-open", ko{version: v580,
+			release: dgxARM}, ""),
 		files{"proc/driver/nvidia/params": "CoherentGPUMemoryMode: \"driver\"\n", "proc/950/comm": "nvidia-imex\n",
 			"var/log/nvidia-imex.log": "[INFO] IMEX version 580.95.05 is running with the following configuration options\n"},
 		dpkg("nvidia-open-580 580.95.05-1"))},
 
 	// Driver containers and ostree
-	{name: "RHCOS, the operator's driver container", node: runs(rhcos, v580, h100, true).with(release("rhcos", "Red Hat Enterprise Linux CoreOS 417"),
-		files{"run/ostree-booted": "", "run/nvidia/driver/usr/bin/nvidia-smi": "", "boot/grub2/grub.cfg": "set default=\"${saved_entry}\"\nblscfg\n"},
+	{name: "RHCOS, the operator's driver container", node: runs(rhcos, v580, h100, true).with(release("rhcos",
+		"Red Hat Enterprise Linux CoreOS 417"),
+		files{"run/ostree-booted": "", "run/nvidia/driver/usr/bin/nvidia-smi": "",
+			"boot/grub2/grub.cfg": "set default=\"${saved_entry}\"\nblscfg\n"},
 		bls("boot/loader/entries", "ostree-1", rhcos),
 		set("run/nvidia/driver/lib/modules/"+rhcos+"/kernel/drivers/video", ko{version: v580, release: rhcos}, ""))},
-	{name: "Fedora CoreOS, a staged deployment", node: runs(rhcos, v580, h100, true).with(release("fedora", "Fedora CoreOS 41"),
+	{name: "Fedora CoreOS, a staged deployment", node: runs(rhcos, v580, h100, true).with(release("fedora",
+		"Fedora CoreOS 41"),
 		files{"run/ostree-booted": "", "run/ostree/staged-deployment": "\x01", "lib": "-> usr/lib"},
 		set("usr/lib/modules/"+rhcos+"/extra", ko{version: v580, release: rhcos}, ""))},
 
@@ -225,16 +254,21 @@ var fixtures = []fixture{
 	{name: "P100 beside B200", node: debian.with(gpu(0x3b, p100, "nvidia"), gpu(0x3c, b200, "nvidia"))},
 	{name: "B300 and a branch before it", node: ubuntu.with(gpu(0x3b, b300, "nvidia")), to: v570},
 	{name: "a device in no table", node: ubuntu.with(gpu(0x3b, "0xffff", "nvidia"))},
-	{name: "a folder with modules", node: ubuntu.with(set("opt/driver/modules", ko{version: v570, release: k50}, "")), to: "/opt/driver"},
-	{name: "a folder for another kernel", node: ubuntu.with(set("opt/driver/modules", ko{version: v570, release: k51}, "")), to: "/opt/driver"},
-	{name: "a folder with libraries of another version", node: ubuntu.with(set("opt/driver/modules", ko{version: v570, release: k50}, ""),
+	{name: "a folder with modules", node: ubuntu.with(set("opt/driver/modules", ko{version: v570, release: k50}, "")),
+		to: "/opt/driver"},
+	{name: "a folder for another kernel", node: ubuntu.with(set("opt/driver/modules", ko{version: v570, release: k51},
+		"")), to: "/opt/driver"},
+	{name: "a folder with libraries of another version", node: ubuntu.with(set("opt/driver/modules", ko{version: v570,
+		release: k50}, ""),
 		files{"opt/driver/usr/lib/libcuda.so.580.95.05": ""}), to: "/opt/driver"},
 	{name: "a version that DKMS would build", node: ubuntu, to: v570},
-	{name: "a version without headers", node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/build/Makefile": gone}), to: v570},
+	{name: "a version without headers", node: ubuntu.with(files{"usr/lib/modules/" + k50 + "/build/Makefile": gone}),
+		to: v570},
 
 	// Holders
 	{name: "pods, processes and modules", node: ubuntu.with(busy())},
-	{name: "references of nobody", node: ubuntu.with(files{"proc/modules": "nvidia_uvm 4096 1 - Live 0x0\nnvidia 8192 3 nvidia_uvm, Live 0x0\n"})},
+	{name: "references of nobody", node: ubuntu.with(files{"proc/modules": "nvidia_uvm 4096 1 - Live 0x0\nnvidia " +
+		"8192 3 nvidia_uvm, Live 0x0\n"})},
 	{name: "a console and a screen", node: ubuntu.with(files{
 		"proc/modules":                      "nvidia_drm 1 4 - Live 0x0\nnvidia_modeset 1 2 nvidia_drm, Live 0x0\nnvidia 1 2 nvidia_modeset, Live 0x0\n",
 		"sys/class/drm/card1/device/driver": "-> ../../../../bus/pci/drivers/nvidia", "sys/bus/pci/drivers/nvidia/bind": "",

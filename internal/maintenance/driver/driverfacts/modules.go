@@ -114,8 +114,8 @@ func (s *search) in(folder string, depth int) {
 	for _, name := range names {
 		file := path.Join(folder, name)
 		if moduleName.MatchString(name) {
-			if len(s.found) < maxFiles {
-				s.found[file] = s.found[file]
+			if _, known := s.found[file]; !known && len(s.found) < maxFiles {
+				s.found[file] = false
 			}
 			continue
 		}
@@ -161,7 +161,8 @@ func Target(name string, folder fs.FS) *preflight.Target {
 			versions[m.Version] = true
 		}
 	}
-	for _, library := range []string{".", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "lib64", "lib"} {
+	for _, library := range []string{".", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64",
+		"usr/lib", "lib64", "lib"} {
 		for _, stem := range []string{"libcuda.so.", "libnvidia-ml.so."} {
 			for _, file := range r.Match(path.Join(library, stem+"*")) {
 				if version := strings.TrimPrefix(path.Base(file), stem); isVersion(version) {
@@ -175,7 +176,8 @@ func Target(name string, folder fs.FS) *preflight.Target {
 	}
 	for version := range versions {
 		if t.Version != "" && t.Version != version {
-			t.Problem = fmt.Sprintf("its files have different versions: %s and %s", min(t.Version, version), max(t.Version, version))
+			t.Problem = fmt.Sprintf("its files have different versions: %s and %s", min(t.Version, version),
+				max(t.Version, version))
 		}
 		t.Version = version
 	}

@@ -60,7 +60,8 @@ func (k ko) String() string {
 	if k.plain {
 		options = "SMP preempt mod_unload "
 	}
-	info := strings.Join([]string{"license=" + license, "version=" + k.version, "vermagic=" + k.release + " " + options, ""}, "\x00")
+	info := strings.Join([]string{"license=" + license, "version=" + k.version, "vermagic=" + k.release + " " +
+		"" + options, ""}, "\x00")
 	names := "\x00.modinfo\x00.shstrtab\x00"
 	const header = 64
 	at := header + len(info) + len(names)
@@ -97,8 +98,10 @@ func signature(owner string) string {
 		Digest, Signature asn1.RawValue
 	}
 	one := signer{Version: 1}
-	one.Signer.Issuer, one.Signer.Serial = pkix.Name{Organization: []string{"O"}, CommonName: owner}.ToRDNSequence(), big.NewInt(7)
-	one.Digest, one.Signature = asn1.RawValue{Tag: 16, IsCompound: true}, asn1.RawValue{Tag: 4, Bytes: []byte("made up")}
+	one.Signer.Issuer, one.Signer.Serial = pkix.Name{Organization: []string{"O"},
+		CommonName: owner}.ToRDNSequence(), big.NewInt(7)
+	one.Digest, one.Signature = asn1.RawValue{Tag: 16, IsCompound: true}, asn1.RawValue{Tag: 4,
+		Bytes: []byte("made up")}
 	data, err := asn1.Marshal(struct {
 		Version          int
 		Digests, Content asn1.RawValue
@@ -110,7 +113,8 @@ func signature(owner string) string {
 	message, err := asn1.Marshal(struct {
 		Type    asn1.ObjectIdentifier
 		Content asn1.RawValue
-	}{asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 7, 2}, asn1.RawValue{Class: 2, Tag: 0, IsCompound: true, Bytes: data}})
+	}{asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 7, 2}, asn1.RawValue{Class: 2, Tag: 0, IsCompound: true,
+		Bytes: data}})
 	if err != nil {
 		panic(err)
 	}
@@ -195,12 +199,14 @@ func pod(namespace, name, container, digit string) (cgroup string, logs files) {
 func efi(lockdown string, keys ...string) files {
 	text := ""
 	for i, key := range keys {
-		text += fmt.Sprintf("%08x I------     1 perm 1f030000     0     0 asymmetri %s: 8584b25f8584b25f: X509.rsa 8584b25f []\n", i, key)
+		text += fmt.Sprintf("%08x I------     1 perm 1f030000     0     0 asymmetri %s: 8584b25f8584b25f: "+
+			"X509.rsa 8584b25f []\n", i, key)
 	}
 	return files{
 		"sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c": "\x06\x00\x00\x00\x01",
-		"sys/kernel/security/lockdown":                                             strings.Replace("none integrity confidentiality", lockdown, "["+lockdown+"]", 1) + "\n",
-		"proc/keys":                                                                text,
+		"sys/kernel/security/lockdown": strings.Replace("none "+
+			"integrity confidentiality", lockdown, "["+lockdown+"]", 1) + "\n",
+		"proc/keys": text,
 	}
 }
 
@@ -222,7 +228,8 @@ func grubMenu(folder, fallback string, kernels ...string) files {
 		return "menuentry '" + title + "' --class gnu-linux $menuentry_id_option '" + id + "' {\n\tload_video\n\tif [ x$a = xy ]; then insmod gzio; fi\n" +
 			"\techo 'Loading Linux'\n\tlinux\t/boot/vmlinuz-" + release + " root=UUID=1 ro quiet\n\tinitrd /boot/initrd.img\n}\n"
 	}
-	menu := entry("Ubuntu", "gnulinux-simple-1", kernels[0]) + "submenu 'Advanced options' $menuentry_id_option 'gnulinux-advanced-1' {\n"
+	menu := entry("Ubuntu", "gnulinux-simple-1",
+		kernels[0]) + "submenu 'Advanced options' $menuentry_id_option 'gnulinux-advanced-1' {\n"
 	for _, k := range kernels {
 		menu += entry("Ubuntu, with Linux "+k, "gnulinux-"+k+"-advanced-1", k)
 	}
@@ -233,5 +240,6 @@ func grubMenu(folder, fallback string, kernels ...string) files {
 
 // bls returns an entry of the Boot Loader Specification.
 func bls(folder, id, release string) files {
-	return files{folder + "/" + id + ".conf": "title Linux (" + release + ")\nversion " + release + "\nlinux /vmlinuz-" + release + "\n"}
+	return files{folder + "/" + id + ".conf": "title Linux (" + release + ")\nversion " + release + "\nlinux " +
+		"/vmlinuz-" + release + "\n"}
 }

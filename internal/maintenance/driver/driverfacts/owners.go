@@ -20,7 +20,7 @@ var (
 	driverPackage = regexp.MustCompile(`^(nvidia-driver|nvidia-open|nvidia-dkms|nvidia-headless|nvidia-kernel|cuda-drivers|` +
 		`linux-modules-nvidia|linux-objects-nvidia|nvidia-tesla|nvidia-legacy)([-0-9].*)?$`)
 	// packageVersion is the driver version in the version of a package: 2:580.95.05-0ubuntu1.
-	packageVersion = regexp.MustCompile(`^(?:[0-9]+:)?([0-9]+\.[0-9]+(?:\.[0-9]+)?)`)
+	packageVersion = regexp.MustCompile(`^(?:\d+:)?(\d+\.\d+(?:\.\d+)?)`)
 )
 
 // dpkg returns the installed packages that match, by their driver versions; nil if dpkg has no
@@ -61,7 +61,8 @@ func dpkg(host root, matches func(name string) bool) (versions map[string]string
 
 // rpmTraces are folders that rpm packages of the driver leave: the database has a form of its own,
 // which is not read.
-var rpmTraces = []string{"usr/share/licenses/nvidia-driver", "usr/share/doc/nvidia-driver", "usr/share/licenses/nvidia-open",
+var rpmTraces = []string{"usr/share/licenses/nvidia-driver", "usr/share/doc/nvidia-driver",
+	"usr/share/licenses/nvidia-open",
 	"usr/share/licenses/kmod-nvidia-open", "usr/share/licenses/kmod-nvidia-latest-dkms", "usr/share/doc/nvidia-driver-libs",
 	"usr/share/licenses/nvidia-kmod-common", "usr/share/licenses/nvidia-driver-cuda"}
 
@@ -78,12 +79,14 @@ func owners(host root) ([]preflight.Owner, error) {
 	if len(packages) > 0 {
 		name, version := "", ""
 		for one, of := range packages { // a metapackage may have the version of its branch only
-			if strings.Count(of, ".") > strings.Count(version, ".") || strings.Count(of, ".") == strings.Count(version, ".") &&
+			if strings.Count(of, ".") > strings.Count(version, ".") || strings.Count(of,
+				".") == strings.Count(version, ".") &&
 				(name == "" || one < name) {
 				name, version = one, of
 			}
 		}
-		all = append(all, preflight.Owner{Kind: preflight.Dpkg, Version: version, Evidence: "/var/lib/dpkg/status: " + name})
+		all = append(all, preflight.Owner{Kind: preflight.Dpkg, Version: version,
+			Evidence: "/var/lib/dpkg/status: " + name})
 	}
 	if slices.ContainsFunc([]string{"var/lib/rpm", "usr/lib/sysimage/rpm", "usr/share/rpm"}, host.Exists) {
 		for _, trace := range rpmTraces {
@@ -93,9 +96,11 @@ func owners(host root) ([]preflight.Owner, error) {
 			}
 		}
 	}
-	for _, uninstaller := range []string{"usr/bin/nvidia-uninstall", "usr/local/bin/nvidia-uninstall", "opt/bin/nvidia-uninstall"} {
+	for _, uninstaller := range []string{"usr/bin/nvidia-uninstall", "usr/local/bin/nvidia-uninstall",
+		"opt/bin/nvidia-uninstall"} {
 		if host.Exists(uninstaller) {
-			all = append(all, preflight.Owner{Kind: preflight.RunFile, Version: installerVersion(host), Evidence: "/" + uninstaller})
+			all = append(all, preflight.Owner{Kind: preflight.RunFile, Version: installerVersion(host),
+				Evidence: "/" + uninstaller})
 			break
 		}
 	}

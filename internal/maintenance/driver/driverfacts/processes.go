@@ -25,7 +25,8 @@ const (
 )
 
 // services are the driver's own services, by the names of their processes.
-var services = []string{"nvidia-persiste", "nv-fabricmanage", "nvidia-imex", "nv-hostengine", "dcgm-exporter", "nvidia-cuda-mps",
+var services = []string{"nvidia-persiste", "nv-fabricmanage", "nvidia-imex", "nv-hostengine", "dcgm-exporter",
+	"nvidia-cuda-mps",
 	"nvidia-powerd", "nvsm_core", "nvsm"}
 
 // A reading is what was read of a process.
@@ -191,7 +192,8 @@ func mapsLibrary(host root, folder string) (bool, error) {
 	for {
 		line, err := lines.ReadSlice('\n')
 		// A line begins with addresses, and ends with a path.
-		if at := strings.LastIndexByte(string(line), '/'); at >= 0 && strings.HasPrefix(string(line[at:]), "/libcuda.so") {
+		if at := strings.LastIndexByte(string(line), '/'); at >= 0 && strings.HasPrefix(string(line[at:]),
+			"/libcuda.so") {
 			return true, nil
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {

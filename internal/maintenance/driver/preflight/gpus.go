@@ -113,33 +113,38 @@ func architectures(f *Facts, r *judgment) {
 	open, closed := named(generations, func(g generation) bool { return g.open }),
 		named(generations, func(g generation) bool { return g.closed })
 	if open != "" && closed != "" {
-		r.add(Error, fmt.Sprintf("No driver supports all GPUs: %s needs the open kernel modules, %s the proprietary ones",
-			open, closed), nil)
+		r.add(Error, "no-driver-for-all-gpus", fmt.Sprintf("No driver supports all GPUs: %s needs the open kernel "+
+			"modules, %s the proprietary ones",
+			open, closed), nil, "# put these GPUs into different nodes")
 	}
 	version := f.wanted()
 	for _, g := range generations {
 		switch at := branch(version); {
 		case at == 0:
 		case g.first > at:
-			r.add(Error, fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the first branch that does", version, g.name,
-				g.first), nil)
+			r.add(Error, "driver-too-old-for-gpu", fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the "+
+				"first branch that does", version, g.name,
+				g.first), nil, "# choose a driver of another branch")
 		case g.last != 0 && g.last < at:
-			r.add(Error, fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the last branch that does", version, g.name,
-				g.last), nil)
+			r.add(Error, "driver-too-new-for-gpu", fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the "+
+				"last branch that does", version, g.name,
+				g.last), nil, "# choose a driver of another branch")
 		}
 	}
 	isOpen, known, from := f.openModules()
 	switch {
 	case open != "" && known && !isOpen:
-		r.add(Error, open+" GPUs need the open kernel modules, and these are proprietary ones", []string{from},
+		r.add(Error, "proprietary-modules", open+" GPUs need the open kernel modules, and these are proprietary ones",
+			[]string{from},
 			"# install the open kernel modules of the same version")
 	case closed != "" && known && isOpen:
-		r.add(Error, closed+" GPUs need the proprietary kernel modules, and these are open ones", []string{from},
+		r.add(Error, "open-modules", closed+" GPUs need the proprietary kernel modules, and these are open ones",
+			[]string{from},
 			"# install the proprietary kernel modules of the same version")
 	case open != "" && !known:
-		r.add(Info, open+" GPUs need the open kernel modules: choose them", nil)
+		r.add(Info, "open-modules-needed", open+" GPUs need the open kernel modules: choose them", nil)
 	case closed != "" && !known:
-		r.add(Info, closed+" GPUs need the proprietary kernel modules: choose them", nil)
+		r.add(Info, "proprietary-modules-needed", closed+" GPUs need the proprietary kernel modules: choose them", nil)
 	}
 	if !r.hasProblem() {
 		all := named(generations, func(generation) bool { return true })
@@ -189,11 +194,14 @@ func companions(f *Facts, r *judgment) {
 			r.skip(c.name+" runs, and its version is not known; it must be the version of the driver",
 				"# compare the version of the package "+c.pack+" with the driver")
 		case f.Target != nil && f.Target.Version != "" && !f.Target.matches(c.Value.Version):
-			r.add(Warning, fmt.Sprintf("%s %s runs, and must have the version of the driver: change it to %s together with the driver",
-				c.name, c.Value.Version, f.Target.Version), []string{c.Value.Source})
+			r.add(Warning, "companion-version", fmt.Sprintf("%s %s runs, and must have the version of the driver: "+
+				"change it to %s together with the driver",
+				c.name, c.Value.Version, f.Target.Version), []string{c.Value.Source},
+				"# install "+c.pack+" "+f.Target.Version+" with the driver")
 		case f.Target == nil && loaded != "" && c.Value.Version != loaded:
-			r.add(Warning, fmt.Sprintf("%s %s runs beside driver %s: it must have the same version", c.name, c.Value.Version,
-				loaded), []string{c.Value.Source})
+			r.add(Warning, "companion-version", fmt.Sprintf("%s %s runs beside driver %s: it must have the same "+
+				"version", c.name, c.Value.Version,
+				loaded), []string{c.Value.Source}, "# install "+c.pack+" "+loaded)
 		}
 	}
 	if running == 0 && !r.hasProblem() {
@@ -204,10 +212,11 @@ func companions(f *Facts, r *judgment) {
 }
 
 func nouveau(f *Facts, r *judgment) {
-	const blacklist = "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' > /etc/modprobe.d/nouveau.conf"
+	const blacklist = "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf"
 	for _, g := range f.GPUs.Value {
 		if g.Module == "nouveau" || g.Module == "nova_core" {
-			r.add(Error, fmt.Sprintf("GPU %s is bound to %s, so NVIDIA's driver cannot use it", g.Address, g.Module),
+			r.add(Error, "nouveau", fmt.Sprintf("GPU %s is bound to %s, so NVIDIA's driver cannot use it", g.Address,
+				g.Module),
 				[]string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + g.Module}, blacklist,
 				"update-initramfs -u || dracut --force", "systemctl reboot")
 			return
@@ -216,7 +225,7 @@ func nouveau(f *Facts, r *judgment) {
 	switch {
 	case !r.require(f.Loaded.Missing):
 	case slices.ContainsFunc(f.Loaded.Value, func(m LoadedModule) bool { return m.Name == "nouveau" }):
-		r.add(Warning, "The module nouveau is loaded, and may take a GPU when NVIDIA's driver is unloaded",
+		r.add(Warning, "nouveau", "The module nouveau is loaded, and may take a GPU when NVIDIA's driver is unloaded",
 			[]string{"/proc/modules: nouveau"}, blacklist, "modprobe -r nouveau")
 	default:
 		r.ok("nouveau is not loaded", "/proc/modules")
@@ -224,7 +233,10 @@ func nouveau(f *Facts, r *judgment) {
 }
 
 func memory(f *Facts, r *judgment) {
-	if !f.GPUs.Known() || !slices.ContainsFunc(f.GPUs.Value, func(g GPU) bool { return slices.Contains(coherent, g.Device) }) {
+	if !f.GPUs.Known() || !slices.ContainsFunc(f.GPUs.Value, func(g GPU) bool {
+		return slices.Contains(coherent,
+			g.Device)
+	}) {
 		r.ok("No GPU is known to have coherent memory")
 		return
 	}
@@ -242,12 +254,14 @@ func memory(f *Facts, r *judgment) {
 	}
 	switch {
 	case m.Mode == "driver":
-		r.add(Info, "GPU memory is coherent and managed by the driver (CDMM): the kernel keeps no pages there", evidence)
+		r.add(Info, "coherent-memory", "GPU memory is coherent and managed by the driver (CDMM): the kernel keeps "+
+			"no pages there", evidence)
 	case len(nodes) > 0:
-		r.add(Info, "GPU memory is coherent and is NUMA memory of the kernel: pages of any process may lie there, and only a "+
+		r.add(Info, "coherent-memory", "GPU memory is coherent and is NUMA memory of the kernel: pages of any "+
+			"process may lie there, and only a "+
 			"restart of the node is certain to unload the driver", evidence)
 	default:
-		r.add(Info, "GPU memory is coherent, and no NUMA node shows it", evidence)
+		r.add(Info, "coherent-memory", "GPU memory is coherent, and no NUMA node shows it", evidence)
 	}
 }
 
@@ -267,7 +281,8 @@ func space(f *Facts, r *judgment) {
 	for _, s := range f.Space.Value {
 		text := fmt.Sprintf("%s: %d MiB free", s.Path, s.Free>>20)
 		if least := requiredSpace[s.Path]; s.Free < least {
-			r.add(Warning, fmt.Sprintf("%s has %d MiB free, and a driver needs about %d MiB", s.Path, s.Free>>20, least>>20),
+			r.add(Warning, "no-space", fmt.Sprintf("%s has %d MiB free, and a driver needs about %d MiB", s.Path,
+				s.Free>>20, least>>20),
 				[]string{text}, "df -h "+s.Path)
 		}
 		seen = append(seen, text)
@@ -305,9 +320,10 @@ func owners(f *Facts, r *judgment) {
 		}
 		r.ok("No driver is installed")
 	case 1:
-		r.add(Info, "The driver was installed by "+names[0], evidence, remedy...)
+		r.add(Info, "owner", "The driver was installed by "+names[0], evidence, remedy...)
 	default:
-		r.add(Warning, "The driver has several owners, which overwrite each other's files: "+strings.Join(names, "; "),
+		r.add(Warning, "several-owners", "The driver has several owners, which overwrite each other's files: "+
+			""+strings.Join(names, "; "),
 			evidence, remedy...)
 	}
 }

@@ -78,7 +78,8 @@ func uses(f *Facts, r *judgment) {
 	}
 	for _, c := range f.Claims.Value {
 		if name := c.Namespace + "/" + c.Name; !claimed[name] {
-			add(KindClaim, name, "delete the ResourceClaim, or wait until the kubelet unprepares it: no pod on the node uses it")
+			add(KindClaim, name, "delete the ResourceClaim, or wait until the kubelet unprepares it: no pod on "+
+				"the node uses it")
 		}
 	}
 	if r.require(f.Processes.Missing) {
@@ -125,7 +126,7 @@ func uses(f *Facts, r *judgment) {
 	references(f, r)
 	switch {
 	case len(r.holders) > 0:
-		r.add(Warning, "The driver is in use by "+users(r.holders), nil)
+		r.add(Warning, "in-use", "The driver is in use by "+users(r.holders), nil)
 	case !r.hasProblem():
 		r.ok("Nothing uses the driver")
 	}
@@ -144,7 +145,8 @@ func (p Process) holder() (kind, name, release string) {
 	case p.Known:
 		kind, name, release = KindService, p.Name, "stop the service of the process "+p.Name
 	default:
-		kind, name, release = KindProcess, fmt.Sprintf("%s (%d)", p.Name, p.PID), fmt.Sprintf("end the process: kill %d", p.PID)
+		kind, name, release = KindProcess, fmt.Sprintf("%s (%d)", p.Name, p.PID), fmt.Sprintf("end the process: "+
+			"kill %d", p.PID)
 		if p.Container != "" {
 			release = "stop the container " + p.Container[:min(12, len(p.Container))] + ", which belongs to no pod"
 		}
@@ -213,7 +215,7 @@ func references(f *Facts, r *judgment) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(direct)) {
 		if !explained(name) {
-			r.add(Warning, fmt.Sprintf("The module %s has %s of something that was not found", name,
+			r.add(Warning, "unknown-holder", fmt.Sprintf("The module %s has %s of something that was not found", name,
 				count(direct[name], "reference")), []string{"/proc/modules: " + name},
 				"fuser -v /dev/nvidia* /dev/dri/*   # as root on the node")
 		}

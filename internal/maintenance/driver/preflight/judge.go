@@ -32,7 +32,10 @@ func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil
 
 // A Finding is a result of a check. A check may have several.
 type Finding struct {
-	Check    string   `json:"check"`
+	Check string `json:"check"`
+	// Code is the kind of a problem, for programs: it stays the same when Message is reworded. It is
+	// empty if Severity is OK or NotChecked.
+	Code     string   `json:"code,omitempty"`
 	Severity Severity `json:"severity"`
 	// Message is a sentence without a full stop.
 	Message string `json:"message"`
@@ -154,14 +157,17 @@ func (r *judgment) worstFirst() (all []Finding) {
 	return all
 }
 
-func (r *judgment) add(s Severity, message string, evidence []string, remedy ...string) {
-	r.findings = append(r.findings, Finding{Check: r.check, Severity: s, Message: message, Evidence: evidence,
-		Remedy: remedy})
+func (r *judgment) add(s Severity, code, message string, evidence []string, remedy ...string) {
+	r.findings = append(r.findings, Finding{Check: r.check, Code: code, Severity: s, Message: message,
+		Evidence: evidence,
+		Remedy:   remedy})
 }
 
-func (r *judgment) ok(message string, evidence ...string) { r.add(OK, message, evidence) }
+func (r *judgment) ok(message string, evidence ...string) { r.add(OK, "", message, evidence) }
 
-func (r *judgment) skip(message string, remedy ...string) { r.add(NotChecked, message, nil, remedy...) }
+func (r *judgment) skip(message string, remedy ...string) {
+	r.add(NotChecked, "", message, nil, remedy...)
+}
 
 // hasProblem reports whether the check has a finding worse than info.
 func (r *judgment) hasProblem() bool {
@@ -194,7 +200,8 @@ func (r *Report) summarize(f *Facts) {
 		default:
 		}
 	}
-	unnamed := slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Check == checkHolders && f.Severity == Warning })
+	unnamed := slices.ContainsFunc(r.Findings,
+		func(f Finding) bool { return f.Check == checkHolders && f.Severity == Warning })
 	users := users(r.Holders)
 	switch {
 	case len(errors) > 0:

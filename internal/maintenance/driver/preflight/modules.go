@@ -14,7 +14,8 @@ func kernels(f *Facts, r *judgment) {
 	}
 	next := f.NextBoot.Value
 	if next.Release != f.Kernel.Value {
-		r.add(Info, fmt.Sprintf("The next boot starts kernel %s; %s is running", next.Release, f.Kernel.Value),
+		r.add(Info, "other-kernel", fmt.Sprintf("The next boot starts kernel %s; %s is running", next.Release,
+			f.Kernel.Value),
 			[]string{next.Source})
 		return
 	}
@@ -28,7 +29,8 @@ func modules(f *Facts, r *judgment) {
 		return
 	}
 	if f.Target != nil && f.Target.Problem != "" {
-		r.add(Error, "The folder "+f.Target.Name+" cannot be used: "+f.Target.Problem, nil)
+		r.add(Error, "folder-unusable", "The folder "+f.Target.Name+" cannot be used: "+f.Target.Problem, nil,
+			"ls -lR "+shellWord(f.Target.Name))
 		return
 	}
 	for _, boot := range f.releases() {
@@ -67,14 +69,17 @@ func presentModules(f *Facts, r *judgment, boot boot) {
 	case len(cores) == 0 && set.Partial:
 		r.skip("The modules of " + boot.String() + " are too many to be read")
 	case len(cores) == 0 && (f.owned(Image) || f.owned(GKE)) && boot.release != f.Kernel.Value:
-		r.skip("The modules of "+boot.String()+" are not there yet: they come with "+imageOf(f), "# restart the node to see")
+		r.skip("The modules of "+boot.String()+" are not there yet: they come with "+imageOf(f),
+			"# restart the node to see")
 	case len(cores) == 0:
 		noModules(f, r, boot, set)
 	default:
 		loaded, onDisk := f.Driver.Value.Version, versionsOf(cores)
 		if loaded != "" && len(onDisk) > 0 && !slices.Contains(onDisk, loaded) {
-			r.add(Warning, fmt.Sprintf("Driver %s is loaded, and %s has %s: the driver changes when it is loaded again",
-				loaded, boot, strings.Join(onDisk, " and ")), []string{cores[0].Path})
+			r.add(Warning, "driver-changes", fmt.Sprintf("Driver %s is loaded, and %s has %s: the driver changes "+
+				"when it is loaded again",
+				loaded, boot, strings.Join(onDisk, " and ")), []string{cores[0].Path},
+				"systemctl reboot   # to use the installed driver")
 		}
 	}
 }
@@ -91,14 +96,14 @@ func noModules(f *Facts, r *judgment, boot boot, set ModuleSet) {
 	}
 	switch {
 	case len(set.Sources) > 0 && set.Headers:
-		r.add(Error, message+". DKMS has the sources, and has not built the modules", evidence,
+		r.add(Error, "no-modules", message+". DKMS has the sources, and has not built the modules", evidence,
 			"dkms autoinstall -k "+shellWord(boot.release))
 	case len(set.Sources) > 0:
-		r.add(Error, message+". DKMS has the sources, and cannot build: the kernel's headers are missing",
+		r.add(Error, "no-modules", message+". DKMS has the sources, and cannot build: the kernel's headers are missing",
 			append(evidence, "/lib/modules/"+boot.release+"/build does not exist"),
 			"# install the headers of kernel "+boot.release, "dkms autoinstall -k "+shellWord(boot.release))
 	default:
-		r.add(Error, message, evidence, "# install the driver's modules for kernel "+boot.release+
+		r.add(Error, "no-modules", message, evidence, "# install the driver's modules for kernel "+boot.release+
 			", or choose a kernel with modules for the next boot")
 	}
 }
@@ -116,12 +121,15 @@ func targetModules(f *Facts, r *judgment, boot boot) {
 		r.skip("Whether "+boot.String()+" has modules of driver "+f.Target.Version+" is not known: "+
 			unread[0].Path+" "+unread[0].Unread, "modinfo -F version "+shellWord(unread[0].Path))
 	case f.owned(Image) || f.owned(GKE):
-		r.skip("The modules of driver " + f.Target.Version + " come with " + imageOf(f) + ", not with an installation on the node")
+		r.skip("The modules of driver " + f.Target.Version + " come with " + imageOf(f) + ", not with an " +
+			"installation on the node")
 	case set.Headers:
-		r.add(Info, fmt.Sprintf("%s has no modules of driver %s yet; they can be built: the kernel's headers are there",
+		r.add(Info, "modules-to-build", fmt.Sprintf("%s has no modules of driver %s yet; they can be built: the "+
+			"kernel's headers are there",
 			upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build"})
 	default:
-		r.add(Warning, fmt.Sprintf("%s has no modules of driver %s, and they cannot be built: the kernel's headers are missing",
+		r.add(Warning, "no-headers", fmt.Sprintf("%s has no modules of driver %s, and they cannot be built: the "+
+			"kernel's headers are missing",
 			upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build does not exist"},
 			"# install the headers of kernel "+boot.release+", or an installer with prebuilt modules for that kernel")
 	}
@@ -147,11 +155,14 @@ func folderModules(f *Facts, r *judgment, boot boot) {
 	if releases = slices.Compact(releases); len(releases) > 0 {
 		has = "it has those of " + strings.Join(releases, ", ")
 	}
-	r.add(Error, fmt.Sprintf("%s has no nvidia module for %s", f.Target.Name, boot), []string{f.Target.Name + ": " + has})
+	r.add(Error, "no-modules", fmt.Sprintf("%s has no nvidia module for %s", f.Target.Name, boot),
+		[]string{f.Target.Name + ": " + has},
+		"# add the driver's modules, built for kernel "+boot.release+", to the folder")
 }
 
 // fileProblems judges the files that a boot would load.
 func fileProblems(f *Facts, r *judgment, boot boot, files []ModuleFile) {
+	again := "# install or build the driver's modules for kernel " + boot.release + " again"
 	var unread []string
 	reason := ""
 	for _, m := range files {
@@ -161,15 +172,18 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []ModuleFile) {
 			unread = append(unread, m.Path)
 			reason = m.Unread
 		case release == "":
-			r.add(Error, "The module file "+m.Path+" does not tell its kernel: it is damaged, or no kernel module",
-				[]string{m.Path})
+			r.add(Error, "damaged-module", "The module file "+m.Path+" does not tell its kernel: it is damaged, "+
+				"or no kernel module",
+				[]string{m.Path}, again)
 		case release == boot.release, strings.Contains(m.Path, "/weak-updates/"):
 		case strings.Contains(m.Vermagic, "modversions"):
-			r.add(Warning, fmt.Sprintf("%s was built for kernel %s, not for %s: the kernel loads it only if its symbols are the same",
-				m.Path, release, boot), []string{"vermagic: " + m.Vermagic})
+			r.add(Warning, "other-vermagic", fmt.Sprintf("%s was built for kernel %s, not for %s: the kernel "+
+				"loads it only if its symbols are the same",
+				m.Path, release, boot), []string{"vermagic: " + m.Vermagic}, again)
 		default:
-			r.add(Error, fmt.Sprintf("%s was built for kernel %s, and %s refuses it", m.Path, release, boot),
-				[]string{"vermagic: " + m.Vermagic})
+			r.add(Error, "wrong-vermagic", fmt.Sprintf("%s was built for kernel %s, and %s refuses it", m.Path,
+				release, boot),
+				[]string{"vermagic: " + m.Vermagic}, again)
 		}
 	}
 	if len(unread) > 0 {
@@ -181,15 +195,17 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []ModuleFile) {
 		return
 	}
 	if versions := versionsOf(files); len(versions) > 1 {
-		r.add(Error, fmt.Sprintf("The modules of %s have different versions: %s", boot, strings.Join(versions, ", ")),
-			pathsOf(files))
+		r.add(Error, "mixed-versions", fmt.Sprintf("The modules of %s have different versions: %s", boot,
+			strings.Join(versions, ", ")),
+			pathsOf(files), again)
 	}
 	if !slices.ContainsFunc(files, func(m ModuleFile) bool { return m.Part == "uvm" }) {
-		r.add(Error, "There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized", pathsOf(cores))
+		r.add(Error, "no-uvm", "There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized",
+			pathsOf(cores), again)
 	}
 	if f.Target == nil && !cores[0].Listed && strings.Contains(cores[0].Path, "/lib/modules/") &&
 		!strings.HasPrefix(cores[0].Path, "/run/") {
-		r.add(Warning, "modprobe does not find "+cores[0].Path+": modules.dep does not list it",
+		r.add(Warning, "not-in-modules-dep", "modprobe does not find "+cores[0].Path+": modules.dep does not list it",
 			[]string{"/lib/modules/" + boot.release + "/modules.dep"}, "depmod "+shellWord(boot.release))
 	}
 }
@@ -211,9 +227,11 @@ func signatures(f *Facts, r *judgment) {
 	if !s.required() {
 		if !s.SecureBoot.Known() && s.Lockdown == "" {
 			r.skip(s.SecureBoot.Missing)
+			return
 		}
 		if s.SecureBoot.Value && s.SecureBoot.Known() {
-			r.add(Info, "Secure boot is on, and this kernel does not demand signed modules; another kernel may", evidence)
+			r.add(Info, "signatures-may-matter", "Secure boot is on, and this kernel does not demand signed "+
+				"modules; another kernel may", evidence)
 			return
 		}
 		r.ok("The kernel does not demand signed modules", evidence...)
@@ -247,7 +265,8 @@ func signers(f *Facts, r *judgment, boot boot, files []ModuleFile, evidence []st
 		if len(unsigned) == 1 {
 			are, them = "is", "it"
 		}
-		r.add(Error, fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was rejected by service",
+		r.add(Error, "unsigned-modules", fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was "+
+			"rejected by service",
 			count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
 			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil --import")
 	}
@@ -259,7 +278,8 @@ func signers(f *Facts, r *judgment, boot boot, files []ModuleFile, evidence []st
 	}
 	for _, name := range slices.Sorted(maps.Keys(bySigner)) {
 		m := bySigner[name]
-		remedy := []string{"mokutil --list-enrolled", "# enroll the key: mokutil --import KEY.der, and restart the node"}
+		remedy := []string{"mokutil --list-enrolled", "# enroll the key: mokutil --import KEY.der, and restart " +
+			"the node"}
 		if f.System.Value.Image {
 			remedy = []string{"# the modules must come from the same build of the image as the kernel"}
 		}
@@ -267,10 +287,12 @@ func signers(f *Facts, r *judgment, boot boot, files []ModuleFile, evidence []st
 		case boot.release == f.Kernel.Value && m.Version != "" && m.Version == f.Driver.Value.Version:
 			// the kernel has loaded this version
 		case len(s.Keys) == 0:
-			r.skip(fmt.Sprintf("Whether the kernel knows the signer %q of %s is not known: the keys of the kernel are not visible",
+			r.skip(fmt.Sprintf("Whether the kernel knows the signer %q of %s is not known: the keys of the kernel "+
+				"are not visible",
 				name, m.Path))
 		case !slices.Contains(s.Keys, name):
-			r.add(Warning, fmt.Sprintf("The modules of %s are signed by %q, and the kernel lists no key of that name: it probably refuses them",
+			r.add(Warning, "unknown-signer", fmt.Sprintf("The modules of %s are signed by %q, and the kernel "+
+				"lists no key of that name: it probably refuses them",
 				boot, name), slices.Concat([]string{m.Path}, evidence,
 				[]string{"/proc/keys: " + strings.Join(s.Keys[:min(len(s.Keys), 8)], ", ")}), remedy...)
 		}
