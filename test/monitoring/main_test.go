@@ -13,7 +13,7 @@ import (
 var (
 	daemon = flag.String("daemon", "", "the daemon's binary")
 	tools  = flag.String("tools", "", "folder with the programs prometheus and promtool")
-	update = flag.Bool("update", false, "write docs/monitoring.svg and deployments/monitoring/prometheusrule.yaml anew")
+	update = flag.Bool("update", false, "write docs/monitoring.svg and deployments/monitoring/prometheusrule.yaml again")
 )
 
 // The chart's folder with the alerts and the dashboard, and their names.
