@@ -145,6 +145,15 @@ var fixtures = []fixture{
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ""))},
 	{name: "Ubuntu, compressed modules", node: ubuntu.with(
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"))},
+	{name: "Ubuntu, compressed modules of DKMS, of another version", node: ubuntu.with(
+		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"),
+		dkmsBuilt("580.105.08", k50, ".zst"))},
+	{name: "Ubuntu, compressed modules of DKMS, as wanted", node: ubuntu.with(
+		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"),
+		dkmsBuilt(v570, k50, ".zst")), to: "570"},
+	{name: "Ubuntu, compressed modules that DKMS has in two versions", node: ubuntu.with(
+		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"),
+		dkmsBuilt(v580, k50, ".zst"), dkmsBuilt(v570, k50, ".zst"))},
 	{name: "Ubuntu, an older kernel by GRUB_DEFAULT", node: ubuntu.with(grubMenu("boot/grub",
 		"gnulinux-advanced-1>gnulinux-"+k50+"-advanced-1", k51, k50))},
 	{name: "Ubuntu, the second kernel by its number", node: ubuntu.with(grubMenu("boot/grub", "1>1", k51, k50))},
@@ -276,6 +285,15 @@ var fixtures = []fixture{
 		"sys/class/drm/card0/device/vendor": "0x1a03\n", "sys/class/drm/card0-VGA-1/enabled": "enabled\n",
 		"sys/class/graphics/fb0/name": "nvidia-drmdrmfb\n", "sys/class/vtconsole/vtcon0/name": "(S) dummy device\n",
 		"sys/class/vtconsole/vtcon1/name": "(M) frame buffer device\n", "sys/class/vtconsole/vtcon1/bind": "1\n"})},
+}
+
+// dkmsBuilt is what DKMS keeps of the modules that it built.
+func dkmsBuilt(version, release, suffix string) files {
+	all := files{}
+	for _, name := range []string{"nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm"} {
+		all["var/lib/dkms/nvidia/"+version+"/"+release+"/x86_64/module/"+name+".ko"+suffix] = ""
+	}
+	return all
 }
 
 // removed removes the files of a node below a folder.

@@ -23,8 +23,8 @@ var moduleName = regexp.MustCompile(
 	`^nvidia(?:[-_](?:current|tesla|open|legacy-[0-9]+xx|[0-9]{3})){0,3}(?:[-_](uvm|modeset|drm|peermem))?\.ko(?:\.(xz|zst|gz))?$`)
 
 // readModule reads a file with a kernel module, with a path below the root.
-func readModule(r root, file string) preflight.ModuleFile {
-	m := preflight.ModuleFile{Path: "/" + file, Part: preflight.Core}
+func readModule(r root, file string) *preflight.ModuleFile {
+	m := &preflight.ModuleFile{Path: "/" + file, Part: preflight.Core}
 	found := moduleName.FindStringSubmatch(path.Base(file))
 	if found == nil {
 		m.Unread = "is no module of the driver"

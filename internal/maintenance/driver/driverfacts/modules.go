@@ -64,6 +64,9 @@ func moduleSet(host root, release string) preflight.ModuleSet {
 		if host.Exists(file) {
 			m := readModule(host, file)
 			m.Listed = found[file]
+			if m.Unread != "" {
+				m.Version = dkmsVersion(host, release, path.Base(file))
+			}
 			set.Files = append(set.Files, m)
 		}
 	}
@@ -137,6 +140,28 @@ func dkmsSources(host root) (versions []string) {
 	}
 	slices.Sort(versions)
 	return slices.Compact(versions)
+}
+
+// dkmsVersion returns the driver version of a module that DKMS built for a release, by the folder in
+// which DKMS keeps it; empty if DKMS has none, or has it in several versions.
+func dkmsVersion(host root, release, name string) (version string) {
+	for _, driver := range []string{"nvidia", "nvidia-open", "nvidia-current", "nvidia-current-open"} {
+		versions, _ := host.List("var/lib/dkms/" + driver)
+		for _, one := range versions {
+			folder := "var/lib/dkms/" + driver + "/" + one + "/" + release
+			architectures, _ := host.List(folder)
+			if !isVersion(one) || !slices.ContainsFunc(architectures, func(architecture string) bool {
+				return host.Exists(folder + "/" + architecture + "/module/" + name)
+			}) {
+				continue
+			}
+			if version != "" && version != one {
+				return ""
+			}
+			version = one
+		}
+	}
+	return version
 }
 
 // Target returns a folder as a target: its kernel modules, and its version by the modules or by the

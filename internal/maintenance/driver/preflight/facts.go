@@ -51,7 +51,7 @@ type Target struct {
 	Version string
 	// Folder is true if the target is a folder. Files are the kernel modules in the folder.
 	Folder bool
-	Files  []ModuleFile
+	Files  []*ModuleFile
 	// Problem is why the folder cannot be used; empty if it can.
 	Problem string
 }
@@ -78,9 +78,9 @@ type NextBoot struct {
 // A ModuleSet is the NVIDIA kernel modules of a kernel release.
 type ModuleSet struct {
 	Release string
-	Exists  bool         // the release has a folder of modules
-	Files   []ModuleFile // in the order of their paths
-	Headers bool         // modules can be built: the kernel's headers are there
+	Exists  bool          // the release has a folder of modules
+	Files   []*ModuleFile // in the order of their paths
+	Headers bool          // modules can be built: the kernel's headers are there
 	// Sources are the driver versions whose sources DKMS has.
 	Sources []string
 	// Partial is true if the limit of files was reached.
@@ -107,13 +107,13 @@ type ModuleFile struct {
 const Core = "core"
 
 // release returns the kernel release for which the module was built; empty if unknown.
-func (m ModuleFile) release() string {
+func (m *ModuleFile) release() string {
 	release, _, _ := strings.Cut(m.Vermagic, " ")
 	return release
 }
 
 // open reports whether this is one of the open kernel modules.
-func (m ModuleFile) open() bool { return strings.Contains(m.License, "GPL") }
+func (m *ModuleFile) open() bool { return strings.Contains(m.License, "GPL") }
 
 // A LoadedModule is a row of /proc/modules.
 type LoadedModule struct {
@@ -255,19 +255,20 @@ func (f *Facts) set(release string) (ModuleSet, bool) {
 }
 
 // files returns the modules that modprobe would load with a release, or those of the target folder.
-func (f *Facts) files(release string) []ModuleFile {
+func (f *Facts) files(release string) []*ModuleFile {
 	if f.Target != nil && f.Target.Folder {
-		return filter(f.Target.Files, func(m ModuleFile) bool { return m.release() == release })
+		return filter(f.Target.Files, func(m *ModuleFile) bool { return m.release() == release })
 	}
 	set, _ := f.set(release)
-	if listed := filter(set.Files, func(m ModuleFile) bool { return m.Listed }); slices.ContainsFunc(listed, isCore) {
+	if listed := filter(set.Files, func(m *ModuleFile) bool { return m.Listed }); slices.ContainsFunc(listed, isCore) {
 		return listed
 	}
 	return set.Files
 }
 
-func isCore(m ModuleFile) bool { return m.Part == Core }
+func isCore(m *ModuleFile) bool { return m.Part == Core }
 
+//go:noinline
 func filter[T any](all []T, is func(T) bool) (some []T) {
 	for _, one := range all {
 		if is(one) {

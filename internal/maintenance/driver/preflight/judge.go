@@ -163,8 +163,12 @@ func (r *judgment) add(s Severity, code, message string, evidence []string, reme
 		Remedy:   remedy})
 }
 
+// The functions below are called so often that their copies would make the program larger.
+
+//go:noinline
 func (r *judgment) ok(message string, evidence ...string) { r.add(OK, "", message, evidence) }
 
+//go:noinline
 func (r *judgment) skip(message string, remedy ...string) {
 	r.add(NotChecked, "", message, nil, remedy...)
 }
@@ -176,6 +180,8 @@ func (r *judgment) hasProblem() bool {
 
 // require reports whether a fact is known, by why it is missing. It adds a finding for an unknown
 // fact.
+//
+//go:noinline
 func (r *judgment) require(missing string) bool {
 	if missing != "" {
 		r.skip(missing)

@@ -50,7 +50,7 @@ func modules(f *Facts, r *judgment) {
 		}
 		files := f.files(boot.release)
 		if f.Target != nil && !f.Target.Folder {
-			files = filter(files, func(m ModuleFile) bool { return m.Version != "" && f.Target.matches(m.Version) })
+			files = filter(files, func(m *ModuleFile) bool { return m.Version != "" && f.Target.matches(m.Version) })
 		}
 		fileProblems(f, r, boot, files)
 	}
@@ -112,7 +112,7 @@ func noModules(f *Facts, r *judgment, boot boot, set ModuleSet) {
 func targetModules(f *Facts, r *judgment, boot boot) {
 	set, known := f.set(boot.release)
 	cores := filter(set.Files, isCore)
-	unread := filter(cores, func(m ModuleFile) bool { return m.Unread != "" && m.Version == "" })
+	unread := filter(cores, func(m *ModuleFile) bool { return m.Unread != "" && m.Version == "" })
 	switch {
 	case !known:
 		r.skip("The modules of " + boot.String() + " were not read")
@@ -138,10 +138,10 @@ func targetModules(f *Facts, r *judgment, boot boot) {
 // folderModules judges whether the target folder has modules for a boot.
 func folderModules(f *Facts, r *judgment, boot boot) {
 	all := filter(f.Target.Files, isCore)
-	if slices.ContainsFunc(all, func(m ModuleFile) bool { return m.release() == boot.release }) {
+	if slices.ContainsFunc(all, func(m *ModuleFile) bool { return m.release() == boot.release }) {
 		return
 	}
-	if unread := filter(all, func(m ModuleFile) bool { return m.Unread != "" }); len(unread) > 0 {
+	if unread := filter(all, func(m *ModuleFile) bool { return m.Unread != "" }); len(unread) > 0 {
 		r.skip("Whether "+f.Target.Name+" has modules for "+boot.String()+" is not known: "+unread[0].Path+" "+
 			unread[0].Unread, "modinfo -F vermagic "+shellWord(unread[0].Path))
 		return
@@ -161,7 +161,7 @@ func folderModules(f *Facts, r *judgment, boot boot) {
 }
 
 // fileProblems judges the files that a boot would load.
-func fileProblems(f *Facts, r *judgment, boot boot, files []ModuleFile) {
+func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 	again := "# install or build the driver's modules for kernel " + boot.release + " again"
 	var unread []string
 	reason := ""
@@ -199,7 +199,7 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []ModuleFile) {
 			strings.Join(versions, ", ")),
 			pathsOf(files), again)
 	}
-	if !slices.ContainsFunc(files, func(m ModuleFile) bool { return m.Part == "uvm" }) {
+	if !slices.ContainsFunc(files, func(m *ModuleFile) bool { return m.Part == "uvm" }) {
 		r.add(Error, "no-uvm", "There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized",
 			pathsOf(cores), again)
 	}
@@ -242,7 +242,7 @@ func signatures(f *Facts, r *judgment) {
 		if f.owned(DriverContainer) && f.Target == nil {
 			continue
 		}
-		files := filter(f.files(boot.release), func(m ModuleFile) bool {
+		files := filter(f.files(boot.release), func(m *ModuleFile) bool {
 			return m.Unread == "" && m.Vermagic != "" && (f.Target == nil || f.Target.Folder || f.Target.matches(m.Version))
 		})
 		judged += len(files)
@@ -257,9 +257,9 @@ func signatures(f *Facts, r *judgment) {
 }
 
 // signers judges the signatures of the files that a boot would load.
-func signers(f *Facts, r *judgment, boot boot, files []ModuleFile, evidence []string) {
+func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []string) {
 	s := f.Signatures.Value
-	unsigned := filter(files, func(m ModuleFile) bool { return !m.Signed })
+	unsigned := filter(files, func(m *ModuleFile) bool { return !m.Signed })
 	if len(unsigned) > 0 {
 		are, them := "are", "them"
 		if len(unsigned) == 1 {
@@ -270,7 +270,7 @@ func signers(f *Facts, r *judgment, boot boot, files []ModuleFile, evidence []st
 			count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
 			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil --import")
 	}
-	bySigner := map[string]ModuleFile{}
+	bySigner := map[string]*ModuleFile{}
 	for _, m := range files {
 		if _, known := bySigner[m.Signer]; m.Signed && m.Signer != "" && !known {
 			bySigner[m.Signer] = m
@@ -315,7 +315,7 @@ func imageOf(f *Facts) string {
 }
 
 // versionsOf returns the known driver versions of files, each once, in order.
-func versionsOf(files []ModuleFile) (all []string) {
+func versionsOf(files []*ModuleFile) (all []string) {
 	for _, m := range files {
 		if m.Version != "" {
 			all = append(all, m.Version)
@@ -325,7 +325,7 @@ func versionsOf(files []ModuleFile) (all []string) {
 	return slices.Compact(all)
 }
 
-func pathsOf(files []ModuleFile) (all []string) {
+func pathsOf(files []*ModuleFile) (all []string) {
 	for _, m := range files {
 		text := m.Path
 		if m.Version != "" {
