@@ -10,18 +10,18 @@ import (
 // FailureKind is the kind of a Failure.
 type FailureKind string
 
-// The kinds.
+// The kinds of Failures.
 const (
-	// NoLibrary: not tried. libcuda is missing, cannot be loaded, or lacks a function.
+	// NoLibrary: CUDA was not tried. libcuda is missing, cannot be loaded, or lacks a function.
 	NoLibrary FailureKind = "no library"
-	// NotStarted: not tried. The process could not be started, or an earlier process for the GPU
-	// has not ended.
+	// NotStarted: CUDA was not tried. The process could not start, or an earlier process for the
+	// GPU has not ended.
 	NotStarted FailureKind = "not started"
 	// Refused: a CUDA function returned an error.
 	Refused FailureKind = "refused"
 	// Wrong: the GPU computed a wrong result.
 	Wrong FailureKind = "wrong"
-	// The process did not end in time (Hangs), ended without an answer (Crashed), or used too much
+	// The process did not end in time (Hangs), ended without a result (Crashed), or used too much
 	// memory (TooLarge).
 	Hangs    FailureKind = "hangs"
 	Crashed  FailureKind = "crashed"
@@ -31,17 +31,17 @@ const (
 // A Failure says why CUDA is not proven to work on a device.
 type Failure struct {
 	Kind FailureKind `json:"kind"`
-	// Function is the last CUDA function that was called.
+	// Function is the last called CUDA function.
 	Function string `json:"function,omitempty"`
-	// Code is CUDA's error, and Name its name, such as CUDA_ERROR_ECC_UNCORRECTABLE; 0 and empty
-	// without an error.
+	// Code is CUDA's error number, and Name the name, such as CUDA_ERROR_ECC_UNCORRECTABLE; 0 and
+	// empty without an error.
 	Code int    `json:"code,omitempty"`
 	Name string `json:"name,omitempty"`
 	// Text has details; it may be empty.
 	Text string `json:"text,omitempty"`
 }
 
-// WasTried reports whether CUDA was tried. If not, nothing is known about the device.
+// WasTried reports whether CUDA was tried. Without a try, nothing is known about the device.
 func (f *Failure) WasTried() bool { return f.Kind != NoLibrary && f.Kind != NotStarted }
 
 // IsTransient reports whether the cause may go away by itself: device nodes or a fabric that come up
@@ -57,7 +57,7 @@ func (f *Failure) IsTransient() bool {
 	return false
 }
 
-// The CUDA errors with special treatment.
+// CUDA errors with a remedy other than a reset of the GPU, or with a transient cause.
 const (
 	outOfMemory       = 2
 	deviceUnavailable = 46

@@ -24,14 +24,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
-// Library is the loader's name of the CUDA library, and compilerName that of its PTX compiler.
+// Library is the loader's name of the CUDA library, and compilerName of the PTX compiler.
 const (
 	Library      = "libcuda.so.1"
 	compilerName = "libnvidia-ptxjitcompiler.so.1"
 )
 
-// kernel computes the same as want. It uses only instructions of the oldest GPUs supported by
-// drivers since R418, so that any driver compiles it for any GPU.
+// kernel computes the same as want. It uses only instructions of the oldest GPUs supported since
+// driver R418: any driver compiles the kernel for any GPU.
 //
 //go:embed kernel.ptx
 var kernel string
@@ -55,9 +55,8 @@ func want(i, number uint32) uint32 {
 	return number ^ math.Float32bits(float32(i&0xffff)*0.5+1)
 }
 
-// prove runs the kernel on the device with a UUID in this process. The process can use this one
-// device only, and may hang or crash. prove writes the name of each function to steps before
-// calling it.
+// prove runs the kernel on the device with a UUID in this process. The process can use only this
+// device, and may hang or crash. prove writes the name of each function to steps before the call.
 func prove(driverRoot string, searchPath []string, uuid string, steps *os.File) *Failure {
 	for name, value := range map[string]string{"CUDA_VISIBLE_DEVICES": uuid, "CUDA_CACHE_DISABLE": "1"} {
 		if err := os.Setenv(name, value); err != nil {

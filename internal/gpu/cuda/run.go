@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
-// Command is the command of the process that checks CUDA on a device. Its arguments are the driver
+// Command is the command of the process for a CUDA check of a device. Its arguments are the driver
 // root and the UUID. The process writes function names and the result to file descriptor 3.
 const Command = "prove-cuda"
 
@@ -30,10 +30,10 @@ const (
 	MaxMemory = 300_000_000
 
 	watchPeriod = 50 * time.Millisecond
-	// endPatience is how long to wait for a killed process: a process that hangs in the driver does
-	// not end.
+	// endPatience limits the wait for a killed process: a process that hangs in the driver does not
+	// end.
 	endPatience = time.Second
-	maxSaid     = 300 // bytes of its standard error
+	maxSaid     = 300 // bytes of the process's standard error
 	results     = 3   // file descriptor
 )
 
@@ -45,7 +45,7 @@ func Prove(driverRoot, uuid string, searchPath ...string) error {
 		return errors.New("this command is for the daemon and for validate")
 	}
 	syscall.CloseOnExec(results) // libcuda may start nvidia-modprobe
-	// If memory is short, the kernel kills this process and not the daemon; and no core file of
+	// If memory is short, the kernel kills this process instead of the daemon. No core file of
 	// gigabytes is written.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0o600)
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
@@ -67,16 +67,16 @@ type Proof struct {
 	Failure *Failure `json:"failure,omitempty"`
 	// Took is the duration of the check.
 	Took time.Duration `json:"took"`
-	// Memory is the highest observed memory of the process, in bytes.
+	// Memory is the highest observed memory use of the process, in bytes.
 	Memory int64 `json:"memory"`
 	// Ended is closed at the end of the process. A process that hangs in the driver may outlive
 	// Run.
 	Ended <-chan struct{} `json:"-"`
 }
 
-// Run starts a new process of this program, which checks CUDA on the device with a UUID. A crash or
-// hang of the new process does not affect this process. The new process ends with this one.
-// Libraries are searched first in the directories searchPath below the driver root.
+// Run starts a new process of this program for a CUDA check of the device with a UUID. A crash or
+// hang of the new process does not affect this process. The new process ends together with this
+// process. Libraries are searched first in the directories searchPath below the driver root.
 func Run(ctx context.Context, driverRoot, uuid string, searchPath ...string) Proof {
 	began := time.Now()
 	ended := make(chan struct{})
@@ -101,14 +101,14 @@ type child struct {
 	ended   chan struct{}
 
 	// Valid after ended.
-	stderrHead *statefile.Head // the beginning of its standard error
-	function   string          // the last function that it called
+	stderrHead *statefile.Head // the beginning of the process's standard error
+	function   string          // the last called function
 	answer     *result
 	err        error
 }
 
 // live starts the process and waits for its end. The kernel kills the process at the end of the
-// thread that started it, so this thread must live as long.
+// starting thread. This thread must therefore live as long.
 func (c *child) live(args []string) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -128,11 +128,11 @@ func (c *child) start(args []string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = out.Close() }() // the process has its own copy
-	// /proc/self/exe and not the path: on a hanging disk, Go would block this whole process during
-	// the start.
+	defer func() { _ = out.Close() }() // the process has a copy
+	// /proc/self/exe instead of the path: on a hanging disk, Go would block this whole process
+	// during the start.
 	c.command = exec.Command("/proc/self/exe", append([]string{Command}, args...)...) //nolint:noctx // watch kills it
-	// the program behaves differently under another name
+	// The program behaves differently under another name.
 	c.command.Args[0] = "gpu-device-plugin"
 	c.command.ExtraFiles = []*os.File{out}
 	c.stderrHead = statefile.NewHead(maxSaid)
@@ -167,8 +167,8 @@ func (c *child) listen(in *os.File) {
 	_, _ = io.Copy(io.Discard, in)
 }
 
-// watch waits for the end of the process, and kills it at the end of ctx or if it uses too much
-// memory. It returns the answer and the memory of the process.
+// watch waits for the end of the process, and kills the process at the end of ctx or after too much
+// memory use. It returns the failure and the memory of the process.
 func (c *child) watch(ctx context.Context) (*Failure, int64) {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
@@ -191,8 +191,8 @@ func (c *child) watch(ctx context.Context) (*Failure, int64) {
 	}
 }
 
-// end kills the process and waits briefly for its end. If it has ended, end returns the last
-// function that it called.
+// end kills the process and waits briefly for its end. It returns the last called function if the
+// process has ended.
 func (c *child) end() string {
 	_ = c.command.Process.Kill()
 	select {
@@ -203,7 +203,7 @@ func (c *child) end() string {
 	}
 }
 
-// outcome returns why CUDA is not proven by a process that has ended; nil on success.
+// outcome returns why CUDA is not proven after the end of the process; nil on success.
 func (c *child) outcome() *Failure {
 	if c.answer != nil {
 		return c.answer.Failure

@@ -8,14 +8,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Class is what the XID number alone says about the GPU.
+// Class is the meaning of an XID number alone for the GPU.
 type Class int
 
 // The classes of XIDs.
 const (
-	// Decode: the number does not decide. The driver's recovery action does.
+	// Decode: the driver's recovery action decides, not the number.
 	Decode Class = iota
-	// Application: the process must be restarted; the GPU is good.
+	// Application: the GPU is good. The process must be restarted.
 	Application
 	// Informational: the GPU may get work as before.
 	Informational
@@ -41,12 +41,12 @@ type XID struct {
 	Class Class
 	// Bucket is the first action recommended by NVIDIA's catalog; empty without a recommendation.
 	Bucket string
-	// CoveredFrom is the first driver branch whose recovery action covers this XID: then the action
-	// NONE means that the XID needs no action. It is 0 if no recovery action covers the XID.
+	// CoveredFrom is the first driver branch whose recovery action covers this XID: the action NONE
+	// then means that the XID needs no action. It is 0 for an XID covered by no recovery action.
 	CoveredFrom int
 }
 
-// XIDs with rules of their own.
+// XIDs with special rules.
 const (
 	remappingFailed = 64 // a row could not be remapped; also in the readings since Ampere
 	fellOffTheBus   = 79 // the GPU is unreachable
@@ -73,7 +73,7 @@ func (x XID) String() string {
 	return fmt.Sprintf("XID %d (%s)", x.Code, x.Name)
 }
 
-// wholeGPU reports whether the remedy concerns the whole GPU, even for an XID of one MIG device.
+// wholeGPU reports whether the remedy concerns the whole GPU, even after an XID of one MIG device.
 func (x XID) wholeGPU() bool { return x.Class == Transient || x.Class == Hardware }
 
 // remedy returns the remedy after the XID, unless a recovery action overrides it.
@@ -88,10 +88,10 @@ func (x XID) remedy() inventory.Remedy {
 }
 
 // catalog follows NVIDIA's "Analyzing Xid Errors with the Xid Catalog" of October 2025 for Ampere
-// and newer, with our own names and classes. Codes that NVIDIA lists as unused have the bucket
-// CONTACT_SUPPORT. Codes 173 to 176 are known from the open kernel driver only. Code 185 is known
-// from the release notes of NVIDIA's "GPU Operational Events" R620, which name it SPARING_EVENT
-// without a remedy. Recovery actions have covered 158 and 159 since these codes exist.
+// and newer, with our own names and classes. Codes listed by NVIDIA as unused have the bucket
+// CONTACT_SUPPORT. The source of codes 173 to 176 is the open kernel driver. The source of code 185
+// are the release notes of NVIDIA's "GPU Operational Events" R620, with the name SPARING_EVENT and
+// no remedy. Recovery actions have covered 158 and 159 since these codes exist.
 var catalog = [...]XID{
 	{1, "command FIFO: illegal method", Decode, "CONTACT_SUPPORT", 0},
 	{2, "command FIFO: method left to software", Decode, "CONTACT_SUPPORT", 0},

@@ -11,7 +11,7 @@ import (
 // maxCounts limits the event counts of a device, keeping the latest kinds and XIDs.
 const maxCounts = 32
 
-// A Device is the state of one physical GPU or one MIG device. It is a value: folding returns a new
+// A Device is the state of a physical GPU or a MIG device. It is a value: folding returns a new
 // Device and does not modify the slices of the old one.
 type Device struct {
 	// Health is the verdict, from the worst of Faults; Unknown until the first reading.
@@ -59,8 +59,8 @@ func (d Device) withCount(e inventory.Event, now time.Time) Device {
 	return d
 }
 
-// withFault returns d with the fault open. An open fault of the same source and XID keeps its start
-// time and does not become less severe, but loses its passes.
+// withFault returns d with the fault open. An open fault of the same source and XID keeps the start
+// time and does not become less severe, but loses all passes.
 func (d Device) withFault(f Fault, now time.Time) Device {
 	f.Since, f.LastSeen = now, now
 	i := slices.IndexFunc(d.Faults, func(o Fault) bool { return o.Source == f.Source && o.XID == f.XID })
@@ -91,8 +91,8 @@ func (d Device) withoutFaults(now time.Time, isOver func(Fault) bool) Device {
 	return d.withVerdict(now)
 }
 
-// worst returns the fault that decides the verdict: the one with the worst state, and among equals
-// the one with the most expensive remedy, which may also end the others. Without faults, the result
+// worst returns the fault that decides the verdict: the fault with the worst state, and among
+// equals with the most expensive remedy, which may also end the others. Without faults, the result
 // is Healthy.
 func (d Device) worst() Fault {
 	worst := Fault{State: inventory.Healthy}
@@ -120,8 +120,7 @@ func (d Device) withVerdict(now time.Time) Device {
 	worst := d.worst()
 	verdict := worst.health()
 	if worst.Source == SourceAction {
-		// The recovery action tells what to do, and the XID what happened. The two arrive in any
-		// order.
+		// The recovery action has the remedy, and the XID the cause. They arrive in any order.
 		if xid := d.firstXID(); xid != 0 {
 			verdict.XID, verdict.Reason = xid, fmt.Sprintf("%v: %s", Lookup(xid), verdict.Reason)
 		}

@@ -8,14 +8,14 @@ import (
 )
 
 // duplicateWindow is the longest time between an event and a kernel log line of the same XID for
-// both to count once.
+// both to count as one.
 const duplicateWindow = 10 * time.Second
 
 // lineWindow is the longest time between the first and another kernel log line of the same fault.
 // The driver logs an exception in several lines, a few milliseconds apart, and sends one event.
 const lineWindow = time.Second
 
-// recentXIDs finds duplicate XIDs: those reported both by events and in the kernel log.
+// recentXIDs finds duplicates: XIDs reported by both events and the kernel log.
 type recentXIDs []recentXID
 
 // A recentXID counts a recent XID: events is the number of events minus the number of faults in the

@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Source is the origin of a fault. A device has at most one open fault of each source, and one for
+// Source is the origin of a fault. A device has at most one open fault of each source, and one of
 // each XID.
 type Source string
 
@@ -19,7 +19,7 @@ const (
 	SourceRetirement  Source = "retirement"      // an event: memory could not be retired
 	SourceUnavailable Source = "unavailable"     // an event: the GPU stopped answering
 	SourceAction      Source = "recovery-action" // a reading: the driver's recovery action
-	// A reading or a scan: the GPU is not there, or answers that it is lost.
+	// A reading or a scan: the GPU is gone, or answers that it is lost.
 	SourceLost    Source = "lost"
 	SourceReset   Source = "reset-required" // a reading: calls answer that the GPU needs a reset
 	SourceMemory  Source = "memory"         // a reading: memory that cannot be repaired
@@ -34,13 +34,13 @@ const (
 	SourceCUDA     Source = "cuda"     // a CUDA check failed; package cudacheck saves the result on disk
 )
 
-// event reports whether faults of the source are opened by events, and so cannot be found again by
-// readings.
+// event reports whether events open the faults of the source. Readings cannot find such faults
+// again.
 func (s Source) event() bool {
 	return s == SourceXID || s == SourcePoison || s == SourceRetirement || s == SourceUnavailable
 }
 
-// signal reports whether faults of the source are found by signals that some GPUs lack.
+// signal reports whether signals find the faults of the source. Some GPUs lack these signals.
 func (s Source) signal() bool { return s == SourceMemory || s == SourceFabric || s == SourceECC }
 
 // A Fault is one problem of a device.
@@ -48,12 +48,12 @@ type Fault struct {
 	Source Source
 	// XID is the number of a SourceXID fault.
 	XID uint64
-	// State is the state that the fault alone gives the device.
+	// State is the state of the device because of this fault alone.
 	State inventory.State
 	// Reason says what happened and what to do: a sentence without a full stop.
 	Reason string
 	Remedy inventory.Remedy
-	// Since is when the fault was found, and Seen when it was last found again.
+	// Since is the time of the first evidence of the fault, and LastSeen of the latest.
 	Since    time.Time
 	LastSeen time.Time
 
@@ -69,8 +69,7 @@ type Fault struct {
 // detail of 48.
 func (f Fault) uncorrected() bool { return f.XID == 48 || f.XID == 172 }
 
-// durable reports whether the fault must survive a restart of the process, so that a bad GPU stays
-// bad.
+// durable reports whether the fault must survive a restart of the process: a bad GPU stays bad.
 func (f Fault) durable() bool {
 	return f.Source != SourceCUDA && (f.State == inventory.Unhealthy || f.State == inventory.Lost)
 }
@@ -79,10 +78,10 @@ func (f Fault) durable() bool {
 // space in the ledger. More XIDs from the driver do not make the device worse.
 const maxXIDs = 32
 
-// standIn returns the fault opened by an XID: f itself, or, if the device already has faults of
-// maxXIDs other XIDs, the newest of these that is as bad and as hard to close. It returns f if
-// there is none.
-func (p Policy) standIn(g GPU, d Device, f Fault, facts Facts) Fault {
+// substituteFor returns the fault to open after an XID: f itself, or, if the device already has
+// faults of maxXIDs other XIDs, the newest of these that is as bad and as hard to close. It returns
+// f without such a fault.
+func (p Policy) substituteFor(g GPU, d Device, f Fault, facts Facts) Fault {
 	if f.Source != SourceXID {
 		return f
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// findings returns the faults found in a reading of g. Signals that are only reported, such as
-// pending row remapping, are no faults. The recovery action counts even if other calls fail.
+// findings returns the faults found in a reading of g. Signals for display only, such as pending
+// row remapping, are no faults. The recovery action counts even if other calls fail.
 func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	var found []Fault
 	if a := r.RecoveryAction.Value; p.gates(a) {
@@ -33,7 +33,7 @@ func (p Policy) findings(g GPU, r inventory.Reading, now time.Time) []Fault {
 	}
 	f, what := Fault{Source: SourceContact, Remedy: inventory.RemedyReset},
 		fmt.Sprintf("calls to the GPU fail (%s)", r.Reason)
-	if g.Health.State == inventory.Unknown { // a Suspect GPU would get new work without having answered since
+	if g.Health.State == inventory.Unknown { // a Suspect GPU would get new work without an answer since
 		f.State, f.Reason = inventory.Unhealthy, because(f.Remedy, "%s", what)
 		return append(found, f)
 	}
@@ -66,8 +66,8 @@ func (p Policy) signals(g GPU, r inventory.Reading, now time.Time) []Fault {
 		})
 	}
 	before, ecc := g.Reading.UncorrectedECC, r.UncorrectedECC
-	// Without a recovery action, a Suspect GPU could never become Healthy again. Then the XIDs sent
-	// with such errors count instead.
+	// Without a recovery action, a Suspect GPU could never become Healthy again. The XIDs sent with
+	// such errors then count instead.
 	if !g.preAmpere && r.RecoveryAction.Known && before.Known && ecc.Value > before.Value {
 		f := Fault{Source: SourceECC, Remedy: inventory.RemedyReset}
 		found = append(found, p.suspect(f, fmt.Sprintf("%d new uncorrected memory errors", ecc.Value-before.Value),
@@ -107,7 +107,7 @@ func memoryFault(what string) Fault {
 	}
 }
 
-// toleratedFaults are faults that do not keep a GPU from work if the driver has no summary: a GPU
+// toleratedFaults are the faults of a GPU that may still work if the driver has no summary: a GPU
 // may compute without a partition, or for a while without a manager.
 const toleratedFaults = inventory.FabricUnassigned | inventory.FabricManagerDisconnected
 
@@ -135,23 +135,23 @@ var fabricAdvice = map[inventory.FabricFault]string{
 // by starting Fabric Manager.
 func fabricReason(faults inventory.FabricFault) string {
 	var sentences []string
-	advised := true
+	hasAdvice := true
 	for f := inventory.FabricFault(1); f != 0; f <<= 1 {
 		if faults&f != 0 {
 			advice, ok := fabricAdvice[f]
 			sentences = append(sentences, cmp.Or(advice, strings.Join(f.Names(), "")))
-			advised = advised && ok
+			hasAdvice = hasAdvice && ok
 		}
 	}
 	reason := "the connection to the NVSwitch fabric has faults: " + strings.Join(sentences, "; ")
-	if advised {
+	if hasAdvice {
 		return reason
 	}
 	return because(inventory.RemedyFabric, "%s", reason)
 }
 
 // fabricFault returns why a GPU cannot use the NVSwitch fabric, with the remedy; empty if the GPU
-// can, or has no fabric.
+// can use the fabric or has none.
 func fabricFault(s inventory.Signal[inventory.Fabric]) string {
 	f := s.Value
 	switch {

@@ -9,28 +9,28 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// FoldEvent folds a driver event into the state of the GPU. It returns false, and g unchanged, if
-// the event names a MIG device that g does not have.
+// FoldEvent folds a driver event into the state of the GPU. For an event of an unknown MIG device,
+// it returns false and g unchanged.
 //
-// An event opens faults and never closes one; the next reading shows the consequences. An XID
+// An event opens faults and never closes any; the next reading shows the consequences. An XID
 // reported both as an event and in the kernel log counts once.
 func (p Policy) FoldEvent(g GPU, e inventory.Event, facts Facts, now time.Time) (GPU, bool) {
-	f, accused := p.faultOf(g, e, facts, now)
+	f, opensFault := p.faultOf(g, e, facts, now)
 	// Without a recovery action, the catalog alone tells whether a fault of a MIG device concerns
 	// the whole GPU.
 	wide := !g.actionDecides(facts) && (f.Source != SourceXID || Lookup(f.XID).wholeGPU())
 	next, hit := g.mapTargets(e, func(d Device) Device {
 		d = d.withCount(e, now)
-		if accused && !wide {
-			d = d.withFault(p.standIn(g, d, f, facts), now)
+		if opensFault && !wide {
+			d = d.withFault(p.substituteFor(g, d, f, facts), now)
 		}
 		return d
 	})
 	if !hit {
 		return g, false
 	}
-	if accused && wide {
-		next.Device = next.withFault(p.standIn(g, next.Device, f, facts), now)
+	if opensFault && wide {
+		next.Device = next.withFault(p.substituteFor(g, next.Device, f, facts), now)
 	}
 	recent, duplicate := g.recentXIDs.with(e, now)
 	if duplicate {
@@ -64,8 +64,8 @@ func (p Policy) faultOf(g GPU, e inventory.Event, facts Facts, now time.Time) (F
 	}
 }
 
-// FoldSilence folds in a missing answer of the driver. The reason why may not be the fault of the
-// GPU.
+// FoldSilence folds in a missing answer of the driver, for a reason that may not be the fault of
+// the GPU.
 func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 	f := Fault{Source: SourceSilence, State: inventory.Unknown, Remedy: inventory.RemedyHuman, Reason: why}
 	if g.Health.Allocatable() {
@@ -79,9 +79,9 @@ func (p Policy) FoldSilence(g GPU, why string, now time.Time) GPU {
 // FoldHang folds in a call to the GPU that does not return, while the driver answers other calls.
 // The stall has the name of the NVML call.
 //
-// Two calls that hang for longStall within stallsWithin may mean a hanging GSP. A driver without a
-// recovery action for a hanging GSP shows the GPU as good as soon as a call returns. With such a
-// driver, the fault needs evidence of a reset.
+// Two calls that hang for longStall within stallsWithin may mean a hanging GSP. Some drivers have
+// no recovery action for a hanging GSP, and show the GPU as good as soon as a call returns. With
+// such a driver, the fault needs evidence of a reset.
 func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Time) GPU {
 	call, since := cmp.Or(stall.Call.Function, "reading its files"), stall.Call.Since
 	g.answers = false
@@ -105,8 +105,8 @@ func (p Policy) FoldHang(g GPU, stall inventory.Stall, facts Facts, now time.Tim
 	return g
 }
 
-// longStall and stallsWithin tell which calls together count as a hanging GSP: the driver gives up
-// a GSP call after 45 s.
+// Two calls of at least longStall within stallsWithin count as a hanging GSP: the driver gives up a
+// GSP call after 45 s.
 const (
 	longStall    = 30 * time.Second
 	stallsWithin = 10 * time.Minute
@@ -123,8 +123,8 @@ func (p Policy) FoldStall(g GPU, call string, now time.Time) GPU {
 	return g
 }
 
-// FoldAbsence folds in that the driver counts the GPU but can no longer identify it, for the reason
-// why.
+// FoldAbsence folds in the absence of a GPU that the driver still counts but can no longer
+// identify.
 func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	g.answers = false
 	g.Device = g.withFault(Fault{
@@ -134,15 +134,15 @@ func (p Policy) FoldAbsence(g GPU, why string, now time.Time) GPU {
 	return g
 }
 
-// FoldReset folds in a reset of the GPU or a reload of its driver. This is evidence of a reset; a
-// fault also needs passes to close.
+// FoldReset folds in a reset of the GPU or a reload of the driver, as evidence of a reset. A fault
+// also needs passes to close.
 func (p Policy) FoldReset(g GPU, now time.Time) GPU {
 	g.lastReset = now
 	return g
 }
 
-// FoldCleared folds in that the daemon cleared the memory error counts, or tried to. Earlier counts
-// are then no evidence of a reset or of new errors.
+// FoldCleared folds in a clear of the memory error counts by the daemon, or an attempt. Earlier
+// counts are then no evidence of a reset or of new errors.
 func (p Policy) FoldCleared(g GPU) GPU {
 	g.Reading.UncorrectedECC = inventory.Signal[uint64]{}
 	return g
@@ -175,21 +175,21 @@ func (p Policy) FoldReading(g GPU, r inventory.Reading, facts Facts, now time.Ti
 	return g
 }
 
-// lastReset returns the time of the latest evidence of a reset: now if the reading has evidence,
-// else that of g. Evidence is a request of the driver for a reset that is gone, an answer of a lost
-// GPU in a newer session, or a decrease of counters that only a reset clears.
+// lastReset returns the time of the latest evidence of a reset: now for evidence in the reading,
+// else the time in g. Evidence is a disappeared request of the driver for a reset, an answer of a
+// lost GPU in a newer session, or a decrease of counters cleared only by a reset.
 func (p Policy) lastReset(g GPU, r inventory.Reading, facts Facts, now time.Time) time.Time {
 	if r.Contact != inventory.ContactGood {
 		return g.lastReset
 	}
 	over := slices.ContainsFunc(g.Faults, func(f Fault) bool {
 		if g.lastReset.After(f.LastSeen) {
-			return false // this fault already had its evidence
+			return false // this fault already had evidence
 		}
 		switch f.Source {
 		case SourceLost, SourceReset:
 			return facts.Opened.After(f.LastSeen)
-		case SourceAction: // works after a restart of the daemon too: the fault is in the ledger
+		case SourceAction: // also works after a restart of the daemon: the fault is in the ledger
 			return takesReset(f.Remedy) && r.RecoveryAction.Known && !asksReset(r.RecoveryAction.Value)
 		default:
 			return false
@@ -213,8 +213,8 @@ func (p Policy) countersFell(g GPU, r inventory.Reading, facts Facts) bool {
 }
 
 // takesReset reports whether a disappeared request for this remedy proves a reset. The driver keeps
-// the request for a reset in registers of the GPU, cleared only by a reset. It forgets the request
-// for a reboot by itself.
+// the request for a reset in registers of the GPU, cleared only by a reset. The request for a
+// reboot disappears without a reset.
 func takesReset(c inventory.Remedy) bool {
 	return c == inventory.RemedyReset || c == inventory.RemedyDrain
 }
@@ -232,8 +232,8 @@ func asksReset(a inventory.RecoveryAction) bool {
 }
 
 // FoldProof folds in the result of a CUDA check of the GPU or MIG device with the given UUID: why
-// CUDA does not work, with the remedy. An empty reason means success. It returns false if the GPU
-// has no such device.
+// CUDA does not work, with the remedy. An empty reason means success. It returns false for an
+// unknown device.
 func (p Policy) FoldProof(g GPU, uuid, why string, remedy inventory.Remedy, now time.Time) (GPU, bool) {
 	fold := func(d Device) Device {
 		if slices.ContainsFunc(d.Faults, func(f Fault) bool { return f.Source == SourceCUDA && f.Reason == why }) {
@@ -284,8 +284,8 @@ func (p Policy) FoldTime(g GPU, now time.Time) GPU {
 }
 
 // Clear clears the faults of the GPU with the given UUID and all its MIG devices, or of one MIG
-// device. The next reading finds the remaining faults again. It returns false if the GPU has no
-// such device.
+// device. The next reading finds the remaining faults again. It returns false for an unknown
+// device.
 func (p Policy) Clear(g GPU, uuid string, now time.Time) (GPU, bool) {
 	clean := func(d Device) Device {
 		d.Recoveries = nil

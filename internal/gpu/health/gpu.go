@@ -11,7 +11,7 @@ import (
 type GPU struct {
 	UUID string
 	Device
-	// Instances are the MIG devices in the order of the Snapshot. Their faults concern one MIG
+	// Instances are the MIG devices in the order of the Snapshot. Each fault concerns one MIG
 	// device alone.
 	Instances []Instance
 	// Unread are MIG devices that the last scan could not read, and that may still exist.
@@ -21,8 +21,8 @@ type GPU struct {
 
 	// preAmpere is true for a chip older than Ampere, and mig in MIG mode.
 	preAmpere, migEnabled bool
-	// hasReading is true if there was a Reading, and answers if the Reading was the last input.
-	// session is when its session was opened.
+	// hasReading is true after the first Reading, and answers if the Reading was the last input.
+	// session is the time at which the session of the Reading was opened.
 	hasReading, answers bool
 	session             time.Time
 	// lastStall is the start of the last call that hung for longStall.
@@ -49,8 +49,8 @@ func (g GPU) actionDecides(facts Facts) bool {
 var beforeAmpere = []string{"kepler", "maxwell", "pascal", "volta", "turing"}
 
 // WithScan returns g with the result of a scan. Known MIG devices keep their faults; a new one is
-// Healthy. unread is true if some MIG devices could not be read: then missing MIG devices move to
-// Unread until they are read, or known to be gone.
+// Healthy. unread is true if some MIG devices could not be read. Missing MIG devices then move to
+// Unread until they are read or known to be gone.
 func (g GPU) WithScan(found inventory.GPU, unread bool, now time.Time) GPU {
 	g.preAmpere, g.migEnabled = slices.Contains(beforeAmpere, found.Architecture), found.MIG == inventory.MIGEnabled
 	devices := found.MIGDevices
@@ -90,9 +90,8 @@ func (g GPU) any(is func(Fault) bool) bool {
 		slices.ContainsFunc(g.Instances, func(i Instance) bool { return slices.ContainsFunc(i.Faults, is) })
 }
 
-// WantsSession reports whether only a new NVML session can find the GPU good, and since when. This
-// is so if, since this session was opened, the GPU was lost, answered that it needs a reset, or its
-// calls failed.
+// WantsSession reports whether only a new NVML session can find the GPU good, and since when. Since
+// this session was opened, the GPU was lost, answered that it needs a reset, or its calls failed.
 func (p Policy) WantsSession(g GPU, facts Facts) (since time.Time, wants bool) {
 	g.any(func(f Fault) bool {
 		lost := f.Source == SourceLost && !g.answers
@@ -143,8 +142,8 @@ func (g GPU) mapDevices(fold func(Device) Device) GPU {
 	return g
 }
 
-// mapTargets returns g with fold applied to the devices named by an event: the physical GPU, or the
-// MIG devices of a GI or CI. It returns false if g has no such MIG device.
+// mapTargets returns g with fold applied to the devices of an event: the physical GPU, or the MIG
+// devices of a GI or CI. It returns false without such a MIG device.
 func (g GPU) mapTargets(e inventory.Event, fold func(Device) Device) (GPU, bool) {
 	if e.GI == inventory.Unattributed {
 		g.Device = fold(g.Device)

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// NodeWide returns the common reason of all GPUs if the cause is the node and not a GPU: a sentence
-// without a full stop. It is empty without such a reason, and on a node with a single GPU.
+// NodeWide returns the common reason of all GPUs if the node is the cause: a sentence without a
+// full stop. It is empty without such a reason, and on a node with a single GPU.
 func NodeWide(gpus []GPU) string {
 	if len(gpus) < 2 {
 		return ""

@@ -24,8 +24,8 @@ const (
 )
 
 // Overrides are the operator's rules for XIDs. They take precedence over the catalog, but not over
-// readings: a lost GPU is Lost in any case. The zero value has no rules. Overrides are immutable
-// once in use.
+// readings: a lost GPU is Lost in any case. The zero value has no rules. Overrides are immutable in
+// use.
 type Overrides struct {
 	others Rule
 	xids   map[uint64]Rule
@@ -69,10 +69,10 @@ func (o Overrides) Equal(other Overrides) bool {
 
 // ParseOverrides parses DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS. Each is a
 // comma-separated list of XIDs, or "all" (or "xids"). A disabled XID is ignored. An enabled XID is
-// fatal, like every XID in NVIDIA's plugin, the origin of these variables; enable takes precedence
-// over disable. The catalog decides about all other XIDs. If all XIDs are disabled and none is
-// enabled, all health checks are off, as in NVIDIA's plugin. Entries other than numbers are skipped
-// and returned in malformed, each as a sentence for a warning.
+// fatal, like every XID in NVIDIA's plugin, the origin of these variables. Enable takes precedence
+// over disable, and the catalog decides about all other XIDs. If all XIDs are disabled and none is
+// enabled, all health checks are off, as in NVIDIA's plugin. malformed has the skipped entries,
+// each as a sentence for a warning.
 func ParseOverrides(disable, enable string) (o Overrides, malformed []string) {
 	apply := func(variable, list string, r Rule) {
 		for entry := range strings.SplitSeq(list, ",") {

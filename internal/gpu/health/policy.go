@@ -10,10 +10,9 @@ import (
 // returns good values.
 //
 // A fault found by a reading closes after Passes consecutive readings without evidence, the first
-// and the last at least Settle apart. A fault of an XID or another event closes likewise if the
-// recovery action covers it and is NONE. Otherwise the fault also needs evidence of a reset. A
-// fault with the remedy reboot needs a new boot ID. A fault with the remedy hardware or human needs
-// an operator.
+// and the last at least Settle apart. A fault of an event, such as an XID, closes likewise if the
+// recovery action covers the event and is NONE. Otherwise the fault also needs evidence of a reset.
+// The remedy reboot needs a new boot ID. The remedies hardware and human need an operator.
 type Policy struct {
 	// Interval is the time between two readings of a healthy GPU.
 	Interval  time.Duration
@@ -74,11 +73,11 @@ func (p Policy) Verdict(d Device) inventory.Health {
 type Facts struct {
 	// Branch is the driver's branch, such as 580; 0 before a driver was found.
 	Branch int
-	// Opened is when the session of the reading was opened. Handles of an older session say nothing
-	// about a GPU that was lost or reset since.
+	// Opened is the time at which the session of the reading was opened. Handles of an older
+	// session say nothing about a GPU that was lost or reset since.
 	Opened time.Time
-	// GSPUnmarked is true if the driver's recovery action does not ask for a reset when the GPU's own
-	// processor (GSP) hangs: the driver is older than inventory.MarksGSP.
+	// GSPUnmarked is true for a driver older than inventory.MarksGSP. Its recovery action does not
+	// ask for a reset when the GPU's own processor (GSP) hangs.
 	GSPUnmarked bool
 }
 
@@ -96,7 +95,7 @@ func (p Policy) xidFault(g GPU, code uint64, facts Facts, now time.Time) (Fault,
 	x := Lookup(code)
 	f := Fault{Source: SourceXID, XID: code, State: inventory.Unhealthy, Remedy: x.remedy()}
 	if code == remappingFailed && g.Reading.RowRemapFailure.Known {
-		f.Remedy = inventory.RemedyReset // later readings tell whether the part must be replaced
+		f.Remedy = inventory.RemedyReset // later readings show whether the part must be replaced
 	}
 	class := x.Class
 	switch p.Overrides.Rule(code) {

@@ -14,7 +14,7 @@ type condition int
 // without evidence.
 const (
 	byReadings condition = iota // passes
-	bySession                   // passes in a session opened after the fault was last found
+	bySession                   // passes in a session newer than the last evidence
 	byReset                     // passes after evidence of a reset
 	byReboot                    // a new boot ID, so never within this process
 	byOperator                  // an operator clears the fault, or another CUDA check succeeds
@@ -31,7 +31,7 @@ func (p Policy) conditionFor(g GPU, f Fault, facts Facts) condition {
 		f.Remedy == inventory.RemedyHardware && !rowsTell:
 		return byOperator
 	case f.Source == SourceLost && f.Remedy == inventory.RemedyReboot && !g.any(p.needsReset(g, facts)):
-		return byReadings // the GPU answered that it is lost, and now answers otherwise
+		return byReadings // the GPU was lost by its own answer, and now answers otherwise
 	case f.State == inventory.Lost || f.Source == SourceReset:
 		return bySession
 	case f.Source == SourceXID && (rowsTell || p.isCovered(g, f.XID, facts)):
@@ -93,7 +93,7 @@ func (j judge) afterReading(d Device, gone func(Fault) bool) Device {
 		}
 		f.passes++
 	}
-	gated, counts := !d.Health.Allocatable(), false
+	wasWithheld, counts := !d.Health.Allocatable(), false
 	d = d.withoutFaults(j.now, func(f Fault) bool {
 		if !j.canClose(f) {
 			return false
@@ -101,7 +101,7 @@ func (j judge) afterReading(d Device, gone func(Fault) bool) Device {
 		counts = counts || j.countsAsRecovery(f)
 		return true
 	})
-	if gated && counts && d.Health.State == inventory.Healthy {
+	if wasWithheld && counts && d.Health.State == inventory.Healthy {
 		return j.withRecovery(d)
 	}
 	return d
@@ -136,7 +136,7 @@ func (j judge) canClose(f Fault) bool {
 }
 
 // countsAsRecovery reports whether the end of a fault counts for flapping. It does not if the
-// recovery action was NONE without a reset, or if the cause was the fabric, a slow call or a driver
+// recovery action was NONE without a reset, or after a fault of the fabric, a slow call or a driver
 // without an answer.
 func (j judge) countsAsRecovery(f Fault) bool {
 	switch f.Source {

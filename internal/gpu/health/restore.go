@@ -8,15 +8,16 @@ import (
 )
 
 // HasLedgerEntries reports whether the GPU or one of its MIG devices has faults or recoveries, and
-// so may have entries for the ledger.
+// so possibly entries for the ledger.
 func (g GPU) HasLedgerEntries() bool {
-	marked := func(d Device) bool { return len(d.Faults)+len(d.Recoveries) > 0 }
-	markedOne := func(i Instance) bool { return marked(i.Device) }
-	return marked(g.Device) || slices.ContainsFunc(g.Instances, markedOne) || slices.ContainsFunc(g.Unread, markedOne)
+	hasEntries := func(d Device) bool { return len(d.Faults)+len(d.Recoveries) > 0 }
+	hasInstanceEntries := func(i Instance) bool { return hasEntries(i.Device) }
+	return hasEntries(g.Device) || slices.ContainsFunc(g.Instances, hasInstanceEntries) ||
+		slices.ContainsFunc(g.Unread, hasInstanceEntries)
 }
 
-// DurableFaults returns the open faults that must survive a restart of the process, so that a bad
-// device stays bad.
+// DurableFaults returns the open faults that must survive a restart of the process: a bad device
+// stays bad.
 func (d Device) DurableFaults() []Fault {
 	return slices.DeleteFunc(slices.Clone(d.Faults), func(f Fault) bool { return !f.durable() })
 }
@@ -27,11 +28,11 @@ func OutlivesBoot(c inventory.Remedy) bool {
 	return c == inventory.RemedyHuman || c == inventory.RemedyHardware
 }
 
-// WithRestored returns g with the faults and recoveries saved by an earlier process for it and its
-// MIG devices, by UUID. A fault found meanwhile is not replaced.
-func (g GPU) WithRestored(noted func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
+// WithRestored returns g with the faults and recoveries saved by an earlier process for the GPU and
+// its MIG devices, by UUID. A fault found meanwhile is not replaced.
+func (g GPU) WithRestored(entriesOf func(uuid string) ([]Fault, []time.Time), now time.Time) GPU {
 	restore := func(uuid string, d Device) Device {
-		faults, recoveries := noted(uuid)
+		faults, recoveries := entriesOf(uuid)
 		return d.withRestored(faults, recoveries, now)
 	}
 	g.Device = restore(g.UUID, g.Device)
@@ -42,8 +43,8 @@ func (g GPU) WithRestored(noted func(uuid string) ([]Fault, []time.Time), now ti
 	return g
 }
 
-// withRestored adds saved faults and recoveries to d. Times in the future are from a clock that was
-// set back: they count as now, and the fault as older than all other evidence.
+// withRestored adds saved faults and recoveries to d. Times in the future come from a clock that
+// was set back: they count as now, and the fault as older than all other evidence.
 func (d Device) withRestored(faults []Fault, recoveries []time.Time, now time.Time) Device {
 	for _, at := range recoveries {
 		if at.After(now) {

@@ -28,12 +28,12 @@ func (c Call) String() string {
 	return fmt.Sprintf("%s of GPU %d", function, c.GPU)
 }
 
-// A Stall is the error of a request to the driver that was given up because a call does not return.
-// A Stall of a call about a GPU says nothing about the other GPUs. It matches ErrNoAnswer.
+// A Stall is the error of an abandoned request to the driver, because a call does not return. A
+// Stall of a call about a GPU says nothing about the other GPUs. It matches ErrNoAnswer.
 type Stall struct {
 	Call Call
-	// Over is true if the call has returned since, and the GPU is not called for a while because
-	// its calls hung repeatedly.
+	// Over is true if the call has returned meanwhile, and the GPU is paused because its calls hung
+	// repeatedly.
 	Over bool
 }
 

@@ -2,6 +2,6 @@
 // links between them, and the health of each device. It does not know NVML, the kubelet or the
 // configuration. It does no I/O and starts no goroutine.
 //
-// A Snapshot is immutable once published: its owner (package monitor) replaces the whole Snapshot,
-// and readers never write to it.
+// A published Snapshot is immutable: the owner (package monitor) replaces the whole Snapshot, and
+// readers never write to it.
 package inventory

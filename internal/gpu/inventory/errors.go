@@ -12,10 +12,9 @@ var (
 	ErrNoDriver = errors.New("no NVIDIA driver")
 	// ErrNoAnswer: a call into the driver did not return in time. It may never return.
 	ErrNoAnswer = errors.New("the NVIDIA driver does not answer")
-	// ErrNotSupported: the driver or the GPU does not have the feature. This says nothing about
-	// health.
+	// ErrNotSupported: the driver or the GPU lacks the feature, and says nothing about health.
 	ErrNotSupported = errors.New("not supported by this driver or GPU")
-	// ErrNoPermission: the driver refuses to answer this process. This says nothing about health.
+	// ErrNoPermission: the driver refuses to answer this process, and says nothing about health.
 	ErrNoPermission = errors.New("no permission: add the capability SYS_ADMIN to this container")
 	// ErrInUse: the GPU or MIG device to be changed is in use. Nothing was changed, or a MIG mode
 	// is pending.
@@ -23,7 +22,7 @@ var (
 	// ErrOpenElsewhere is the ErrInUse of a change of the MIG mode: the driver does not reset the
 	// GPU because a process has it open.
 	ErrOpenElsewhere = fmt.Errorf("%w: a process has the GPU open, and the driver resets it for this change", ErrInUse)
-	// ErrSessionInUse: the driver resets the GPU for a change of its MIG mode, and cannot do so
+	// ErrSessionInUse: the driver resets the GPU for a change of the MIG mode, and cannot do so
 	// while a session has the GPU open. Nothing was changed.
 	ErrSessionInUse = errors.New("the driver resets the GPU for this change, and cannot while this process has a " +
 		"session")
@@ -32,9 +31,9 @@ var (
 	ErrResetRequired = errors.New("takes effect after a reset of the GPU or a restart of the node: drain the node, " +
 		"stop the processes that have the GPU open, and run nvidia-smi --gpu-reset -i INDEX, or restart the node; " +
 		"a virtual machine needs a restart")
-	// ErrUnusable: the GPU answers no call. It needs a reset first, or is lost.
+	// ErrUnusable: the GPU answers no call, because it needs a reset first or is lost.
 	ErrUnusable = errors.New("the GPU is lost, or needs a reset first")
-	// ErrNewSession: the driver's devices changed since the session was opened, and only a new
+	// ErrNewSession: the driver's devices changed after the session was opened, and only a new
 	// session sees the change. Close this session and open another one at once.
 	ErrNewSession = errors.New("the driver's devices changed: a new session is needed")
 	// ErrDriverReplaced: the versions of the library and the kernel module differ, or the library's

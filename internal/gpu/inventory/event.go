@@ -2,11 +2,11 @@ package inventory
 
 import "fmt"
 
-// Unattributed is the GI or CI of an event that the driver does not attribute to one instance.
+// Unattributed is the GI or CI of an event without a known instance.
 const Unattributed = -1
 
 // An Event is a driver event of a GPU. An Event asks the owner of the Snapshot for a health check.
-// Only an XID carries data that no later check can find.
+// Only an XID has data that no later check can find.
 type Event struct {
 	Kind EventKind
 	// UUID is the GPU of the event. It is empty if the driver does not name the GPU, or names it by
@@ -15,7 +15,7 @@ type Event struct {
 	// BDF is the PCI address of the GPU, in the format of GPU.BDF. It is set only for an event of
 	// the kernel log without a UUID.
 	BDF string
-	// Logged is true for an event of the kernel log. The driver may report the same event itself,
+	// Logged is true for an event of the kernel log. The driver itself may report the same event,
 	// before or after.
 	Logged bool
 	// XID is the driver's error number, for EventXID only. 999 stands for a number unknown to the

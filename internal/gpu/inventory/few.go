@@ -3,7 +3,7 @@ package inventory
 import "fmt"
 
 // Few joins names for a message. A long list is cut after 500 bytes and ends with the number of the
-// names left out: an Event of Kubernetes has room for 1,024 bytes.
+// omitted names: an Event of Kubernetes has room for 1,024 bytes.
 func Few(names []string) string {
 	const most = 500
 	text := ""

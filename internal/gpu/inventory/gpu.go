@@ -40,13 +40,13 @@ type GPU struct {
 	// AddressingMode is how the GPU accesses memory of host processes: "HMM", "ATS" or "None";
 	// empty if the driver does not say.
 	AddressingMode string
-	// ComputeMode says which processes may compute on the GPU. It is read as seldom as a Report.
+	// ComputeMode says which processes may compute on the GPU. It is as old as a Report.
 	ComputeMode ComputeMode
 	// NotReady is true if confidential computing is on and the driver refuses work until an
-	// operator sets the GPUs ready. It is read as seldom as a Report.
+	// operator sets the GPUs ready. It is as old as a Report.
 	NotReady bool `json:",omitzero"`
-	// Unlicensed is true for a virtual GPU without a licence. The driver slows such a GPU down. It
-	// is read as seldom as a Report.
+	// Unlicensed is true for a virtual GPU without a licence. The driver slows down such a GPU. It
+	// is as old as a Report.
 	Unlicensed bool `json:",omitzero"`
 	// NUMANode is the memory node nearest to the GPU, or NoNUMANode.
 	NUMANode int
@@ -90,7 +90,7 @@ func (g GPU) Equal(other GPU) bool {
 }
 
 // Fitness returns the health of the GPU, or Unhealthy if a setting keeps all programs from a
-// healthy GPU: its compute mode, or confidential computing that is not ready. Such a state ends
+// healthy GPU: the compute mode, or confidential computing that is not ready. Such a state ends
 // without a fault to clear.
 func (g GPU) Fitness() Health {
 	if !g.Health.Allocatable() {
@@ -112,12 +112,12 @@ type ComputeCapability struct{ Major, Minor int }
 
 func (c ComputeCapability) String() string { return fmt.Sprintf("%d.%d", c.Major, c.Minor) }
 
-// VGPU describes a virtual GPU and the hypervisor's driver. It is zero for other GPUs, and if the
-// process may not read it.
+// VGPU describes a virtual GPU and the hypervisor's driver. It is zero for other GPUs, and for a
+// process without permission to read it.
 type VGPU struct {
 	// Present is true for a virtual GPU.
 	Present bool
-	// HostDriver is the version of the hypervisor's driver, such as "550.90.05". HostBranch is its
+	// HostDriver is the version of the hypervisor's driver, such as "550.90.05". HostBranch is the
 	// branch, such as "r550_00". Both are empty if the GPU does not report them.
 	HostDriver, HostBranch string
 }
@@ -183,7 +183,8 @@ type MIGDevice struct {
 	GICap, CICap int
 	// Profile is the name of the device's size, such as "1g.10gb" or "1c.2g.20gb+me".
 	Profile string
-	// Placement is the position of the GPU instance; zero if the process may not read it.
+	// Placement is the position of the GPU instance; zero for a process without permission to read
+	// it.
 	Placement MIGPlacement
 	// MemoryBytes is the memory of the device.
 	MemoryBytes uint64

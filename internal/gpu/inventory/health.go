@@ -15,22 +15,23 @@ type Health struct {
 	// Reason tells an operator what happened and what to do: a sentence without a full stop. It is
 	// empty for a Healthy device.
 	Reason string
-	// XID is the driver's error number that caused the verdict, or 0.
+	// XID is the driver's error number behind the verdict, or 0.
 	XID uint64
-	// Remedy is what makes the device usable again. It is empty for a Healthy device.
+	// Remedy makes the device usable again. It is empty for a Healthy device.
 	Remedy Remedy `json:"Cure"`
 	// Since is the time of the change to State.
 	Since time.Time
 }
 
 // Allocatable reports whether the device may get new work. The kubelet sees an allocatable device
-// as Healthy. A Suspect device is allocatable: without a verdict in time, the policy turns it
-// Unhealthy. An Unknown device is allocatable during its grace.
+// as Healthy. A Suspect device is allocatable; without a verdict in time, the policy turns it
+// Unhealthy. An Unknown device is allocatable during the grace.
 func (h Health) Allocatable() bool {
 	return h.State == Healthy || h.State == Suspect || h.State == Unknown && h.Grace
 }
 
-// Why returns the reason and the remedy, "REASON; remedy: REMEDY", or whichever of the two is set.
+// Why returns the reason and the remedy, "REASON; remedy: REMEDY", or only one if the other is
+// empty.
 func (h Health) Why() string {
 	switch {
 	case h.Remedy == NoRemedy:
@@ -91,7 +92,7 @@ func (s State) gravity() int {
 	return 5
 }
 
-// Remedy is what repairs an Unhealthy or Lost device.
+// A Remedy repairs an Unhealthy or Lost device.
 type Remedy string
 
 // The remedies: the driver's recovery actions (NVML field 230), and further actions of operators.

@@ -15,11 +15,11 @@ import (
 const (
 	maxName  = 96        // bytes of a UUID or a model: NVML's limit
 	maxMinor = 1<<20 - 1 // the kernel's limit
-	maxShown = 40        // bytes of a wrong name that a reason shows
+	maxShown = 40        // bytes of a wrong name in a reason
 )
 
 // A UUID is a device ID of the kubelet, an element of comma-separated lists and a name in CDI
-// specs. Without NVIDIA's prefix, a UUID could be an element with a meaning of its own: all, none,
+// specs. Without NVIDIA's prefix, a UUID could be an element with a special meaning: all, none,
 // void or an index. Drivers before R470 have MIG device names with slashes.
 var (
 	gpuPattern = regexp.MustCompile(`^GPU-[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
@@ -27,9 +27,10 @@ var (
 )
 
 // Identify returns the Snapshot without the GPUs and MIG devices that have no valid or unique name.
-// These are in LeftOut, with the reason. Of several devices with the same UUID, Identify keeps the
-// device that had the UUID in the last Snapshot, or else the first one. An unprintable driver
-// version is quoted. Models are reduced to printable characters and NVML's length limit.
+// LeftOut has these GPUs and devices, with the reason. Of several devices with the same UUID,
+// Identify keeps the device with the UUID in the last Snapshot, or else the first one. An
+// unprintable driver version is quoted. Models are reduced to printable characters and NVML's
+// length limit.
 func Identify(s, last Snapshot) Snapshot {
 	before, owners := maps.Collect(last.places()), map[string]place{} // by UUID
 	for uuid, p := range s.places() {
@@ -44,9 +45,9 @@ func Identify(s, last Snapshot) Snapshot {
 		}
 		switch {
 		case len(uuid) > maxName || !pattern.MatchString(uuid):
-			return fmt.Sprintf("its UUID %s is not one of NVIDIA's, which begin with %s", shown(uuid), prefix)
+			return fmt.Sprintf("its UUID %s is not one of NVIDIA's, which begin with %s", quoted(uuid), prefix)
 		case owners[uuid] != p:
-			return fmt.Sprintf("its UUID %s is that of another device", shown(uuid))
+			return fmt.Sprintf("its UUID %s is that of another device", quoted(uuid))
 		}
 		return ""
 	}
@@ -90,9 +91,9 @@ func Identify(s, last Snapshot) Snapshot {
 
 // printable returns the Snapshot with a printable driver version and printable GPU models.
 func printable(s Snapshot) Snapshot {
-	// the version is only displayed and searched for in file names
+	// The version is only displayed and searched for in file names.
 	if version := s.Driver.Version; len(version) > maxName || !isPlain(version) {
-		s.Driver.Version = shown(version)
+		s.Driver.Version = quoted(version)
 	}
 	for i, g := range s.GPUs {
 		if model := plain(g.Model); model != g.Model {
@@ -154,8 +155,8 @@ func plain(name string) string {
 	return strings.TrimSpace(name[:end])
 }
 
-// shown returns name quoted and escaped, cut if it is long.
-func shown(name string) string {
+// quoted returns name quoted and escaped, cut if it is long.
+func quoted(name string) string {
 	if len(name) > maxShown {
 		return fmt.Sprintf("%q... (%d bytes)", name[:maxShown], len(name))
 	}

@@ -1,6 +1,6 @@
 package inventory
 
-// Partitions describes how MIG divides a GPU, and how MIG could divide it.
+// Partitions describes the MIG layout of a GPU, and the possible layouts.
 type Partitions struct {
 	// PCIDevice and PCISubsystem are pairs of device ID and vendor ID, in NVML's format:
 	// 0x233010de.
@@ -70,8 +70,8 @@ const (
 	MIGCreateCompute   MIGAction = "create-compute-instance"
 )
 
-// A MIGStep is one change of a GPU's MIG layout, made by one call into the driver. Action decides
-// which fields are used.
+// A MIGStep is one change of a GPU's MIG layout by one call into the driver. Action decides which
+// fields are used.
 type MIGStep struct {
 	Action MIGAction
 	// GI is the ID of the GPU instance to destroy, or of the parent of the compute instance to
@@ -86,7 +86,7 @@ type MIGStep struct {
 	Start, Size int
 }
 
-// Mode returns the MIG mode set by the step, and false if the step does not set the mode.
+// Mode returns the MIG mode set by the step; false if the step does not set the mode.
 func (s MIGStep) Mode() (MIGMode, bool) {
 	switch s.Action {
 	case MIGEnable:

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// ControlNodes is a set of device nodes that belong to the driver and its companions, and not to a
-// single GPU.
+// ControlNodes is a set of device nodes of the driver and its companions, without the nodes of
+// single GPUs.
 type ControlNodes uint16
 
 // The device nodes. A driver may lack any of them.

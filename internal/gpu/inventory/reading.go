@@ -6,15 +6,15 @@ import (
 )
 
 // A Reading has the health signals of a physical GPU at one time. It applies to the GPU and all its
-// MIG devices: MIG devices have no signals of their own.
+// MIG devices, because MIG devices have no separate signals.
 type Reading struct {
-	// Contact is how the GPU answered. The signals are complete only with ContactGood.
+	// Contact describes the answer of the GPU. The signals are complete only with ContactGood.
 	Contact Contact
 	// Reason names the call that decided Contact, with its answer; empty with ContactGood.
 	Reason string
-	// Incomplete names a failed call for a signal, with its answer, if the GPU may have the signal.
-	// The failure alone says nothing about the GPU, but leaves the signal unknown. Empty without
-	// such a failure.
+	// Incomplete names a failed call for a signal that the GPU may have, with the answer; empty
+	// without such a failure. The failure alone says nothing about the GPU, but leaves the signal
+	// unknown.
 	Incomplete string
 	// RecoveryAction is the driver's own verdict (NVML field 230, R565 or newer).
 	RecoveryAction Signal[RecoveryAction]
@@ -84,7 +84,8 @@ func (c ClockReasons) Names() []string {
 	return set
 }
 
-// A Signal is a value that some drivers and GPUs lack. An unknown Signal says nothing about health.
+// A Signal is a value missing on some drivers and GPUs. An unknown Signal says nothing about
+// health.
 type Signal[T comparable] struct {
 	Value T
 	Known bool
@@ -93,7 +94,7 @@ type Signal[T comparable] struct {
 // Known returns a Signal with a value.
 func Known[T comparable](value T) Signal[T] { return Signal[T]{Value: value, Known: true} }
 
-// Contact is how a GPU answered when it was read.
+// Contact describes the answer of a GPU to a reading.
 type Contact int
 
 // The kinds of answers of a GPU.
@@ -120,7 +121,8 @@ const RecoveryActionBranch = 565
 const MarksGSP = "575.51.02"
 
 // RecoveryAction is the driver's advice for making a GPU usable again. The values are those of
-// nvmlDeviceGpuRecoveryAction_t. A value of a newer driver does not mean that the GPU is usable.
+// nvmlDeviceGpuRecoveryAction_t. A GPU with an unknown value, of a newer driver, need not be
+// usable.
 type RecoveryAction uint32
 
 // The recovery actions.
@@ -153,7 +155,7 @@ type Fabric struct {
 	// FabricCompleted only.
 	Status uint32
 	// Faults are the faults of the GPU's connection to the fabric (R550); 0 without faults and on
-	// drivers that do not report them.
+	// drivers without this information.
 	Faults FabricFault
 	// Summary is the driver's overall verdict on the faults (R580).
 	Summary FabricSummary

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A Sample has the measurements of a GPU at one time, for metrics. Nothing in this program depends
-// on them.
+// A Sample has the measurements of a GPU at one time, for metrics. Nothing else in this program
+// depends on them.
 type Sample struct {
 	// UUID is the GPU.
 	UUID string
@@ -18,8 +18,8 @@ type Sample struct {
 	// Values are the measurements of the whole GPU. In MIG mode, measurements of GPU instances are
 	// in Instances instead.
 	Values Measures
-	// Refused says why the driver refuses this process the values of GPU performance monitoring;
-	// empty if it does not refuse, or the GPU has none.
+	// Refused says why the driver refuses the values of GPU performance monitoring to this process;
+	// empty without a refusal, or if the GPU has no such values.
 	Refused string
 	// Instances are the GPU instances by ascending GI; empty unless MIG mode is on.
 	Instances []InstanceSample

@@ -10,13 +10,13 @@ import (
 
 // A Snapshot is the state of the node's GPUs at one generation.
 type Snapshot struct {
-	// Generation rises by one with every Snapshot that differs from the previous one. Generation 0
-	// is the Snapshot before the first health check.
+	// Generation rises by one with every change of the Snapshot. Generation 0 is the Snapshot
+	// before the first health check.
 	Generation uint64
 	// Driver has the driver's versions; zero until NVML has answered.
 	Driver Driver
-	// GPUs are the GPUs of the node by ascending Index. A GPU that can no longer be reached stays
-	// here with State Lost until the owner of the Snapshot removes it.
+	// GPUs are the GPUs of the node by ascending Index. An unreachable GPU stays here with State
+	// Lost until the owner of the Snapshot removes it.
 	GPUs []GPU
 	// Control is the set of the driver's device nodes on the node.
 	Control ControlNodes
@@ -31,21 +31,21 @@ type Snapshot struct {
 	LinksDue bool
 }
 
-// Driver identifies the driver that a Snapshot was read from.
+// Driver identifies the driver of a Snapshot.
 type Driver struct {
 	// Version is the driver's version, such as "580.95.05".
 	Version string
 	// CUDA is the newest CUDA version supported by the driver, such as "13.0"; empty if the driver
 	// does not say.
 	CUDA string
-	// OnDisk is the version of the driver's files on disk, if it differs from Version, as after an
+	// OnDisk is the version of the driver's files on disk, if different from Version, as after an
 	// upgrade without a restart of the node. New processes load these files and cannot use the
 	// kernel module.
 	OnDisk string
 }
 
-// Mismatch reports that the driver's files on disk do not match the loaded kernel module, with the
-// remedy; empty if they match.
+// Mismatch reports, with the remedy, that the driver's files on disk do not match the loaded kernel
+// module; empty if they match.
 func (d Driver) Mismatch() string {
 	if d.OnDisk == "" {
 		return ""
@@ -53,7 +53,7 @@ func (d Driver) Mismatch() string {
 	return fmt.Sprintf("driver %s on disk, %s loaded: restart the node", d.OnDisk, d.Version)
 }
 
-// Branch returns the driver's branch, the number before the first dot of its version (580 for
+// Branch returns the driver's branch, the number before the first dot of the version (580 for
 // "580.95.05"). It returns 0 for a version that does not begin with a number.
 func (d Driver) Branch() int {
 	branch := 0
@@ -121,8 +121,8 @@ func (s Snapshot) Equal(other Snapshot) bool {
 		slices.EqualFunc(s.GPUs, other.GPUs, GPU.Equal)
 }
 
-// UVMPatience is the longest wait for nvidia-uvm. The node was seen to appear 13 s after the nodes
-// of the GPUs. A container created earlier cannot use CUDA during its whole life.
+// UVMPatience is the longest wait for nvidia-uvm, a node that was seen to appear 13 s after the
+// nodes of the GPUs. A container created earlier can never use CUDA.
 const UVMPatience = time.Minute
 
 // LacksUVM reports whether the node has nvidiactl but not nvidia-uvm. With byNumber, the kernel's

@@ -22,7 +22,7 @@ type DriverClient struct {
 	Pod string
 }
 
-// A Remnant is a change left behind on a GPU by finished work that can be undone.
+// A Remnant is a change left on a GPU by finished work. The daemon can undo it.
 type Remnant int
 
 // The remnants.

@@ -16,15 +16,15 @@ import (
 const kernelFacility = 8
 
 // xidLine matches a record of /dev/kmsg (Documentation/ABI/testing/dev-kmsg) with an XID: priority,
-// sequence number and so on, followed by the driver's line. Drivers before R352 omit "PCI:".
+// sequence number and so on, then the driver's line. Drivers before R352 omit "PCI:".
 var xidLine = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(
 		`^(\d{1,9}),[^;]*;NVRM: Xid \((?:PCI:)?([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})(?:\.\d)?` +
 			`(?: GPU-I:(\d{1,4})(?: GPU-CI:(\d{1,4}))?)?\): (\d{1,9})(?:\D|$)`)
 })
 
-// parse returns the XID of a record of the log, and false for any other record. Records written by
-// processes are not from the driver, and are ignored.
+// parse returns the XID of a record of the log; false for any other record. Records written by
+// processes do not come from the driver, and are ignored.
 func parse(line []byte) (inventory.Event, bool) {
 	if !bytes.Contains(line, []byte("NVRM: Xid (")) {
 		return inventory.Event{}, false

@@ -57,8 +57,8 @@ func Open(path string) (io.ReadCloser, error) {
 	return f, nil
 }
 
-// Run follows the log until ctx ends, and then returns nil. The error says why the log cannot be
-// read. Run also returns while a read hangs.
+// Run follows the log until ctx ends, and then returns nil, even while a read hangs. The error says
+// why the log cannot be read.
 func (r *Reader) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -79,8 +79,7 @@ func (r *Reader) Run(ctx context.Context) error {
 	}
 }
 
-// failure returns err, or nil after the end of ctx, because the end of ctx aborts reads and
-// deliveries.
+// failure returns err; nil after the end of ctx, which aborts reads and deliveries.
 func failure(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -127,7 +126,7 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 			}
 			line, long = line[:0], false
 		case errors.Is(err, bufio.ErrBufferFull):
-		// the kernel overwrote unread lines, and continues with the oldest line left
+		// The kernel overwrote unread lines, and continues with the oldest remaining line.
 		case errors.Is(err, syscall.EPIPE):
 			if now := r.Clock.Now(); now.Sub(said) >= time.Minute {
 				klog.FromContext(ctx).Info("Lines of the kernel's log were overwritten before they were read")
@@ -147,21 +146,21 @@ func (r *Reader) follow(ctx context.Context, events chan<- inventory.Event) erro
 }
 
 // A switchLog logs errors of NVSwitches: each error at most once a minute, and at most
-// maxSwitchErrors a minute. They do not affect the health of any GPU.
+// maxSwitchErrors a minute. The errors do not affect the health of any GPU.
 type switchLog struct {
-	since time.Time
-	told  map[switchError]bool
+	since    time.Time
+	reported map[switchError]bool
 }
 
 const maxSwitchErrors = 100
 
 func (l *switchLog) say(log klog.Logger, e switchError, now time.Time) {
-	if l.told == nil || now.Sub(l.since) >= time.Minute {
-		l.since, l.told = now, map[switchError]bool{}
+	if l.reported == nil || now.Sub(l.since) >= time.Minute {
+		l.since, l.reported = now, map[switchError]bool{}
 	}
-	if l.told[e] || len(l.told) >= maxSwitchErrors {
+	if l.reported[e] || len(l.reported) >= maxSwitchErrors {
 		return
 	}
-	l.told[e] = true
+	l.reported[e] = true
 	log.Info("NVSwitch reports an error", "nvswitch", e.bdf, "sxid", e.sxid, "fatal", e.fatal)
 }

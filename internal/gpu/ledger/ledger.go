@@ -28,7 +28,7 @@ import (
 const FaultsFile = "faults.json"
 
 const (
-	damagedFile = "faults.json.damaged" // a ledger that could not be read; only the last one is kept
+	damagedFile = "faults.json.damaged" // an unreadable ledger; only the last one is kept
 )
 
 const (
@@ -132,8 +132,8 @@ func (b Book) Drop(uuid string) bool {
 	return len(b.faults)+len(b.recoveries) < before
 }
 
-// Expire removes the faults that a restart of the node has ended: faults of another boot that need
-// no operator.
+// Expire removes the faults ended by a restart of the node: faults of another boot that need no
+// operator.
 func (b Book) Expire(boot string) {
 	maps.DeleteFunc(b.faults, func(_ faultKey, e savedFault) bool {
 		return boot != "" && e.Boot != "" && e.Boot != boot && !health.OutlivesBoot(e.Remedy)
@@ -171,9 +171,9 @@ func (b Book) Join(other Book) {
 	maps.Copy(b.recoveries, other.recoveries)
 }
 
-// keeping returns a copy of b with the unknown fields of from. A newer version of this program
-// wrote these fields.
-func (b Book) keeping(from Book) Book {
+// withUnknownOf returns a copy of b with the unknown fields of from, written by a newer version of
+// this program.
+func (b Book) withUnknownOf(from Book) Book {
 	b = b.Clone()
 	b.unknown = from.unknown
 	for key, e := range b.faults {

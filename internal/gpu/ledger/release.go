@@ -24,13 +24,12 @@ type Release struct {
 	Since time.Time `json:"since"`
 	// Allocate is true if GPUs may still get new pods meanwhile.
 	Allocate bool `json:"allocate"`
-	// Boot is the node's boot ID at the time; empty if unknown.
+	// Boot is the node's boot ID at the time of the release; empty if unknown.
 	Boot string `json:"boot,omitempty"`
 }
 
-// ReadRelease returns the Release in a directory; nil without one, and nil after a restart of the
-// node, because the restart ends the reason for the release. An unreadable file is set aside, with
-// an error.
+// ReadRelease returns the Release in a directory; nil without a Release, and nil after a restart of
+// the node, which ends the reason for the release. An unreadable file is set aside, with an error.
 func ReadRelease(dir, boot string) (*Release, error) {
 	r := &Release{}
 	found, err := statefile.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// refusedPause is how long a FaultWriter waits after a failed write.
+	// refusedPause is the pause after a failed write.
 	refusedPause = 30 * time.Second
 	// diskTimeout is the longest wait for the disk, also at the end of Run.
 	diskTimeout = 5 * time.Second
@@ -23,23 +23,23 @@ var errNotLead = errors.New("another process leads")
 
 // A FaultWriter writes Books in the background: the caller never waits for the disk.
 type FaultWriter struct {
-	ledger ledger
-	disk   *statefile.Disk
-	books  chan Book // the last Book to be written
-	known  Book      // the last Book read or written by this process
+	ledger   ledger
+	disk     *statefile.Disk
+	books    chan Book // the last Book to be written
+	lastBook Book      // the last Book read or written by this process
 
 	// The fields below belong to Run.
 
-	begun     bool // the entries of other processes are merged
-	wanted    *Book
+	isMerged  bool // the entries of other processes are merged
+	nextBook  *Book
 	complaint string // the error logged last
 }
 
-// NewFaultWriter returns a FaultWriter for a directory. known are the entries already read from it,
-// if any.
+// NewFaultWriter returns a FaultWriter for a directory. known are the entries already read from the
+// directory.
 func NewFaultWriter(dir string, known Book) *FaultWriter {
 	return &FaultWriter{ledger: ledger{dir: dir}, disk: statefile.NewDisk(), books: make(chan Book, 1),
-		known: known.Clone()}
+		lastBook: known.Clone()}
 }
 
 // Read returns the Book in a directory; after an error, an empty Book.
@@ -54,10 +54,10 @@ func (w *FaultWriter) Offer(b Book) {
 	w.books <- b
 }
 
-// A Term is a period in which this process writes the ledger.
+// A Term is a period during which this process writes the ledger.
 type Term struct {
-	// Merge receives the Book on disk, and the part of it known before. It returns once a Book with
-	// the merged entries was offered, or when the process ends.
+	// Merge receives the Book on disk, and the entries known before. It returns after the offer of
+	// a Book with the merged entries, or when the process ends.
 	Merge func(found, known Book)
 	// MayWrite returns before each write why this process may not write; nil if it may.
 	MayWrite func() error
@@ -65,7 +65,7 @@ type Term struct {
 
 // Run writes offered Books until ctx ends, and then a last time. A damaged file is set aside.
 func (w *FaultWriter) Run(ctx context.Context, t Term) {
-	w.begun, w.wanted = false, nil
+	w.isMerged, w.nextBook = false, nil
 	again := time.NewTimer(0)
 	defer again.Stop()
 	for {
@@ -74,7 +74,7 @@ func (w *FaultWriter) Run(ctx context.Context, t Term) {
 			w.finish(ctx, t)
 			return
 		case b := <-w.books:
-			w.wanted = &b
+			w.nextBook = &b
 		case <-again.C:
 		}
 		if w.write(ctx, t) != nil {
@@ -86,7 +86,7 @@ func (w *FaultWriter) Run(ctx context.Context, t Term) {
 // finish writes the last Book.
 func (w *FaultWriter) finish(ctx context.Context, t Term) {
 	w.latest()
-	if err := w.write(ctx, t); err != nil && w.wanted != nil {
+	if err := w.write(ctx, t); err != nil && w.nextBook != nil {
 		klog.FromContext(ctx).Info("Faults were not written to the ledger and will be lost", "dir", w.ledger.dir)
 	}
 }
@@ -95,7 +95,7 @@ func (w *FaultWriter) finish(ctx context.Context, t Term) {
 func (w *FaultWriter) latest() {
 	select {
 	case b := <-w.books:
-		w.wanted = &b
+		w.nextBook = &b
 	default:
 	}
 }
@@ -103,19 +103,19 @@ func (w *FaultWriter) latest() {
 // write writes the wanted Book, after begin.
 func (w *FaultWriter) write(ctx context.Context, t Term) error {
 	err := w.begin(ctx, t)
-	if err == nil && w.wanted != nil {
-		next := w.wanted.keeping(w.known)
+	if err == nil && w.nextBook != nil {
+		next := w.nextBook.withUnknownOf(w.lastBook)
 		err = w.disk.Do(context.WithoutCancel(ctx), diskTimeout, func() error {
 			if t.MayWrite() != nil {
 				return errNotLead
 			}
-			if next.Equal(w.known) {
+			if next.Equal(w.lastBook) {
 				return nil
 			}
 			return w.ledger.replace(next)
 		})
 		if err == nil {
-			w.known, w.wanted = next, nil
+			w.lastBook, w.nextBook = next, nil
 		}
 	}
 	switch {
@@ -132,7 +132,7 @@ func (w *FaultWriter) write(ctx context.Context, t Term) error {
 
 // begin reads the ledger and merges the entries of other processes.
 func (w *FaultWriter) begin(ctx context.Context, t Term) error {
-	if w.begun {
+	if w.isMerged {
 		return nil
 	}
 	var found Book
@@ -152,13 +152,13 @@ func (w *FaultWriter) begin(ctx context.Context, t Term) error {
 			"kept", damagedFile,
 			"reason", setAside.Error())
 	}
-	wanted, known := w.wanted, w.known
-	w.begun, w.wanted, w.known = true, nil, found
+	wanted, known := w.nextBook, w.lastBook
+	w.isMerged, w.nextBook, w.lastBook = true, nil, found
 	t.Merge(found.Clone(), known)
-	if w.latest(); w.wanted == nil && wanted != nil { // nobody merged
+	if w.latest(); w.nextBook == nil && wanted != nil { // nobody merged
 		b := wanted.Clone()
 		b.Join(found.Unlike(known, b))
-		w.wanted = &b
+		w.nextBook = &b
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ func HangDisk(m *Monitor, disk <-chan struct{}) {
 
 // HangStart has what reads the state directory at the start wait until disk is closed.
 func HangStart(m *Monitor, disk <-chan struct{}) {
-	m.readSaved = func(ctx context.Context, o Options) savedState {
+	m.readState = func(ctx context.Context, o Options) savedState {
 		<-disk
 		return readSavedState(ctx, o)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // logChanges logs the differences between two Snapshots: one line for each device with another
-// health, or one line for all GPUs if they have a common reason.
+// health, or one line for all GPUs with a common reason.
 func logChanges(ctx context.Context, before, after inventory.Snapshot, node string) {
 	logger := klog.FromContext(ctx)
 	switch {
@@ -24,7 +24,7 @@ func logChanges(ctx context.Context, before, after inventory.Snapshot, node stri
 	for _, out := range after.LeftOut {
 		logger.V(2).Info("GPU is left out", "index", out.Index, "reason", out.Reason)
 	}
-	struck := 0
+	affected := 0
 	for _, g := range after.GPUs {
 		was, known := before.GPU(g.UUID)
 		if !known {
@@ -33,7 +33,7 @@ func logChanges(ctx context.Context, before, after inventory.Snapshot, node stri
 		}
 		if node != "" && g.Health.Reason == node {
 			if was.Health.Reason != node {
-				struck++
+				affected++
 			}
 		} else {
 			logHealth(logger, g.UUID, was.Health, g.Health)
@@ -42,8 +42,8 @@ func logChanges(ctx context.Context, before, after inventory.Snapshot, node stri
 			logHealth(logger, m.UUID, migHealth(was.MIGDevices, m.UUID), m.Health)
 		}
 	}
-	if struck > 0 {
-		logger.Info("Health changed", "node", "all GPUs", "struck", struck, "reason", node)
+	if affected > 0 {
+		logger.Info("Health changed", "node", "all GPUs", "struck", affected, "reason", node)
 	}
 	for _, g := range before.GPUs {
 		if _, still := after.GPU(g.UUID); !still {

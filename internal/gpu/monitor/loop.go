@@ -18,7 +18,7 @@ type waiter struct {
 	want    want
 }
 
-// A want is the kind of result a waiter waits for.
+// A want is the kind of result that a waiter needs.
 type want int
 
 // The kinds of results.
@@ -32,7 +32,7 @@ const (
 var ErrResumed = errors.New("the driver was not released: resume was requested meanwhile")
 
 // A loop is the only owner of the state. It never waits for the driver: looks run in other
-// goroutines, so that an XID is published during a look.
+// goroutines, and an XID is published even during a look.
 type loop struct {
 	*Monitor
 	state   nodeState
@@ -73,8 +73,9 @@ func newLoop(m *Monitor, e *prober, start func(func() error)) *loop {
 		Monitor: m, prober: e, samples: newSampler(m), start: start,
 		state: nodeState{
 			policy: m.options.Policy, metrics: m.options.Metrics,
-			gpus: make(map[string]health.GPU), unanswered: make(map[string]time.Time), restored: ledger.NewBook(),
-			withheldGPUs: make(map[string]inventory.Health),
+			gpus: make(map[string]health.GPU), unansweredSince: make(map[string]time.Time),
+			restoredEntries: ledger.NewBook(),
+			withheldGPUs:    make(map[string]inventory.Health),
 		},
 	}
 }
@@ -96,19 +97,19 @@ func (l *loop) run(ctx context.Context) {
 		case <-l.timer.C:
 		case event := <-l.events:
 			l.event(ctx, event)
-		case err := <-l.broken:
-			l.eventsEnded(ctx, err)
+		case err := <-l.eventErrors:
+			l.handleEventsEnd(ctx, err)
 		case look := <-l.looks:
 			l.lookRunning = false
 			l.samples.resume()
-			l.state.foldCleared(look.cleared)
+			l.state.foldCleared(look.clearedGPUs)
 			switch {
 			case look.sessionClosed:
 				if l.sessionReleased = l.isQuiesced() && look.err == nil; l.sessionReleased {
 					l.lookWaiters = append(l.lookWaiters, l.waiters...) // no look follows
 					l.waiters = nil
 				}
-			case l.isQuiesced(): // the state stays unchanged
+			case l.isQuiesced(): // the state is unchanged
 				look.err = ErrQuiesced
 			default:
 				l.endLook(ctx, look)
@@ -130,10 +131,10 @@ func (l *loop) run(ctx context.Context) {
 // isQuiesced reports whether the driver is released.
 func (l *loop) isQuiesced() bool { return !l.quiescedSince.IsZero() }
 
-// event folds in an event and requests a look. The look decides.
+// event folds in an event and requests a look.
 func (l *loop) event(ctx context.Context, e inventory.Event) {
 	klog.FromContext(ctx).V(2).Info("Event", "kind", e.Kind, "gpu", e.UUID, "xid", e.XID, "gi", e.GI, "ci", e.CI)
-	l.samples.noteXID(l.state.identified(e))
+	l.samples.noteXID(l.state.withUUID(e))
 	if l.state.foldEvent(e, time.Now()) && len(l.pendingEvents) < maxPending {
 		l.pendingEvents = append(l.pendingEvents, e)
 	}
@@ -144,8 +145,8 @@ func (l *loop) event(ctx context.Context, e inventory.Event) {
 	l.requestLook()
 }
 
-// eventsEnded requests another session after the end of this session's events.
-func (l *loop) eventsEnded(ctx context.Context, err error) {
+// handleEventsEnd requests another session after the end of this session's events.
+func (l *loop) handleEventsEnd(ctx context.Context, err error) {
 	l.reopenSession()
 	klog.FromContext(ctx).Info("No more driver events: another session will be opened", "reason", err.Error(),
 		"after", time.Until(l.reopenAt))
@@ -215,7 +216,7 @@ func (l *loop) endLook(ctx context.Context, endLook look) {
 	l.hasLooked = true
 	l.state.lookStart = l.lookStart
 	l.state.foldLook(endLook, now)
-	if endLook.opened.After(l.reopenRequested) {
+	if endLook.sessionOpened.After(l.reopenRequested) {
 		l.reopenAt = time.Time{} // the look opened another session by itself
 	}
 	if endLook.newSession {
@@ -231,7 +232,7 @@ func (l *loop) endLook(ctx context.Context, endLook look) {
 		}
 	}
 	l.pendingEvents = nil
-	// A request from the time of the look stays in force.
+	// A request made during the look stays in force.
 	l.nextLook = earlier(l.nextLook, now.Add(l.pace(endLook)))
 	if !l.reopenAt.IsZero() {
 		l.nextLook = earlier(l.nextLook, l.reopenAt)
@@ -297,7 +298,7 @@ func (l *loop) publish(ctx context.Context) {
 		return
 	}
 	l.state.foldTime(time.Now())
-	before := l.state.published
+	before := l.state.lastPublished
 	if after, changed := l.state.compose(); changed {
 		l.snapshots.Publish(after)
 		countRecoveries(l.options.Metrics, before, after)

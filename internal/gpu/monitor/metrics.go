@@ -12,7 +12,7 @@ type Metrics interface {
 	// XID counts an XID of a GPU, or of a MIG device on it.
 	XID(gpu string, xid uint64, at time.Time)
 	// Recovered counts a change from Unhealthy or Lost to Healthy, of a GPU or a MIG device on it.
-	// The remedy is the one of the earlier state.
+	// The remedy belongs to the earlier state.
 	Recovered(gpu string, remedy inventory.Remedy)
 }
 
@@ -22,8 +22,8 @@ type noMetrics struct{}
 func (noMetrics) XID(string, uint64, time.Time)      {}
 func (noMetrics) Recovered(string, inventory.Remedy) {}
 
-// countXID counts the XID of an event that was folded into the state of a GPU, unless it is a
-// duplicate: some XIDs arrive both as an event and in the kernel log.
+// countXID counts the XID of an event folded into the state of a GPU, except for a duplicate: some
+// XIDs arrive both as an event and in the kernel log.
 func countXID(m Metrics, before, after health.GPU, e inventory.Event, now time.Time) {
 	if e.Kind == inventory.EventXID && xidCount(before, e.XID) != xidCount(after, e.XID) {
 		m.XID(after.UUID, e.XID, now)

@@ -2,7 +2,8 @@
 // checks the health of the node, listens to the driver's events, folds both into the state of each
 // GPU by the policy of package health, and publishes a Snapshot of every change.
 //
-// A look is one health check of the node: a scan and a reading of every GPU.
+// A look is one health check of the node: a scan and a reading of every GPU. The laws in
+// docs/dev/architecture.md use the same word.
 package monitor
 
 import (
@@ -22,22 +23,22 @@ import (
 // A Driver opens sessions with the driver of the node, one at a time.
 type Driver interface {
 	// Open starts a session and registers for events before it returns. The error wraps one of
-	// inventory's errors where possible. After inventory.ErrNoAnswer the session may still open
-	// later: then the next Open returns it.
+	// inventory's errors where possible. After inventory.ErrNoAnswer a session may still open
+	// later, and the next Open returns it.
 	Open(ctx context.Context) (Session, error)
 }
 
 // A Session is a session with the driver. Next is called by one goroutine, Sample by a second, and
 // the other methods by a third. All methods return in bounded time. If a call hangs, the error is
-// inventory.ErrNoAnswer, and an inventory.Stall names the call and its GPU.
+// inventory.ErrNoAnswer, or an inventory.Stall with the call and the GPU.
 type Session interface {
-	// Scan reads the node. The Health in the Snapshot is not used: Read tells more.
+	// Scan reads the node. The Health in the Snapshot is not used, because Read returns more.
 	Scan(ctx context.Context) (inventory.Snapshot, error)
 	// Read returns a Reading of a GPU of the last Scan. An error means that the GPU could not be
 	// read.
 	Read(ctx context.Context, uuid string) (inventory.Reading, error)
-	// Retry makes the next Scan call all GPUs again that are not called for a while because they
-	// are lost, hang or cannot be identified.
+	// Retry makes the next Scan call all paused GPUs again. Paused GPUs are lost, hang or cannot be
+	// identified.
 	Retry(ctx context.Context) error
 	// Sample measures a GPU of the last Scan, for metrics. With blocking, the sample includes slow
 	// measurements. Sample calls pause repeatedly, and makes no call into the driver during pause.
@@ -56,18 +57,18 @@ type Session interface {
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 	// Partitions returns the MIG layout of a GPU of the last Scan.
 	Partitions(ctx context.Context, uuid string) (inventory.Partitions, error)
-	// Repartition starts a change of the MIG layout of a GPU of the last Scan. It returns once the
-	// change is made or takes long. The returned function waits for the end of the change; id is
-	// the ID of the created instance.
+	// Repartition starts a change of the MIG layout of a GPU of the last Scan. It returns after the
+	// change, or early if the change takes long. The returned function waits for the end of the
+	// change; id is the ID of the created instance.
 	Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (end func(context.Context) (id int,
 		err error), err error)
-	// LostByClose describes the GPU settings that would be lost by closing the session while no
-	// other process has the GPUs open; empty if none would be.
+	// LostByClose describes the GPU settings lost when the session closes while no other process
+	// has the GPUs open; empty without any.
 	LostByClose(ctx context.Context) (string, error)
-	// Next blocks until an event. After inventory.ErrNoAnswer it may be called again. After any
+	// Next blocks until an event. It may be called again after inventory.ErrNoAnswer. After any
 	// other error only a new session has further events.
 	Next(ctx context.Context) (inventory.Event, error)
-	// Hanging reports whether a call has not returned in time: then the session cannot be closed.
+	// Hanging reports whether a call has not returned in time. The session can then not be closed.
 	Hanging() bool
 	// Unwatched lists the GPUs without driver events, with the reasons.
 	Unwatched() []inventory.LeftOut
@@ -90,16 +91,15 @@ type ModeSetter interface {
 type Options struct {
 	Driver Driver
 	Policy health.Policy
-	// StateDir is the directory of the fault ledger. The ledger keeps a bad GPU bad after a
-	// restart; no ledger is kept if StateDir is empty. Only the leading process writes the ledger.
+	// StateDir is the directory of the fault ledger; empty for no ledger. The ledger keeps a bad
+	// GPU bad after a restart. Only the leading process writes the ledger.
 	StateDir string
-	// While runs a task whenever this process leads, until ctx ends; nil means always. Before each
-	// write, Lead returns why this process does not lead.
+	// While runs a task whenever this process leads, until ctx ends; nil means always. Lead returns
+	// before each write why this process does not lead.
 	While func(ctx context.Context, task func(context.Context) error) error
 	Lead  func() error
-	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id). Faults in the ledger from
-	// before a restart of the node have another boot ID. If BootID is empty, all faults in the
-	// ledger stay open.
+	// BootID is the node's boot ID (/proc/sys/kernel/random/boot_id). Faults of an earlier boot
+	// have another boot ID in the ledger. With an empty BootID, all faults in the ledger stay open.
 	BootID string
 	// Poll is the time between two looks; the default is the policy's. SuspectPoll replaces Poll
 	// while a verdict is pending; the default is 1 s.
@@ -109,7 +109,7 @@ type Options struct {
 	Gap time.Duration
 	// Metrics counts XIDs and recoveries; nil counts nothing.
 	Metrics Metrics
-	// Modes sets MIG modes that cannot be set during a session; nil if modes are never changed.
+	// Modes sets MIG modes while there is no session; nil if modes are never changed.
 	Modes ModeSetter
 }
 
@@ -131,39 +131,39 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// The wait before another attempt to open a session. It doubles from reopenFirst to reopenMost. A
+// The wait before another attempt to open a session doubles from reopenFirst to reopenMost. A
 // driver that is installed late is in use after reopenMost at the latest.
 const (
 	reopenFirst = time.Second
 	reopenMost  = 15 * time.Second
 )
 
-// defaultPoll is the time between two looks if neither the options nor the policy has one.
+// defaultPoll is the time between two looks if neither the options nor the policy has a time.
 const defaultPoll = 4 * time.Second
 
 // closePatience is the longest wait for a session to close.
 const closePatience = 5 * time.Second
 
-// provenSession is how long a session must have had events so that the end of its events counts as
-// a first failure.
+// provenSession is the lifetime of a session with events after which their end counts as a first
+// failure.
 const provenSession = time.Minute
 
-// maxPending limits the events that wait for a look to identify their device.
+// maxPending limits the events that wait for a look to identify the device.
 const maxPending = 256
 
-// A Monitor owns the Snapshot. Create it with New, and call Run once.
+// A Monitor owns the Snapshot. Create a Monitor with New, and call Run once.
 type Monitor struct {
 	options   Options
 	snapshots *feed.Feed[inventory.Snapshot]
 	samples   *feed.Feed[[]inventory.Sample]
 
 	// The inputs of the loop. The loop runs requests one at a time.
-	requests chan func(*loop)
-	events   chan inventory.Event
-	broken   chan error
-	looks    chan look
+	requests    chan func(*loop)
+	events      chan inventory.Event
+	eventErrors chan error
+	looks       chan look
 
-	readSaved        func(context.Context, Options) savedState
+	readState        func(context.Context, Options) savedState
 	save             func(dir string, r *ledger.Release) error
 	marks            chan mark   // the last mark to be saved
 	releaseRequested atomic.Bool // Quiesce or Resume was called
@@ -182,9 +182,9 @@ func New(o Options) *Monitor {
 		samples:     feed.New[[]inventory.Sample](nil),
 		requests:    make(chan func(*loop)),
 		events:      make(chan inventory.Event),
-		broken:      make(chan error),
+		eventErrors: make(chan error),
 		looks:       make(chan look),
-		readSaved:   readSavedState,
+		readState:   readSavedState,
 		save:        save,
 		marks:       make(chan mark, 1),
 		releaseLock: make(chan struct{}, 1),
@@ -196,9 +196,9 @@ func New(o Options) *Monitor {
 // first look.
 func (m *Monitor) Snapshots() *feed.Feed[inventory.Snapshot] { return m.snapshots }
 
-// First waits for the end of the first look. It returns nil once the Snapshot is published, or the
-// error of the look, which wraps inventory.ErrNoDriver and the like. After a failed first look the
-// Monitor retries.
+// First waits for the end of the first look. It returns nil after the Snapshot is published, or the
+// error of the look, which wraps inventory.ErrNoDriver and the like. The Monitor retries a failed
+// first look.
 func (m *Monitor) First(ctx context.Context) error {
 	select {
 	case <-m.first:

@@ -12,26 +12,26 @@ import (
 )
 
 // closeTimeout is the longest wait for a session to close at the end of the daemon. The daemon has
-// two seconds for its whole shutdown.
+// two seconds for the whole shutdown.
 const closeTimeout = time.Second
 
-// maxRescans is how often a look starts again because the driver's GPUs changed since the session
-// was opened.
+// maxRescans is the maximum number of restarts of a look after the driver's GPUs changed since the
+// session was opened.
 const maxRescans = 3
 
 // A look is the result of one health check of the node.
 type look struct {
-	opened        time.Time // when the session of the look was opened; zero without a session
+	sessionOpened time.Time // when the session of the look was opened; zero without a session
 	snapshot      inventory.Snapshot
 	readings      []readResult
 	err           error // error of the scan
-	newSession    bool  // the session was opened for this look; unwatched lists its GPUs without events
+	newSession    bool  // the session was opened for this look; unwatched has the GPUs without events
 	unwatched     []inventory.LeftOut
 	sessionClosed bool // the session was closed instead of a look
-	sessionPinned bool // another session is requested, and a hanging call keeps this one open
-	// cleared are the GPUs, by UUID, whose memory error counts were cleared by a driverCall before
+	sessionPinned bool // another session is requested, but a hanging call keeps this session open
+	// clearedGPUs are the GPUs, by UUID, whose memory error counts were cleared by a driverCall before
 	// they were read.
-	cleared []string
+	clearedGPUs []string
 }
 
 // A driverCall calls the driver during a look, between the scan and the readings.
@@ -43,35 +43,35 @@ type readResult struct {
 	err error // error of the reading
 }
 
-// A prober runs looks. It owns the session, and a goroutine that waits for its events. Only one
-// look may run at a time.
+// A prober runs looks, one at a time. It owns the session, and a goroutine that waits for the
+// session's events.
 type prober struct {
 	monitor *Monitor
 	start   func(func() error) // starts a goroutine of the monitor
 
-	session     Session // nil without a session
-	opened      time.Time
-	listener    *eventListener
-	isNew       bool // no look was made in this session yet
-	outdated    bool // to be replaced by another session when no call hangs
-	unusable    bool // the session failed and is not closed yet
-	openPending bool // a call that was given up may still open a session
+	session       Session // nil without a session
+	sessionOpened time.Time
+	listener      *eventListener
+	isNew         bool // no look was made in this session yet
+	isOutdated    bool // to be replaced by another session when no call hangs
+	isUnusable    bool // the session failed and is not closed yet
+	openPending   bool // an abandoned call may still open a session
 }
 
-// look runs a look with the driverCalls. With reopen it uses a new session, now or once no call
-// hangs. With retry it also calls the GPUs that are not called for a while.
+// look runs a look with the driverCalls. With reopen it uses a new session, now or when no call
+// hangs any more. With retry it also calls the paused GPUs.
 func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []driverCall) look {
 	var l look
 	l.snapshot, l.err = e.scan(ctx, reopen, retry)
 	for again := 0; again < maxRescans && errors.Is(l.err, inventory.ErrNewSession); again++ {
-		e.unusable = true
+		e.isUnusable = true
 		l.snapshot, l.err = e.scan(ctx, true, false)
 	}
 	if l.err != nil {
-		e.unusable = e.unusable || !errors.Is(l.err, inventory.ErrNoAnswer)
+		e.isUnusable = e.isUnusable || !errors.Is(l.err, inventory.ErrNoAnswer)
 		return l
 	}
-	l.opened = e.opened
+	l.sessionOpened = e.sessionOpened
 	for _, run := range driverCalls {
 		run(ctx, e.session, &l)
 	}
@@ -80,12 +80,12 @@ func (e *prober) look(ctx context.Context, reopen, retry bool, driverCalls []dri
 		l.readings[i].Reading, l.readings[i].err = e.session.Read(ctx, g.UUID)
 	}
 	l.newSession, e.isNew = e.isNew, false
-	l.unwatched, l.sessionPinned = e.session.Unwatched(), e.outdated
+	l.unwatched, l.sessionPinned = e.session.Unwatched(), e.isOutdated
 	return l
 }
 
-// runSessionless runs the functions that need to run without a session, or passes them the reason
-// for the open session.
+// runSessionless runs the functions that need to run without a session, or passes the reason for
+// the open session to each of them.
 func (e *prober) runSessionless(ctx context.Context, all []sessionless) {
 	for _, s := range all {
 		s.run(ctx, e.closeUnlessHeld(ctx, s.keeps))
@@ -116,10 +116,10 @@ func (e *prober) closeUnlessHeld(ctx context.Context, keeps bool) error {
 
 // scan scans the node in the current session, or in a new one.
 func (e *prober) scan(ctx context.Context, reopen, retry bool) (inventory.Snapshot, error) {
-	e.outdated = e.outdated || reopen
-	// A session with a hanging call cannot be closed, and still shows the other GPUs.
-	if e.session != nil && (e.unusable || e.outdated && !e.session.Hanging()) {
-		if err := e.close(ctx, closePatience); err != nil && (e.unusable || !errors.Is(err, inventory.ErrNoAnswer)) {
+	e.isOutdated = e.isOutdated || reopen
+	// A session with a hanging call cannot be closed, but still shows the other GPUs.
+	if e.session != nil && (e.isUnusable || e.isOutdated && !e.session.Hanging()) {
+		if err := e.close(ctx, closePatience); err != nil && (e.isUnusable || !errors.Is(err, inventory.ErrNoAnswer)) {
 			return inventory.Snapshot{}, err
 		}
 	}
@@ -142,7 +142,7 @@ func (e *prober) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.session, e.opened, e.isNew, e.unusable, e.outdated = session, time.Now(), true, false, false
+	e.session, e.sessionOpened, e.isNew, e.isUnusable, e.isOutdated = session, time.Now(), true, false, false
 	l := &eventListener{monitor: e.monitor, session: session, closed: make(chan struct{})}
 	e.listener = l
 	e.start(func() error {
@@ -152,7 +152,7 @@ func (e *prober) open(ctx context.Context) error {
 	return nil
 }
 
-// close closes the session, if there is one. After an error it must be called again; after
+// close closes the session, if any. After an error it must be called again; after
 // inventory.ErrNoAnswer the session is usable until then.
 func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 	if e.openPending {
@@ -165,10 +165,10 @@ func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	e.listener.ending.Store(true)
+	e.listener.isClosing.Store(true)
 	if err := e.session.Close(ctx); err != nil {
-		e.listener.ending.Store(false)
-		e.unusable = e.unusable || !errors.Is(err, inventory.ErrNoAnswer)
+		e.listener.isClosing.Store(false)
+		e.isUnusable = e.isUnusable || !errors.Is(err, inventory.ErrNoAnswer)
 		return err
 	}
 	close(e.listener.closed)
@@ -178,14 +178,15 @@ func (e *prober) close(ctx context.Context, timeout time.Duration) error {
 
 // An eventListener passes the events of a session to the loop.
 type eventListener struct {
-	monitor *Monitor
-	session Session
-	ending  atomic.Bool   // the session is being closed by the prober
-	closed  chan struct{} // closed with the session
+	monitor   *Monitor
+	session   Session
+	isClosing atomic.Bool   // the session is being closed by the prober
+	closed    chan struct{} // closed with the session
 }
 
-// run ends with the events of the session, and reports their end while the session is in use. A
-// session that is being closed may still have events. A hanging wait does not end the events.
+// run passes events until the session has no more, and reports their end while the session is in
+// use. A session may still have events while it is being closed. A hanging wait does not end the
+// events.
 func (l *eventListener) run(ctx context.Context) {
 	for {
 		event, err := l.session.Next(ctx)
@@ -198,7 +199,7 @@ func (l *eventListener) run(ctx context.Context) {
 			}
 		case ctx.Err() != nil:
 			return
-		case l.ending.Load() || errors.Is(err, inventory.ErrNoAnswer):
+		case l.isClosing.Load() || errors.Is(err, inventory.ErrNoAnswer):
 			select {
 			case <-time.After(cmp.Or(l.monitor.options.Poll, defaultPoll)):
 			case <-l.closed:
@@ -208,7 +209,7 @@ func (l *eventListener) run(ctx context.Context) {
 			}
 		default:
 			select {
-			case l.monitor.broken <- err:
+			case l.monitor.eventErrors <- err:
 			case <-l.closed:
 			case <-ctx.Done():
 			}

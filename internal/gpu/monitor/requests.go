@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
 )
 
-// ErrQuiesced is the error of requests that need the driver while it is released.
+// ErrQuiesced is the error of requests for the driver while the driver is released.
 var ErrQuiesced = errors.New("the driver is released for maintenance: run resume first")
 
 // Status is the state of the monitor, for display, metrics and events. Its slices are shared with
@@ -24,11 +24,11 @@ type Status struct {
 	// GPUs has the faults, counted events, recoveries and last reading of each GPU, in the order of
 	// the Snapshot.
 	GPUs []health.GPU
-	// Unwatched are the GPUs without driver events, with the reasons. Their faults are found by
-	// polling only.
+	// Unwatched are the GPUs without driver events, with the reasons. Only polling finds their
+	// faults.
 	Unwatched []inventory.LeftOut
-	// Retries are the GPUs not called for a while because they are lost, hang or cannot be
-	// identified.
+	// Retries are the paused GPUs: GPUs not called for a while because they are lost, hang or
+	// cannot be identified.
 	Retries []Retry
 	// Node is the common reason of all GPUs, or empty.
 	Node string
@@ -38,8 +38,8 @@ type Status struct {
 	Looked time.Time
 	// Answers is the start of the current series of successful looks, if the last one succeeded.
 	Answers time.Time
-	// Quiesced is when the driver was released until Resume; zero if it is not released. Allocate
-	// is true if GPUs may still get new work meanwhile.
+	// Quiesced is the time at which the driver was released until Resume; zero while it is in use.
+	// Allocate is true if GPUs may still get new work meanwhile.
 	Quiesced time.Time
 	Allocate bool
 }
@@ -49,13 +49,13 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 	var s Status
 	err := m.do(ctx, func(l *loop) {
 		s = Status{
-			Snapshot: l.state.published, Node: l.state.nodeReason, Err: l.state.err, Looked: l.state.lastSuccess,
+			Snapshot: l.state.lastPublished, Node: l.state.nodeReason, Err: l.state.err, Looked: l.state.lastSuccess,
 			Answers:  l.state.successSince,
 			Quiesced: l.quiescedSince, Allocate: l.isQuiesced() && l.state.withheldSince.IsZero(),
 			Unwatched: l.state.unwatched, Retries: l.state.retries(),
-			GPUs: make([]health.GPU, 0, len(l.state.published.GPUs)),
+			GPUs: make([]health.GPU, 0, len(l.state.lastPublished.GPUs)),
 		}
-		for _, g := range l.state.published.GPUs {
+		for _, g := range l.state.lastPublished.GPUs {
 			s.GPUs = append(s.GPUs, l.state.gpus[g.UUID])
 		}
 	})
@@ -80,9 +80,9 @@ func (m *Monitor) Look(ctx context.Context) (inventory.Snapshot, error) {
 	return m.snapshots.Value(), nil
 }
 
-// Processes returns the processes that compute on the given GPUs, by UUID, if the driver shows them
-// to this process. A GPU without this feature has no processes. It fails if the processes cannot be
-// read before ctx ends.
+// Processes returns the processes that compute on the given GPUs, by UUID, as far as the driver
+// shows processes to this process. A GPU without this feature has none. Processes fails if the
+// processes cannot be read before ctx ends.
 func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]inventory.Process, error) {
 	found := make(map[string][]inventory.Process, len(gpus))
 	var failed error
@@ -103,8 +103,8 @@ func (m *Monitor) Processes(ctx context.Context, gpus []string) (map[string][]in
 }
 
 // MemoryLimits returns the memory limits of cgroups on GPUs, in MiB, by UUID and cgroup directory;
-// 0 means no limit. The result leaves out GPUs without limits or without an answer, and cgroups
-// that have ended. It fails if nothing can be read before ctx ends.
+// 0 means no limit. The result omits GPUs without limits or without an answer, and cgroups that
+// have ended. MemoryLimits fails if nothing can be read before ctx ends.
 func (m *Monitor) MemoryLimits(ctx context.Context, cgroups map[string][]string) (map[string]map[string]int, error) {
 	limits := map[string]map[string]int{}
 	err := m.callDriver(ctx, func(ctx context.Context, s Session, _ *look) {
@@ -128,13 +128,13 @@ func (m *Monitor) MemoryLimits(ctx context.Context, cgroups map[string][]string)
 }
 
 // Clean removes changes left behind by earlier work on the given GPUs, by UUID. It logs refusals of
-// the driver and skips unsupported features. It fails if it could not try before ctx ended.
+// the driver, skips unsupported features, and fails if it cannot try before ctx ends.
 func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Remnant) error {
 	return m.callDriver(ctx, func(ctx context.Context, s Session, l *look) {
 		for _, uuid := range gpus {
 			for _, remnant := range what {
 				if remnant == inventory.RemnantECC {
-					l.cleared = append(l.cleared, uuid)
+					l.clearedGPUs = append(l.clearedGPUs, uuid)
 				}
 				err := s.Clean(ctx, uuid, remnant)
 				if err != nil && !errors.Is(err, inventory.ErrNotSupported) {
@@ -147,8 +147,8 @@ func (m *Monitor) Clean(ctx context.Context, gpus []string, what []inventory.Rem
 }
 
 // SetComputeMode sets the compute mode of a GPU, by UUID, and returns the previous mode. The mode
-// lasts as long as the Monitor's session: a driver without users forgets it. The error wraps
-// inventory.ErrNotSupported if the GPU has no compute modes.
+// lasts as long as the Monitor's session, because a driver without users forgets the mode. The
+// error wraps inventory.ErrNotSupported for a GPU without compute modes.
 func (m *Monitor) SetComputeMode(
 	ctx context.Context, uuid string, mode inventory.ComputeMode,
 ) (inventory.ComputeMode, error) {
@@ -163,8 +163,8 @@ func (m *Monitor) SetComputeMode(
 	return before, failed
 }
 
-// Partitions returns the MIG layout of a GPU, by UUID, as soon as it is read, even if the look
-// takes longer because of a slow GPU. It fails if the layout cannot be read before ctx ends.
+// Partitions returns the MIG layout of a GPU, by UUID. It does not wait for the end of the look,
+// which may take long because of a slow GPU. It fails if the layout cannot be read before ctx ends.
 func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
 	type answer struct {
 		p   inventory.Partitions
@@ -187,7 +187,7 @@ func (m *Monitor) Partitions(ctx context.Context, uuid string) (inventory.Partit
 }
 
 // Repartition makes one change of the MIG layout of a GPU, by UUID. It returns the ID of a created
-// instance, and 0 for other steps. Looks continue during a slow step. A slow step continues after
+// instance, and 0 for other steps. Looks continue during a slow step, and the step continues after
 // the end of ctx: after inventory.ErrNoAnswer or the end of ctx, the step may still happen, and
 // Partitions returns the result.
 func (m *Monitor) Repartition(ctx context.Context, uuid string, step inventory.MIGStep) (int, error) {
@@ -263,10 +263,10 @@ func (m *Monitor) runInLook(ctx context.Context, add func(l *loop, once func(fun
 	return nil
 }
 
-// Quiesce releases the driver until Resume, so that GPUs can be reset and the driver can be
-// replaced. The last Snapshot stays, marked stale. Unless allocate is true, its GPUs become Unknown
-// and get no new work. A new process keeps the driver released. Quiesce fails if the driver cannot
-// be released yet; the monitor retries until Resume.
+// Quiesce releases the driver until Resume, for a reset of GPUs or a change of the driver. The last
+// Snapshot stays, marked stale. Unless allocate is true, the GPUs become Unknown and get no new
+// work. A new process keeps the driver released. Quiesce fails if the driver cannot be released
+// yet; the monitor retries until Resume.
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	outcome := make(chan error, 1)
 	release := ledger.Release{Since: time.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
@@ -286,7 +286,7 @@ func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
 	return wait(ctx, outcome)
 }
 
-// Resume ends Quiesce: it opens a session and runs a look. If this fails, the monitor retries.
+// Resume ends Quiesce: it opens a session and runs a look. After a failure the monitor retries.
 func (m *Monitor) Resume(ctx context.Context) error {
 	outcome := make(chan error, 1)
 	err := m.setRelease(ctx, nil, func(ctx context.Context) error {
@@ -302,9 +302,9 @@ func (m *Monitor) Resume(ctx context.Context) error {
 	return wait(ctx, outcome)
 }
 
-// Clear removes all faults of the GPU or MIG device with the given UUID, for a GPU also those of
-// its MIG devices. It returns when the next look has found the remaining faults. It fails if the
-// device does not exist, or if the look fails.
+// Clear removes all faults of the GPU or MIG device with the given UUID, for a GPU also of all its
+// MIG devices. It returns when the next look has found the remaining faults. It fails for an
+// unknown device, or with the look.
 func (m *Monitor) Clear(ctx context.Context, uuid string) error {
 	return m.runAndAwait(ctx, wantAny, func(l *loop) error {
 		if !l.state.clear(uuid, time.Now()) {
@@ -342,8 +342,8 @@ func (m *Monitor) Apply(ctx context.Context, p health.Policy) error {
 	return m.do(ctx, func(l *loop) { l.state.policy = p })
 }
 
-// runAndAwait runs a request in the loop. Unless the request fails, await waits for the result of
-// the next look.
+// runAndAwait runs a request in the loop. After a successful request it waits for the result of the
+// next look.
 func (m *Monitor) runAndAwait(ctx context.Context, w want, request func(*loop) error) error {
 	outcome := make(chan error, 1)
 	if err := m.requestOutcome(ctx, w, request, outcome); err != nil {

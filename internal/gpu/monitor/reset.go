@@ -10,7 +10,7 @@ import (
 )
 
 // Withhold withholds GPUs, by UUID, from new work. The reason is a sentence without a full stop; an
-// empty reason ends this. It fails if the monitor does not respond before ctx ends.
+// empty reason ends the hold. Withhold fails if the monitor does not respond before ctx ends.
 func (m *Monitor) Withhold(ctx context.Context, gpus []string, reason string) error {
 	return m.do(ctx, func(l *loop) {
 		l.state.withhold(gpus, reason, time.Now())
@@ -18,11 +18,11 @@ func (m *Monitor) Withhold(ctx context.Context, gpus []string, reason string) er
 	})
 }
 
-// Reset calls run, which resets GPUs by UUID, while there is no session. If run succeeds, each of
-// the GPUs counts as reset. Reset returns after the next look, with run's error or the reason why
-// run was not called. Looks wait for run: run must return in bounded time. Its ctx ends with the
-// Monitor. A session with a hanging call stays open. Other GPUs without persistence mode lose their
-// settings, as in Quiesce.
+// Reset calls run, which resets GPUs by UUID, while there is no session. After a success of run,
+// each of the GPUs counts as reset. Reset returns after the next look, with run's error or the
+// reason why run was not called. Looks wait for run: run must return in bounded time. Its ctx ends
+// with the Monitor. A session with a hanging call stays open. Other GPUs without persistence mode
+// lose settings, as in Quiesce.
 func (m *Monitor) Reset(ctx context.Context, gpus []string, run func(context.Context) error) error {
 	ran, err := m.withoutSession(ctx, false, func(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Released the driver for a reset of GPUs", "gpus", gpus)
@@ -67,7 +67,7 @@ func (m *Monitor) withoutSession(
 	}
 }
 
-// A sessionless is a function that runs without a session, or receives the reason for the open
+// A sessionless is a function that runs without a session, or receives the reason for an open
 // session. With keeps, the session stays open if GPUs would lose settings.
 type sessionless struct {
 	keeps bool

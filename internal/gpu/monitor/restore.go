@@ -37,7 +37,7 @@ func readSavedState(ctx context.Context, o Options) (m savedState) {
 func (l *loop) restoreState(ctx context.Context) {
 	answered := make(chan savedState, 1)
 	err := statefile.NewDisk().Do(ctx, savePatience, func() error {
-		answered <- l.readSaved(ctx, l.options)
+		answered <- l.readState(ctx, l.options)
 		return nil
 	})
 	if err != nil {
@@ -51,7 +51,7 @@ func (l *loop) restoreState(ctx context.Context) {
 	m := <-answered
 	l.writeFaults(ctx, m.entries)
 	m.entries.Expire(l.options.BootID)
-	l.state.restored = m.entries
+	l.state.restoredEntries = m.entries
 	if m.release == nil {
 		return
 	}
@@ -71,12 +71,11 @@ func (l *loop) restoreState(ctx context.Context) {
 	})
 }
 
-// releasePoll is the time between two checks whether the driver is still released.
+// releasePoll is the interval of checks whether the driver is still released.
 const releasePoll = 5 * time.Second
 
-// watchRelease resumes when another process of the node resumes: the other process shares the state
-// directory and removes the mark. It ends with ctx, or with the first Quiesce or Resume of this
-// process.
+// watchRelease resumes after another process of the node has resumed and removed the mark from the
+// shared state directory. It ends with ctx, or with the first Quiesce or Resume of this process.
 func (m *Monitor) watchRelease(ctx context.Context) {
 	for {
 		select {
@@ -88,7 +87,7 @@ func (m *Monitor) watchRelease(ctx context.Context) {
 			return
 		}
 		found, err := ledger.ReadRelease(m.options.StateDir, m.options.BootID)
-		if err != nil { // the file is set aside: its absence says nothing from now on
+		if err != nil { // the file is set aside, and a missing file says nothing
 			klog.FromContext(ctx).Info(
 				"Cannot read whether the driver is still released; it stays released until resume",
 				"reason", err.Error())
@@ -136,8 +135,8 @@ func (l *loop) writeFaults(ctx context.Context, known ledger.Book) {
 	})
 }
 
-// mergeLedger merges the entries saved by the previous leader since this process read the ledger,
-// and offers the result for writing.
+// mergeLedger merges the entries that the previous leader saved after this process had read the
+// ledger, and offers the result for writing.
 func (m *Monitor) mergeLedger(ctx context.Context, found, known ledger.Book) {
 	done := make(chan struct{})
 	request := func(l *loop) {
@@ -154,17 +153,17 @@ func (m *Monitor) mergeLedger(ctx context.Context, found, known ledger.Book) {
 	}
 }
 
-// mergeFaults merges the faults saved by other processes that are new to this process.
+// mergeFaults merges the faults of other processes that are new to this process.
 func (l *loop) mergeFaults(found, known ledger.Book) {
 	noted := found.Unlike(known, l.state.ledgerEntries(l.options.BootID))
 	if noted.Expire(l.options.BootID); !noted.Empty() {
-		l.state.restored.Join(noted)
+		l.state.restoredEntries.Join(noted)
 		l.requestLook()
 	}
 }
 
-// restoreLate restores the saved state once a hanging disk answers. The driver is released if it
-// was before, unless Quiesce or Resume was called meanwhile.
+// restoreLate restores the saved state when a hanging disk answers. The driver is released if it
+// was released before, unless Quiesce or Resume was called meanwhile.
 func (l *loop) restoreLate(ctx context.Context, m savedState) {
 	klog.FromContext(ctx).Info("The disk of the fault ledger responds again", "dir", l.options.StateDir)
 	if !l.ledgerMerged { // the merged ledger has these faults, and some may be cleared since
@@ -179,9 +178,9 @@ func (l *loop) restoreLate(ctx context.Context, m savedState) {
 	}
 }
 
-// setRelease saves that the driver is released, or with nil that it is in use again, and calls
-// follow. Concurrent calls are saved in the order in which the loop receives them. The context of
-// follow does not end with ctx: what is saved also happens.
+// setRelease saves a release of the driver, or with nil the end of a release, and calls follow.
+// Concurrent calls are saved in the order in which the loop receives them. The end of ctx does not
+// end the context of follow: after a save, follow must also happen.
 func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func(context.Context) error) error {
 	select {
 	case m.releaseLock <- struct{}{}:
@@ -221,11 +220,11 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 // daemon is ending.
 const loopPatience = time.Second
 
-// savePatience is how long the start waits for the disk, and a request for the save of a release. A
-// hanging read or write is finished later.
+// savePatience limits the wait of the start for the disk, and of a request for the save of a
+// release. A hanging read or write is finished later.
 const savePatience = 2 * time.Second
 
-// A mark is a release to be saved, or with a nil Release the end of a release.
+// A mark is a release to save, or with a nil Release the end of a release.
 type mark struct {
 	*ledger.Release
 	saved chan<- error

@@ -7,17 +7,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// retryPauses are the pauses before calling a GPU again that is lost, hangs or cannot be
-// identified; the last one repeats. A call may initialise the GPU for seconds, or hang in the
+// retryPauses are the pauses before another call of a GPU that is lost, hangs or cannot be
+// identified; the last pause repeats. A call may initialise the GPU for seconds, or hang in the
 // driver.
 var retryPauses = [...]time.Duration{time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute}
 
-// A Retry is a GPU that is not called for a while.
+// A Retry is a paused GPU.
 type Retry struct {
 	// Index is the GPU's NVML index.
 	Index int
-	// Reason says why the GPU is not called, and, if applicable, why NVML is not opened again for
-	// it: a sentence without a full stop.
+	// Reason says why the GPU is paused and, if applicable, why NVML is not opened again: a
+	// sentence without a full stop.
 	Reason string
 	// Next is the time of the next call.
 	Next time.Time
@@ -41,10 +41,10 @@ func (t *nodeState) planRetries(now time.Time) {
 	switch {
 	case troubled == 0:
 		t.nextRetry, t.retryCount = time.Time{}, 0
-	case troubled > t.troubled:
+	case troubled > t.troubleCount:
 		t.nextRetry, t.retryCount = now.Add(retryPauses[0]), 0
 	}
-	t.troubled = troubled
+	t.troubleCount = troubled
 }
 
 // troubles returns the GPUs in trouble. It allocates nothing if there are none.
@@ -93,7 +93,7 @@ func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
 		t.retryCount++
 		t.nextRetry = now.Add(retryPauses[min(t.retryCount, len(retryPauses)-1)])
 	}
-	if t.troubled == 0 || !t.mayReopen() {
+	if t.troubleCount == 0 || !t.mayReopen() {
 		return false, retry
 	}
 	for _, o := range t.scan.LeftOut {
@@ -108,8 +108,8 @@ func (t *nodeState) retry(now time.Time) (reopen, retry bool) {
 }
 
 // mayReopen reports whether NVML may be opened again without evidence of a benefit. At the end of
-// the last session, a GPU without persistence mode loses its settings: power limits, clocks,
-// compute mode.
+// the last session, a GPU without persistence mode loses settings: power limits, clocks, compute
+// mode.
 func (t *nodeState) mayReopen() bool {
 	if t.policy.ReopenAlways {
 		return true

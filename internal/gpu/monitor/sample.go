@@ -12,11 +12,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Sampling says how GPUs are measured for metrics. The zero value disables samples.
+// Sampling has the settings of measurements for metrics. The zero value disables samples.
 type Sampling struct {
 	// Every is the time between two samples of a GPU; 0 for none.
 	Every time.Duration
-	// Blocking adds the PCIe throughput. Its measurement takes 20 ms for each GPU.
+	// Blocking adds the PCIe throughput, a measurement of 20 ms for each GPU.
 	Blocking bool
 }
 
@@ -27,14 +27,14 @@ const firstSample = time.Second
 // A sampler is the state of the measurements. It belongs to the loop.
 type sampler struct {
 	Sampling
-	nextSample time.Time // zero: after the next look
-	running    bool
-	look       atomic.Pointer[chan struct{}] // nil without a running look, else closed at its end
-	results    chan []sampleResult
-	last       map[string]inventory.Sample // by UUID
-	xids       map[string]uint64           // the last XID of each GPU, by UUID
-	failed     map[string]string           // why the last measurement failed, by UUID
-	feed       *feed.Feed[[]inventory.Sample]
+	nextSample  time.Time // zero: after the next look
+	running     bool
+	look        atomic.Pointer[chan struct{}] // nil without a running look, else closed at its end
+	results     chan []sampleResult
+	lastSamples map[string]inventory.Sample // by UUID
+	xids        map[string]uint64           // the last XID of each GPU, by UUID
+	failures    map[string]string           // why the last measurement failed, by UUID
+	feed        *feed.Feed[[]inventory.Sample]
 }
 
 // A sampleResult is the result of measuring a GPU.
@@ -47,7 +47,7 @@ type sampleResult struct {
 func newSampler(m *Monitor) sampler {
 	return sampler{
 		results: make(chan []sampleResult, 1), feed: m.samples,
-		last: map[string]inventory.Sample{}, xids: map[string]uint64{}, failed: map[string]string{},
+		lastSamples: map[string]inventory.Sample{}, xids: map[string]uint64{}, failures: map[string]string{},
 	}
 }
 
@@ -63,7 +63,7 @@ func (m *Monitor) SetSampling(ctx context.Context, how Sampling) error {
 		}
 		l.samples.Sampling, l.samples.nextSample = how, time.Time{}
 		if how.Every == 0 {
-			l.samples.last = map[string]inventory.Sample{}
+			l.samples.lastSamples = map[string]inventory.Sample{}
 			l.samples.feed.Publish(nil)
 		}
 	})
@@ -132,13 +132,13 @@ func (l *loop) endSamples(ctx context.Context, results []sampleResult) {
 	s := &l.samples
 	s.running = false
 	for _, r := range results {
-		before := s.failed[r.uuid]
-		delete(s.failed, r.uuid)
+		before := s.failures[r.uuid]
+		delete(s.failures, r.uuid)
 		switch {
 		case r.err == nil:
-			s.last[r.uuid] = r.Sample
+			s.lastSamples[r.uuid] = r.Sample
 		default:
-			s.failed[r.uuid] = r.err.Error()
+			s.failures[r.uuid] = r.err.Error()
 			if before == "" {
 				klog.FromContext(ctx).V(2).Info("Cannot measure a GPU", "gpu", r.uuid, "reason", r.err.Error())
 				l.requestLook()
@@ -149,15 +149,15 @@ func (l *loop) endSamples(ctx context.Context, results []sampleResult) {
 	for _, g := range l.state.scan.GPUs {
 		there[g.UUID] = true
 	}
-	maps.DeleteFunc(s.last, func(uuid string, _ inventory.Sample) bool { return !there[uuid] })
+	maps.DeleteFunc(s.lastSamples, func(uuid string, _ inventory.Sample) bool { return !there[uuid] })
 	maps.DeleteFunc(s.xids, func(uuid string, _ uint64) bool { return !there[uuid] })
-	maps.DeleteFunc(s.failed, func(uuid, _ string) bool { return !there[uuid] })
+	maps.DeleteFunc(s.failures, func(uuid, _ string) bool { return !there[uuid] })
 	if s.Every == 0 {
 		return
 	}
 	var all []inventory.Sample
 	for _, g := range l.state.scan.GPUs {
-		if sample, ok := s.last[g.UUID]; ok {
+		if sample, ok := s.lastSamples[g.UUID]; ok {
 			sample.LastXID = s.xids[g.UUID]
 			all = append(all, sample)
 		}

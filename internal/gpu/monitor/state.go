@@ -27,11 +27,11 @@ type nodeState struct {
 	lookStart    time.Time // start of the last look
 	err          error
 	stale        string
-	unloaded     bool
-	// troubled is the number of GPUs that are lost, hang or are left out. They are called again at
-	// nextRetry, for the time that retryCount counts.
-	troubled, retryCount int
-	nextRetry            time.Time
+	wasUnloaded  bool
+	// troubleCount is the number of GPUs that are lost, hang or are left out. The next call is at
+	// nextRetry; retryCount counts the calls.
+	troubleCount, retryCount int
+	nextRetry                time.Time
 	// linksDueSince is when links became due; zero if all are read. linksLate is true once the
 	// Snapshot no longer waits for links.
 	linksDueSince time.Time
@@ -40,8 +40,8 @@ type nodeState struct {
 	lastComplete inventory.Snapshot
 	// unwatched are the GPUs without driver events.
 	unwatched []inventory.LeftOut
-	// unanswered has the start of each GPU's unanswered calls, by UUID.
-	unanswered map[string]time.Time
+	// unansweredSince has the start of each GPU's unanswered calls, by UUID.
+	unansweredSince map[string]time.Time
 	// withheldSince is when an operator withheld all GPUs from new work, until the next look; zero
 	// otherwise.
 	withheldSince time.Time
@@ -51,16 +51,16 @@ type nodeState struct {
 	nodeReason string
 	// gpus has the state of each GPU by UUID, including GPUs that are gone.
 	gpus map[string]health.GPU
-	// restored has the ledger's entries of devices not seen since the start.
-	restored ledger.Book
-	// published is the last Snapshot returned by compose.
-	published inventory.Snapshot
+	// restoredEntries has the ledger's entries of devices not seen since the start.
+	restoredEntries ledger.Book
+	// lastPublished is the last Snapshot returned by compose.
+	lastPublished inventory.Snapshot
 }
 
 // foldEvent folds in an event. It returns true for an event of an unknown GPU or MIG device: the
 // next look may find the device.
 func (t *nodeState) foldEvent(e inventory.Event, now time.Time) (unseen bool) {
-	e = t.identified(e)
+	e = t.withUUID(e)
 	g, ok := t.gpus[e.UUID]
 	if !ok {
 		return e.UUID != "" || e.BDF != ""
@@ -73,19 +73,18 @@ func (t *nodeState) foldEvent(e inventory.Event, now time.Time) (unseen bool) {
 }
 
 // foldLateEvent is foldEvent for an event that waited for the next scan. On a GPU without MIG
-// devices, the event of an instance
-// counts as an event of the GPU.
+// devices, the event of an instance counts as an event of the GPU.
 func (t *nodeState) foldLateEvent(e inventory.Event, now time.Time) (unseen bool) {
-	e = t.identified(e)
+	e = t.withUUID(e)
 	if g, ok := t.gpus[e.UUID]; ok && g.Whole() {
 		e.GI, e.CI = inventory.Unattributed, inventory.Unattributed
 	}
 	return t.foldEvent(e, now)
 }
 
-// identified returns an event of the kernel log with the UUID of its GPU, if the last look found
-// the GPU.
-func (t *nodeState) identified(e inventory.Event) inventory.Event {
+// withUUID returns an event of the kernel log with the UUID of the GPU, if the last look found the
+// GPU.
+func (t *nodeState) withUUID(e inventory.Event) inventory.Event {
 	i := slices.IndexFunc(t.scan.GPUs, func(g inventory.GPU) bool { return e.BDF != "" && g.BDF == e.BDF })
 	if i >= 0 {
 		e.UUID = t.scan.GPUs[i].UUID
@@ -105,7 +104,7 @@ func (t *nodeState) foldLook(l look, now time.Time) {
 	t.err = l.err
 	if l.err != nil {
 		t.stale = silenceReason(l.err)
-		t.unloaded = t.unloaded || errors.Is(l.err, inventory.ErrNoDriver)
+		t.wasUnloaded = t.wasUnloaded || errors.Is(l.err, inventory.ErrNoDriver)
 		t.foldSilence(t.scan.GPUs, t.policy, t.stale, now)
 		return
 	}
@@ -114,9 +113,9 @@ func (t *nodeState) foldLook(l look, now time.Time) {
 	}
 	t.stale, t.lastSuccess, t.unwatched, t.withheldSince = "", now, l.unwatched, time.Time{}
 	t.keepLinks(&l.snapshot, now)
-	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.opened,
+	t.facts = health.Facts{Branch: l.snapshot.Driver.Branch(), Opened: l.sessionOpened,
 		GSPUnmarked: l.snapshot.Driver.Before(inventory.MarksGSP)}
-	missing := t.missing(l.snapshot) // non-empty only if GPUs are left out
+	missing := t.missingGPUs(l.snapshot) // non-empty only if GPUs are left out
 	for i, g := range l.snapshot.GPUs {
 		known, ok := t.gpus[g.UUID]
 		if !ok {
@@ -124,15 +123,15 @@ func (t *nodeState) foldLook(l look, now time.Time) {
 		}
 		was, there := t.scan.GPU(g.UUID)
 		rebound := was.Binding != g.Binding
-		if was.Binding == 0 { // Binding is unknown, but a driver that was gone was loaded again
-			rebound = t.unloaded
+		if was.Binding == 0 { // Binding is unknown, but the driver was gone and loaded again
+			rebound = t.wasUnloaded
 		}
 		if ok && (rebound || !there) {
 			known = t.policy.FoldReset(known, now) // the driver initialised the GPU again
 		}
 		unread := slices.ContainsFunc(l.snapshot.LeftOut, func(o inventory.LeftOut) bool { return o.Index == g.Index })
 		known = known.WithScan(g, unread, now)
-		if !t.restored.Empty() {
+		if !t.restoredEntries.Empty() {
 			known = known.WithRestored(t.takeRestored, now)
 		}
 		t.gpus[g.UUID] = t.foldResult(known, l.readings[i], now)
@@ -141,11 +140,11 @@ func (t *nodeState) foldLook(l look, now time.Time) {
 		t.gpus[g.UUID] = t.policy.FoldAbsence(t.gpus[g.UUID], reasonAt(l.snapshot.LeftOut, g.Index), now)
 	}
 	t.scan = withMissing(l.snapshot, missing)
-	t.unloaded = false
+	t.wasUnloaded = false
 	t.planRetries(now)
 }
 
-// linksPatience is how long a Snapshot waits for links. It is enough for eight GPUs with 20 ms a
+// linksPatience limits the wait of a Snapshot for links. It is enough for eight GPUs with 20 ms a
 // call.
 const linksPatience = 30 * time.Second
 
@@ -177,29 +176,29 @@ func (t *nodeState) keepLinks(s *inventory.Snapshot, now time.Time) {
 	}
 }
 
-// hangAfter is how long a call about a GPU may take before the GPU becomes Unhealthy. A hang is
-// noticed within Poll and judged within SuspectPoll. The sum of all three is below 15 s, also if
-// two GPUs hang at once.
+// hangAfter is the duration of a call after which the GPU becomes Unhealthy. A hang is noticed
+// within Poll and judged within SuspectPoll. The sum of all three is below 15 s, even if two GPUs
+// hang at once.
 const hangAfter = 8 * time.Second
 
-// answerPatience is how long a GPU may go without an answer before it becomes Unhealthy, although
-// its calls return.
+// answerPatience is the time without an answer after which a GPU becomes Unhealthy, although calls
+// return.
 const answerPatience = 60 * time.Second
 
 // foldResult folds in the reading of a GPU, or its failure.
 func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health.GPU {
 	if r.err == nil {
-		delete(t.unanswered, g.UUID)
+		delete(t.unansweredSince, g.UUID)
 		return t.policy.FoldReading(g, r.Reading, t.facts, now)
 	}
 	var stall *inventory.Stall
 	if !errors.As(r.err, &stall) {
 		return t.policy.FoldSilence(g, silenceReason(r.err), now)
 	}
-	since, ok := t.unanswered[g.UUID]
-	if !ok || since.Before(t.facts.Opened) { // do not count the time to open a session
+	since, ok := t.unansweredSince[g.UUID]
+	if !ok || since.Before(t.facts.Opened) { // does not count the time to open a session
 		since = later(t.lookStart, t.facts.Opened)
-		t.unanswered[g.UUID] = since
+		t.unansweredSince[g.UUID] = since
 	}
 	if now.Sub(stall.Call.Since) >= hangAfter || now.Sub(since) >= answerPatience {
 		return t.policy.FoldHang(g, *stall, t.facts, now)
@@ -207,8 +206,7 @@ func (t *nodeState) foldResult(g health.GPU, r readResult, now time.Time) health
 	return t.policy.FoldStall(g, cmp.Or(stall.Call.Function, "reading its files"), now)
 }
 
-// foldCleared folds in that a request cleared memory error counts, before the readings made
-// afterwards.
+// foldCleared folds in a request that cleared memory error counts, before the later readings.
 func (t *nodeState) foldCleared(uuids []string) {
 	for _, uuid := range uuids {
 		if g, ok := t.gpus[uuid]; ok {
@@ -220,7 +218,7 @@ func (t *nodeState) foldCleared(uuids []string) {
 // quiesce marks the state as stale until Resume.
 func (t *nodeState) quiesce(allocate bool, now time.Time) {
 	t.stale = ErrQuiesced.Error()
-	clear(t.unanswered)
+	clear(t.unansweredSince)
 	switch {
 	case allocate:
 		t.withheldSince = time.Time{}
@@ -231,8 +229,8 @@ func (t *nodeState) quiesce(allocate bool, now time.Time) {
 
 // takeRestored returns and removes the ledger's entries of a device.
 func (t *nodeState) takeRestored(uuid string) ([]health.Fault, []time.Time) {
-	faults, recoveries := t.restored.Device(uuid)
-	t.restored.Drop(uuid)
+	faults, recoveries := t.restoredEntries.Device(uuid)
+	t.restoredEntries.Drop(uuid)
 	return faults, recoveries
 }
 
@@ -249,7 +247,7 @@ func (t *nodeState) hasLedgerEntries() bool {
 
 // ledgerEntries returns the state to save across restarts.
 func (t *nodeState) ledgerEntries(boot string) ledger.Book {
-	b := t.restored.Clone()
+	b := t.restoredEntries.Clone()
 	for _, g := range t.gpus {
 		b.Add(g.UUID, boot, g.Device)
 		for _, i := range slices.Concat(g.Instances, g.Unread) {
@@ -259,8 +257,7 @@ func (t *nodeState) ledgerEntries(boot string) ledger.Book {
 	return b
 }
 
-// clear folds in that an operator clears the faults of a device. It reports whether the device
-// exists.
+// clear clears the faults of a device for an operator. It reports whether the device exists.
 func (t *nodeState) clear(uuid string, now time.Time) bool {
 	for key, g := range t.gpus {
 		if cleared, ok := t.policy.Clear(g, uuid, now); ok {
@@ -268,7 +265,7 @@ func (t *nodeState) clear(uuid string, now time.Time) bool {
 			return true
 		}
 	}
-	return t.restored.Drop(uuid)
+	return t.restoredEntries.Drop(uuid)
 }
 
 // foldProof folds in the result of a CUDA check of a device: the reason of the failure, or empty.
@@ -281,15 +278,15 @@ func (t *nodeState) foldProof(uuid, why string, remedy inventory.Remedy, now tim
 	}
 }
 
-// foldSilence folds in that the GPUs could not be read.
+// foldSilence folds in a failure to read the GPUs.
 func (t *nodeState) foldSilence(gpus []inventory.GPU, p health.Policy, why string, now time.Time) {
 	for _, g := range gpus {
 		t.gpus[g.UUID] = p.FoldSilence(t.gpus[g.UUID], why, now)
 	}
 }
 
-// silenceReason returns the reason for display. The reason is the same while a call hangs, whatever
-// waits for the call.
+// silenceReason returns the reason for display. The reason stays the same while a call hangs,
+// whatever waits for the call.
 func silenceReason(err error) string {
 	if errors.Is(err, inventory.ErrNoAnswer) {
 		return "the NVIDIA driver does not answer: see the kernel log; if this persists, restart the node"
@@ -297,16 +294,16 @@ func silenceReason(err error) string {
 	return err.Error()
 }
 
-// reasonAt returns why the GPU at an index is left out, or else why any other GPU is.
+// reasonAt returns why the GPU at an index is left out, or else why any other GPU is left out.
 func reasonAt(leftOut []inventory.LeftOut, index int) string {
 	i := slices.IndexFunc(leftOut, func(l inventory.LeftOut) bool { return l.Index == index })
 	return leftOut[max(i, 0)].Reason
 }
 
-// missing returns the GPUs of the last look that are not in s but may still exist, because the
-// driver counts GPUs that could not be identified. If the driver counts fewer GPUs, the missing
-// ones were unplugged or unbound, and are simply gone.
-func (t *nodeState) missing(s inventory.Snapshot) []inventory.GPU {
+// missingGPUs returns the GPUs of the last look that are not in s but may still exist, because the
+// driver counts unidentified GPUs. If the driver counts fewer GPUs, the missing GPUs were unplugged
+// or unbound, and are simply gone.
+func (t *nodeState) missingGPUs(s inventory.Snapshot) []inventory.GPU {
 	if len(s.LeftOut) == 0 {
 		return nil
 	}
@@ -332,11 +329,11 @@ func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapsh
 // compose returns the Snapshot of the current state, and whether it differs from the published one.
 func (t *nodeState) compose() (inventory.Snapshot, bool) {
 	t.nodeReason = t.nodeWide()
-	if !t.changed() {
-		return t.published, false
+	if !t.hasChanged() {
+		return t.lastPublished, false
 	}
 	s := t.scan
-	s.Generation = t.published.Generation + 1
+	s.Generation = t.lastPublished.Generation + 1
 	s.Stale, s.LinksDue = t.stale, t.awaitsLinks()
 	s.GPUs = slices.Clone(s.GPUs)
 	for i := range s.GPUs {
@@ -348,14 +345,14 @@ func (t *nodeState) compose() (inventory.Snapshot, bool) {
 			g.MIGDevices[j].Health = t.verdict(g.UUID, known.Instances[j].Device)
 		}
 	}
-	t.published = s
+	t.lastPublished = s
 	return s, true
 }
 
-// changed reports whether the state differs from the published Snapshot. It allocates nothing,
+// hasChanged reports whether the state differs from the published Snapshot. It allocates nothing,
 // because most looks change nothing.
-func (t *nodeState) changed() bool {
-	p := t.published
+func (t *nodeState) hasChanged() bool {
+	p := t.lastPublished
 	if p.Generation == 0 || p.Stale != t.stale || p.LinksDue != t.awaitsLinks() || p.Driver != t.scan.Driver ||
 		p.Control != t.scan.Control ||
 		len(p.GPUs) != len(t.scan.GPUs) || !slices.Equal(p.LeftOut, t.scan.LeftOut) {

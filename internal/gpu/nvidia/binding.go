@@ -7,15 +7,15 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// maxBindings is the maximum number of events of one wait. The next wait returns the rest.
+// maxBindings is the maximum number of events of one wait. The next wait returns further events.
 const maxBindings = 64
 
-// bindings are the driver events, since R575, of GPUs bound to the driver or unbound. A driver that
-// lacks or refuses these events is asked once in a session.
+// bindings are the driver's events, since R575, about GPUs bound to the driver or unbound. A driver
+// without these events, or that refuses them, is asked once in a session.
 type bindings struct {
 	api *api
 	// request is nil without a set. It is allocated separately, and events is its only pointer to
-	// Go memory: cgo refuses to pass anything else to a C function.
+	// Go memory, because cgo passes no other memory to a C function.
 	request *nvml.SystemEventSetWaitRequest
 	events  *[maxBindings]nvml.SystemEventData_v1
 }
@@ -35,13 +35,13 @@ func (b *bindings) start(a *api) {
 	register.Version = nvml.STRUCT_VERSION(register, 1)
 	if act(a, "nvmlSystemRegisterEvents",
 		func() nvml.Return { return a.lib.SystemRegisterEvents(&register) }) != nvml.SUCCESS {
-		_ = b.free(a) // an error would change nothing
+		_ = b.free(a) // an error has no consequence
 	}
 }
 
-// changed waits up to timeout for GPUs to be bound or unbound, and reports whether any were. The
-// next session finds out which.
-func (b *bindings) changed(timeout time.Duration) bool {
+// wait waits up to timeout for GPUs to be bound or unbound, and reports a change. The next session
+// finds the GPUs.
+func (b *bindings) wait(timeout time.Duration) bool {
 	if b.request == nil {
 		return false
 	}

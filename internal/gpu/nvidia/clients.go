@@ -22,10 +22,9 @@ var podOf = sync.OnceValue(func() *regexp.Regexp {
 // maxComm is the length of a process name in the kernel. The name may contain any bytes.
 const maxComm = 16
 
-// Clients returns the processes that have the GPU with the given minor number open, from /proc
-// below root, without those of this pod. The driver does not report these processes if they do not
-// compute. The error says that there may be others: the kernel hides them without hostPID and
-// CAP_SYS_PTRACE.
+// Clients returns the processes, except those of this pod, that have the GPU with the given minor
+// number open, from /proc below root. The driver reports such processes only while they compute.
+// The error says that the kernel may hide others, without hostPID and CAP_SYS_PTRACE.
 func Clients(root fs.FS, minor int) ([]inventory.DriverClient, error) {
 	entries, err := fs.ReadDir(root, "proc")
 	if err != nil {
@@ -77,7 +76,7 @@ func opens(root fs.FS, folder, path string) (bool, error) {
 }
 
 // podOfProcess returns the UID of the pod of a process. It is empty for a host process, and for a
-// process of this pod in a control group namespace of its own.
+// process of this pod in a separate control group namespace.
 func podOfProcess(root fs.FS, folder string) string {
 	text, _ := fs.ReadFile(root, folder+"/cgroup") // the process may have ended
 	found := podOf().FindSubmatch(text)

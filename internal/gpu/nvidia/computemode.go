@@ -10,11 +10,11 @@ import (
 )
 
 // SetComputeMode sets the compute mode of a GPU of an earlier Scan of this session, and returns the
-// previous mode. The mode outlives this session: it lasts until it is set again or the driver
-// releases the GPU.
+// previous mode. The mode outlives this session, until the next change or until the driver releases
+// the GPU.
 //
-// The error wraps inventory.ErrNotSupported if the GPU has no compute modes. It wraps
-// inventory.ErrNoAnswer if the driver did not answer before the deadline of ctx: then the mode may
+// The error wraps inventory.ErrNotSupported for a GPU without compute modes. It wraps
+// inventory.ErrNoAnswer if the driver did not answer before the deadline of ctx; the mode may then
 // have been set.
 func (s *Session) SetComputeMode(
 	ctx context.Context, uuid string, mode inventory.ComputeMode,

@@ -18,16 +18,16 @@ import (
 
 // Options say where the driver is installed.
 type Options struct {
-	// DriverRoot is the directory of this container where the root of the driver's installation is
-	// mounted; empty for "/". Every Open looks for the library below it: a driver may be installed
-	// late.
+	// DriverRoot is the directory of this container with the mounted root of the driver's
+	// installation; empty for "/". Every Open searches it for the library, because a driver may be
+	// installed late.
 	DriverRoot string
 	// SearchPath are directories below the driver root to search first for libraries.
 	SearchPath []string
-	// Library replaces the machine's library, for simulated nodes; nil for the machine's library.
+	// Library replaces the machine's library on simulated nodes; nil for the machine's library.
 	Library nvml.Interface
-	// Root is the file system with the machine's /sys at "sys" and /proc at "proc"; nil for this
-	// process's own.
+	// Root is the file system with the machine's /sys at "sys" and /proc at "proc"; nil for the
+	// file system of this process.
 	Root fs.FS
 	// Metrics counts each call into the driver; nil counts nothing.
 	Metrics Metrics
@@ -42,12 +42,12 @@ type Driver struct {
 	// node records calls about no GPU, and waits records waits for events.
 	node, waits *callRecord
 
-	// The fields below belong to the goroutine that has the worker calls.
+	// The fields below belong to the goroutine with the worker calls.
 
 	open         bool
-	boundLibrary *library // the library that the process is bound to; nil until one was loaded
+	boundLibrary *library // the library of the process; nil until one was loaded
 	version      string   // driver version at the start of the last session
-	lateSession  *Session // a session that opened after its caller gave up; the next Open returns it
+	lateSession  *Session // a session that opened too late for the caller; the next Open returns it
 }
 
 // New returns the driver. It does no I/O. There can be only one Driver for a library.
@@ -66,12 +66,12 @@ func (d *Driver) record(gpu int) *callRecord {
 }
 
 // Open starts a session. It initialises NVML, registers for the events of every GPU, and visits
-// every GPU once: anything that happens after Open is seen by Scan or reported by Next. GPUs whose
-// calls hang are left out.
+// every GPU once: Scan shows, or Next reports, any later change. GPUs with hanging calls are left
+// out.
 //
 // The error wraps inventory.ErrNoDriver if there is no driver yet, inventory.ErrDriverReplaced if
-// only a new process can talk to it, and inventory.ErrNoAnswer if a call about no GPU did not
-// return in time. A session that opens after such an error is returned by the next Open. Open fails
+// only a new process can talk to the driver, and inventory.ErrNoAnswer if a call about no GPU did
+// not return in time. The next Open returns a session that opens after such an error. Open fails
 // while another session is open.
 func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	defer func() { err = wrap(err, "open an NVML session") }()
@@ -80,7 +80,7 @@ func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	}
 	defer d.calls.release()
 	var s *Session
-	var failed error // local: a job that was given up may write it later
+	var failed error // local: an abandoned job may write it later
 	start := func() { s, failed = d.start() }
 	adopt := func() {
 		if failed == nil {
@@ -97,13 +97,13 @@ func (d *Driver) Open(ctx context.Context) (_ *Session, err error) {
 	return s, nil
 }
 
-// pinned reports whether a hanging call keeps the session from being closed.
-func (d *Driver) pinned() bool { return len(d.calls.hanging()) > 0 }
+// isPinned reports whether a hanging call keeps the session from being closed.
+func (d *Driver) isPinned() bool { return len(d.calls.hangingCalls()) > 0 }
 
-// Calls returns the calls into the driver that were given up and have not returned, oldest first.
-// Each of them occupies a thread.
+// Calls returns the abandoned calls into the driver that have not returned, oldest first. Each of
+// them occupies a thread.
 func (d *Driver) Calls() []inventory.Call {
-	calls := slices.Concat(d.calls.hanging(), d.events.hanging())
+	calls := slices.Concat(d.calls.hangingCalls(), d.events.hangingCalls())
 	slices.SortFunc(calls, func(a, b inventory.Call) int { return a.Since.Compare(b.Since) })
 	return calls
 }
@@ -124,7 +124,7 @@ func (d *Driver) start() (*Session, error) {
 	if err := lib.lookUp(); err != nil {
 		return nil, err
 	}
-	bound := boundGPUs(d.options.Root) // before the library: a GPU that appears meanwhile is then seen by Scan
+	bound := boundGPUs(d.options.Root) // before the library: Scan then sees a GPU that appears meanwhile
 	d.node.begin("nvmlInit")
 	ret := lib.Init()
 	d.node.end(ret)
@@ -149,7 +149,7 @@ func (d *Driver) start() (*Session, error) {
 
 // installedVersion is implemented by a simulated library with driver files.
 type installedVersion interface {
-	// Installed returns the version of the files that a new process loads.
+	// Installed returns the version of the files for a new process.
 	Installed() string
 }
 
@@ -165,7 +165,7 @@ func (d *Driver) installedLibrary() (*library, error) {
 	return found, nil
 }
 
-// library returns the library to use. Once a library was loaded, the process is bound to it.
+// library returns the library to use: once loaded, always the same.
 func (d *Driver) library() (*library, error) {
 	found, err := d.installedLibrary()
 	switch {
@@ -183,7 +183,8 @@ func (d *Driver) library() (*library, error) {
 }
 
 // onDisk returns the version of the driver's files if it differs from the version of the open
-// session; empty if it is equal or unknown. A missing or incomplete file is being replaced.
+// session; empty if the version is equal or unknown. A missing or incomplete file is being
+// replaced.
 func (d *Driver) onDisk() string {
 	found, err := d.installedLibrary()
 	if err != nil || found.version == d.version || found.same(d.boundLibrary) {
@@ -192,8 +193,8 @@ func (d *Driver) onDisk() string {
 	return found.version
 }
 
-// replacedError returns the error for a library that was replaced by found. A new process can use
-// found, unless the kernel module is still that of this process.
+// replacedError returns the error for a library replaced by found. A new process can use found,
+// unless the kernel module is still that of this process.
 func (d *Driver) replacedError(found *library) error {
 	module := d.module()
 	if found.version != "" && module != "" && module == d.version && module != found.version {

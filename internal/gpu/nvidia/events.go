@@ -11,12 +11,12 @@ import (
 
 const (
 	// waitStep is the longest duration of one wait for events, and so the longest wait of Close.
-	// Shorter waits would cost an idle node more, because each wakes some threads.
+	// Shorter waits would cost an idle node more, because each wait wakes some threads.
 	waitStep = 500 * time.Millisecond
-	// waitPatience is how much longer a wait may take before Next returns ErrNoAnswer.
+	// waitPatience is the additional time for a wait before Next returns ErrNoAnswer.
 	waitPatience = 10 * time.Second
 	// minPause and maxRest are the shortest and longest pause after a useless wait: NVML answers at
-	// once that a GPU is lost but no GPU admits it, or no GPU with events is left.
+	// once that a GPU is lost but no GPU admits a loss, or no GPU with events is left.
 	minPause = time.Second
 	maxPause = 5 * time.Second
 	// waitGap is the average time between two waits: waits that end at once must not use a whole
@@ -27,8 +27,8 @@ const (
 	waitBurst = 256
 )
 
-// Next waits for an event and returns it. A lost GPU has one EventLost and no further events; the
-// other GPUs still have events.
+// Next returns the next event. A lost GPU has one EventLost and no further events; the other GPUs
+// still have events.
 //
 // It returns the error of ctx when ctx ends. After any other error the session has no more events.
 // The error wraps inventory.ErrNoAnswer if a wait hangs.
@@ -97,7 +97,7 @@ func (s *Session) wait(ctx context.Context) (outcome, error) {
 	var o outcome
 	var err error
 	once := func() {
-		if err = errClosed; !s.stopped {
+		if err = errClosed; !s.isStopped {
 			s.register()
 			o, err = s.watch.wait()
 		}
@@ -113,12 +113,12 @@ func (s *Session) wait(ctx context.Context) (outcome, error) {
 	return o, err
 }
 
-// register registers for the events of GPUs identified since the last wait, and of GPUs whose
-// registration was not permitted before.
+// register registers for the events of newly identified GPUs, and of GPUs whose registration was
+// not permitted before.
 func (s *Session) register() {
 	s.mu.Lock()
-	joining := slices.Concat(s.unregistered, s.watch.dueRefused())
-	s.unregistered = nil
+	joining := slices.Concat(s.registrationQueue, s.watch.dueRefused())
+	s.registrationQueue = nil
 	s.mu.Unlock()
 	if len(joining) == 0 {
 		return

@@ -38,8 +38,8 @@ func wrap(err error, what string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// unprivileged adds the missing capability to the error of a call without permission.
-func unprivileged(err error) error {
+// withCapability adds the missing capability to the error of a call without permission.
+func withCapability(err error) error {
 	if errors.Is(err, nvml.ERROR_NO_PERMISSION) {
 		return fmt.Errorf("%w (%w)", inventory.ErrNoPermission, err)
 	}
@@ -69,8 +69,7 @@ func (a *callResults) may(call string, ret nvml.Return) bool {
 	return ret == nvml.SUCCESS
 }
 
-// extra is may for a call whose failure tells something about the GPU only if the GPU is lost or
-// needs a reset.
+// extra is may for a call whose failure concerns the GPU only if the GPU is lost or needs a reset.
 func (a *callResults) extra(call string, ret nvml.Return) bool {
 	if c := contact(ret); c >= inventory.ContactResetRequired {
 		a.note(call, ret, c)

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// functions are the NVML functions called by this package. No other function is ever called.
+// functions are all NVML functions called by this package.
 var functions = []string{
 	"nvmlInit", "nvmlShutdown", "nvmlErrorString", "nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion",
 	"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo",
@@ -52,7 +52,7 @@ var functions = []string{
 	"nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents", "nvmlSystemEventSetWait", "nvmlSystemEventSetFree",
 }
 
-// versions are newer versions of functions. go-nvml calls them instead if the library has them.
+// versions are newer versions of functions. go-nvml prefers them if the library has them.
 var versions = map[string][]string{
 	"nvmlInit":                                   {"nvmlInit_v2"},
 	"nvmlDeviceGetCount":                         {"nvmlDeviceGetCount_v2"},
@@ -98,11 +98,11 @@ const (
 	maxMIGDevices = 64
 )
 
-// An api is NVML in one session. Calling a missing function would end the process: through the api
+// An api is NVML in one session. Calling a missing function would end the process. Through the api
 // and its handles, a missing function returns ERROR_FUNCTION_NOT_FOUND.
 type api struct {
 	lib nvml.Interface
-	has map[string]bool // functions of the table that the library has
+	has map[string]bool // functions of the table in the library
 	// record records each call.
 	record *callRecord
 
@@ -124,17 +124,17 @@ func newAPI(lib nvml.Interface, has map[string]bool, r *callRecord) *api {
 // withRecord returns the same NVML with another record of calls.
 func (a *api) withRecord(r *callRecord) *api { return newAPI(a.lib, a.has, r) }
 
-// forget forgets the unsupported calls of a GPU and its MIG devices, so that they are tried again.
-// The supported calls of a GPU can change with its MIG devices, and the driver reuses the handles
-// of MIG devices.
+// forget discards the unsupported calls of a GPU and its MIG devices, for another try. The
+// supported calls of a GPU can change with its MIG devices, and the driver reuses the handles of
+// MIG devices.
 func (d device) forget() {
 	d.api.mu.Lock()
 	defer d.api.mu.Unlock()
 	clear(d.api.supports) // each GPU has its own api
 }
 
-// invoke calls a function. It returns ERROR_UNKNOWN if go-nvml panics, for example on an impossible
-// length from the driver.
+// invoke calls a function. It returns ERROR_UNKNOWN after a panic of go-nvml, for example for an
+// impossible length from the driver.
 func invoke[T any](a *api, function string, f func() (T, nvml.Return)) (value T, ret nvml.Return) {
 	if !a.has[function] {
 		return value, nvml.ERROR_FUNCTION_NOT_FOUND
@@ -163,14 +163,14 @@ var deviceFunctions = func() map[string]string {
 	return names
 }()
 
-// command calls a function that changes a device.
+// command calls a function to change a device.
 func command(d device, function string, f func() nvml.Return) nvml.Return {
 	return act(d.api, deviceFunctions[function], f)
 }
 
-// query calls a function that reads from a device. After ERROR_NOT_SUPPORTED, the call is not
-// repeated for the device in this session: some of these calls are slow, and some write a line to
-// the kernel log of a virtual machine.
+// query calls a function to read from a device. After ERROR_NOT_SUPPORTED, the call is not repeated
+// for the device in this session: some of these calls are slow, and some write a line to the kernel
+// log of a virtual machine.
 func query[T any](d device, function string, f func() (T, nvml.Return)) (T, nvml.Return) {
 	return queryFor(d, function, 0, func(int) (T, nvml.Return) { return f() })
 }

@@ -11,10 +11,10 @@ import (
 )
 
 // A gpm measures a GPU with NVML's GPU performance monitoring (Hopper or newer). The driver counts,
-// and a value is computed from two counts. Only one job of the GPU may use it at a time.
+// and two counts give a value. Only one job of the GPU may use a gpm at a time.
 type gpm struct {
-	counts   map[int]*gpmCounts // by the ID of the GPU instance, or wholeGPU
-	measured map[int]bool       // measured in the current sample
+	counts      map[int]*gpmCounts // by the ID of the GPU instance, or wholeGPU
+	measuredGIs map[int]bool       // measured in the current sample
 }
 
 const wholeGPU = -1
@@ -66,9 +66,9 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 		return ret
 	}
 	now := time.Now()
-	passed := now.Sub(c.lastTime)
+	elapsed := now.Sub(c.lastTime)
 	c.last, c.spare, c.lastTime = c.spare, c.last, now
-	if passed < shortestCount || passed > longestCount {
+	if elapsed < shortestCount || elapsed > longestCount {
 		return nvml.SUCCESS
 	}
 	request := nvml.GpmMetricsGetType{Sample1: c.spare, Sample2: c.last}
@@ -94,7 +94,7 @@ func (p *gpm) measure(d device, gi int, uuid string, into *inventory.Measures) n
 
 // countsOf returns the counts of a GPU or GPU instance.
 func (p *gpm) countsOf(a *api, gi int, uuid string) (*gpmCounts, nvml.Return) {
-	p.measured[gi] = true
+	p.measuredGIs[gi] = true
 	if c, ok := p.counts[gi]; ok {
 		if c.uuid != uuid {
 			c.uuid, c.lastTime = uuid, time.Time{}
@@ -121,21 +121,21 @@ func free(a *api, s nvml.GpmSample) { _ = act(a, "nvmlGpmSampleFree", s.Free) } 
 // sweep frees the counts of GPU instances missing from this sample, and begins the next sample.
 func (p *gpm) sweep(a *api) {
 	maps.DeleteFunc(p.counts, func(gi int, c *gpmCounts) bool {
-		if p.measured[gi] {
+		if p.measuredGIs[gi] {
 			return false
 		}
 		free(a, c.last)
 		free(a, c.spare)
 		return true
 	})
-	clear(p.measured)
+	clear(p.measuredGIs)
 }
 
 // freeCounts frees the counts of all GPUs. No sample may be running.
 func (s *scanner) freeCounts() {
 	for _, sl := range s.slots {
 		if sl.gpm != nil {
-			clear(sl.gpm.measured) // a sample may be incomplete
+			clear(sl.gpm.measuredGIs) // a sample may be incomplete
 			sl.gpm.sweep(s.api)
 		}
 	}

@@ -9,7 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// displayOnly are models counted by NVML that run no work: the display adapter of a DGX Station.
+// displayOnly are models that run no work, although NVML counts them: the display adapter of a DGX
+// Station.
 var displayOnly = []string{"DGX Display", "NVIDIA DGX Display"}
 
 // A gpu is a session's state of the GPU at one NVML index. Its slices are replaced, never written
@@ -23,7 +24,7 @@ type gpu struct {
 	// the constant properties were read
 	isDescribed     bool
 	memory          nvml.Return // last result of the call for MemoryBytes
-	hidden          bool        // displayOnly
+	isHidden        bool        // displayOnly
 	migDevices      []migDevice
 	instancesShown  bool                   // the driver showed this process a GPU instance
 	instancesHidden inventory.Signal[bool] // the driver hides GPU instances; unknown before the first call
@@ -35,9 +36,9 @@ type gpu struct {
 	results         callResults       // results of the last calls
 	eventsError     error             // why registering for its events failed
 	reading         inventory.Reading // the last Reading
-	hasReading      bool              // there was a Reading
+	hasReading      bool              // the first Reading was made
 	isUnreturned    bool              // the Reading was not returned yet
-	skipReport      bool              // the driver is slow and a caller waits: the Report can wait
+	skipReport      bool              // the driver is slow and a caller waits: no Report now
 	reportTime      time.Time         // when the following fields were read
 	report          inventory.Report
 	// persistence and energy are as in inventory.Reading.
@@ -45,7 +46,7 @@ type gpu struct {
 	energy      inventory.Signal[uint64]
 }
 
-// identify reads the GPU of a slot into g.seen, as far as the GPU answers.
+// identify reads the GPU of a slot into g.lastSeen, as far as the GPU answers.
 func (s *scanner) identify(sl *slot, g *gpu, a *callResults) {
 	index := sl.record.gpu
 	device, ret := sl.api.DeviceGetHandleByIndex(index)
@@ -74,7 +75,7 @@ func (s *scanner) identify(sl *slot, g *gpu, a *callResults) {
 	if !g.isDescribed {
 		g.isDescribed = s.describe(g, a)
 	}
-	if g.hidden || a.isUseless() {
+	if g.isHidden || a.isUseless() {
 		return
 	}
 	memory, ret := device.GetMemoryInfo()
@@ -90,7 +91,7 @@ func (s *scanner) identify(sl *slot, g *gpu, a *callResults) {
 func (s *scanner) describe(g *gpu, a *callResults) bool {
 	if model, ret := g.device.GetName(); a.may("nvmlDeviceGetName", ret) {
 		g.lastSeen.Model = model
-		g.hidden = slices.Contains(displayOnly, model)
+		g.isHidden = slices.Contains(displayOnly, model)
 	}
 	if brand, ret := g.device.GetBrand(); a.may("nvmlDeviceGetBrand", ret) {
 		g.lastSeen.Brand = brands[brand]
@@ -115,9 +116,9 @@ func (s *scanner) describe(g *gpu, a *callResults) bool {
 	return a.contact == inventory.ContactGood
 }
 
-// binding returns a number that changes when the GPU is bound to the driver again; 0 if unknown.
+// binding returns a number that changes with each binding of the GPU to the driver; 0 if unknown.
 func (s *scanner) binding(bdf string) uint64 {
-	for _, b := range s.bound {
+	for _, b := range s.initialBindings {
 		if b.bdf == bdf {
 			return b.entry
 		}

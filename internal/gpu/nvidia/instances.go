@@ -80,8 +80,8 @@ func (i gpuInstance) Destroy() nvml.Return {
 	return act(i.api, "nvmlGpuInstanceDestroy", i.handle.Destroy)
 }
 
-// CreateComputeInstance creates an instance at a placement, or where the driver puts it if the
-// driver does not accept the placement, and returns its description.
+// CreateComputeInstance creates an instance and returns the description. The placement is the given
+// one, or the driver's choice if the driver refuses the given one.
 func (i gpuInstance) CreateComputeInstance(
 	profile nvml.ComputeInstanceProfileInfo, placement nvml.ComputeInstancePlacement,
 ) (nvml.ComputeInstanceInfo, nvml.Return) {

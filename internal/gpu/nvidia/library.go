@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// locate returns the path of NVML's library below a driver root; empty if there is none for this
-// machine: the loader may still find one.
+// locate returns the path of NVML's library below a driver root; empty without a library for this
+// machine: the loader may still find a library.
 func locate(driverRoot string, searchPath []string) string {
 	return driverroot.Locate(driverRoot, driverroot.NVML, searchPath...)
 }
@@ -34,7 +34,7 @@ type library struct {
 }
 
 // lookUp looks up the functions of the library, once. A library that cannot be loaded is no error
-// here: Init reports it. The error wraps inventory.ErrNoDriver.
+// here, because Init reports it. The error wraps inventory.ErrNoDriver.
 func (l *library) lookUp() (err error) {
 	if l.has != nil {
 		return nil
@@ -53,8 +53,8 @@ func (l *library) lookUp() (err error) {
 }
 
 // irregular returns a path where the loader may find a non-regular file with the library's name, or
-// "". Opening a pipe blocks forever, and the loader holds a lock meanwhile: without the lock the
-// process can neither start a thread nor end.
+// "". Opening a pipe blocks forever, and the loader holds a lock meanwhile: the process could
+// neither start a thread nor end.
 func irregular() string {
 	folders := strings.Split(os.Getenv("LD_LIBRARY_PATH"), ":")
 	for _, folder := range driverroot.LibraryFolders() {

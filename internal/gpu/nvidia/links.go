@@ -21,8 +21,8 @@ type nvlink struct {
 	unread     bool     // incomplete: to be read again by the next look
 }
 
-// A pair is two GPUs by PCI address, lower address first. The PCIe path between them depends only
-// on the addresses.
+// A pair is two GPUs by PCI address, lower address first. The addresses alone determine the PCIe
+// path between the GPUs.
 type pair [2]string
 
 func pairOf(a, b *gpu) pair {
@@ -119,9 +119,9 @@ func (s *scanner) readNVLink(g *gpu, a *callResults) {
 	g.nvlink = n
 }
 
-// lanesDown returns how many lanes of a GPU are down. A lane is down if it was active before, or if
-// it is active on another GPU of the same model with lanes to an NVSwitch. Lanes without a bridge
-// are never active. In MIG mode all lanes are off.
+// lanesDown returns the number of lanes of a GPU that are down. A lane is down if it was active
+// before, or if it is active on another GPU of the same model with lanes to an NVSwitch. Lanes
+// without a bridge are never active. In MIG mode all lanes are off.
 func (s *scanner) lanesDown(g *gpu) (lanes int, known bool) {
 	if g.nvlink.active|g.nvlink.inactive == 0 || g.lastSeen.MIG == inventory.MIGEnabled {
 		return 0, false
@@ -179,7 +179,7 @@ var nvlinkGenerations = map[nvml.NvlinkVersion]int{
 
 // A topology remembers the connections of the GPUs.
 type topology struct {
-	ends  []end                       // the GPUs that the links were computed from
+	ends  []end                       // the GPUs of the computed links
 	stale bool                        // links were read since
 	paths map[pair]inventory.PCIePath // known paths only
 }
@@ -191,7 +191,7 @@ type end struct {
 }
 
 // setLinks sets the links of every GPU. They are computed again only after a change of the GPUs or
-// their lanes.
+// the lanes.
 func (s *scanner) setLinks() {
 	t := &s.topology
 	if !t.stale && slices.EqualFunc(t.ends, s.gpus, func(e end, g inventory.GPU) bool { return e == endOf(g) }) {
@@ -218,8 +218,8 @@ func (s *scanner) setLinks() {
 
 func endOf(g inventory.GPU) end { return end{uuid: g.UUID, bdf: g.BDF, index: g.Index} }
 
-// connection returns the link from one GPU to another, or false if it is unknown. If both ends
-// report a value, the better one counts: an end that could not be read reports less, never more.
+// connection returns the link from one GPU to another; false if unknown. If both ends report a
+// value, the better value counts: an end that could not be read reports less, never more.
 func (s *scanner) connection(from, to *gpu) (inventory.Link, bool) {
 	l := inventory.Link{Peer: to.lastSeen.UUID, PeerIndex: to.lastSeen.Index, PCIe: s.topology.paths[pairOf(from, to)]}
 	l.NVLinks = max(from.lanesTo(to), to.lanesTo(from))

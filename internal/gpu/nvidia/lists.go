@@ -30,16 +30,16 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// go-nvml allocates lists of the length that the driver requests, and slices them by the length
-// that the driver returns. A wrong length would cost gigabytes, or end the process. The functions
-// of this file offer the driver at most maxListed elements.
+// go-nvml allocates lists of the length requested by the driver, and slices them by the length
+// returned by the driver. A wrong length would cost gigabytes, or end the process. The functions of
+// this file offer the driver at most maxListed elements.
 const (
 	firstListed = 64   // enough for most calls
 	maxListed   = 4096 // processes of a GPU, or placements of a MIG profile
 )
 
 // readList calls fill with a growing slice until the list fits. fill returns the number of
-// elements, even if they do not fit.
+// elements, even without enough room.
 func readList[T any](fill func(room []T) (count int, ret nvml.Return)) ([]T, nvml.Return) {
 	for length := firstListed; ; length = maxListed {
 		room := make([]T, length)

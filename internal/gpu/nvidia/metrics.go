@@ -52,7 +52,7 @@ var groupOf = func() map[string]string {
 	return of
 }()
 
-// codes are the names of errors. Fetching the driver's own error text would be another call.
+// codes are the names of errors. The driver's error text would cost another call.
 var codes = map[nvml.Return]string{
 	nvml.ERROR_UNINITIALIZED: "UNINITIALIZED", nvml.ERROR_NO_PERMISSION: "NO_PERMISSION",
 	nvml.ERROR_INSUFFICIENT_POWER: "INSUFFICIENT_POWER", nvml.ERROR_DRIVER_NOT_LOADED: "DRIVER_NOT_LOADED",
@@ -85,7 +85,7 @@ func countCall(m Metrics, function string, took time.Duration, ret nvml.Return) 
 	}
 	switch ret {
 	case nvml.SUCCESS, nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_TIMEOUT,
-		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_FOUND: // these end lists, such as that of MIG devices
+		nvml.ERROR_INVALID_ARGUMENT, nvml.ERROR_NOT_FOUND: // these end lists, such as the list of
 	default:
 		m.DriverFailed(group, codeOf(ret))
 	}

@@ -12,14 +12,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A migDevice is a MIG device with the inputs of its profile name. The name changes only with these
+// A migDevice is a MIG device with the inputs of the profile name. The name changes only with these
 // inputs.
 type migDevice struct {
-	seen       inventory.MIGDevice
+	device     inventory.MIGDevice
 	attributes nvml.DeviceAttributes
 }
 
-// readMIG reads the MIG mode of a GPU and its MIG devices into g.seen.
+// readMIG reads the MIG mode of a GPU and its MIG devices into g.lastSeen.
 func (s *scanner) readMIG(g *gpu, a *callResults) {
 	before := g.lastSeen
 	defer func() {
@@ -64,7 +64,7 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 			})
 			continue
 		}
-		m.seen.Index = i
+		m.device.Index = i
 		found = append(found, m)
 	}
 	if len(found) == 0 && !g.instancesHidden.Known {
@@ -77,32 +77,32 @@ func (s *scanner) readMIG(g *gpu, a *callResults) {
 	g.migDevices = found
 	g.lastSeen.MIGDevices = make([]inventory.MIGDevice, len(g.migDevices))
 	for i, m := range g.migDevices {
-		g.lastSeen.MIGDevices[i] = m.seen
+		g.lastSeen.MIGDevices[i] = m.device
 	}
 }
 
 // errStale is the error for the handle of a deleted MIG device: in a long session, the driver may
-// continue to return such a handle.
+// still return such a handle.
 var errStale = errors.New("the instance of the MIG device is gone")
 
-// readMIGDevice reads a MIG device of g; ret is the return code of getting its handle.
+// readMIGDevice reads a MIG device of g. ret is the return code for the handle.
 func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callResults) (migDevice, error) {
 	// The failure of one MIG device says nothing about the GPU, unless the GPU is gone.
 	failed := func(call string, ret nvml.Return) error {
 		a.extra(call, ret)
-		return unprivileged(failure(call, ret))
+		return withCapability(failure(call, ret))
 	}
 	if err := failed("nvmlDeviceGetMigDeviceHandleByIndex", ret); err != nil {
 		return migDevice{}, err
 	}
 	var m migDevice
-	if m.seen.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
+	if m.device.UUID, ret = device.GetUUID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetUUID", ret)
 	}
-	if m.seen.GI, ret = device.GetGpuInstanceID(); ret != nvml.SUCCESS {
+	if m.device.GI, ret = device.GetGpuInstanceID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetGpuInstanceId", ret)
 	}
-	if m.seen.CI, ret = device.GetComputeInstanceID(); ret != nvml.SUCCESS {
+	if m.device.CI, ret = device.GetComputeInstanceID(); ret != nvml.SUCCESS {
 		return migDevice{}, failed("nvmlDeviceGetComputeInstanceId", ret)
 	}
 	if m.attributes, ret = device.GetAttributes(); ret != nvml.SUCCESS {
@@ -111,17 +111,17 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	if g.lastSeen.MemoryBytes == 0 {
 		ret := cmp.Or(g.memory, nvml.ERROR_NOT_SUPPORTED)
 		// Every profile name needs the memory size.
-		return migDevice{}, unprivileged(failure("nvmlDeviceGetMemoryInfo", ret))
+		return migDevice{}, withCapability(failure("nvmlDeviceGetMemoryInfo", ret))
 	}
-	m.seen.MemoryBytes = m.attributes.MemorySizeMB << 20
-	m.seen.Attributes = inventory.MIGAttributes{
+	m.device.MemoryBytes = m.attributes.MemorySizeMB << 20
+	m.device.Attributes = inventory.MIGAttributes{
 		Multiprocessors: int(m.attributes.MultiprocessorCount),
 		GISlices:        int(m.attributes.GpuInstanceSliceCount), CISlices: int(m.attributes.ComputeInstanceSliceCount),
 		CopyEngines: int(m.attributes.SharedCopyEngineCount), Decoders: int(m.attributes.SharedDecoderCount),
 		Encoders: int(m.attributes.SharedEncoderCount), JPEGs: int(m.attributes.SharedJpegCount),
 		OFAs: int(m.attributes.SharedOfaCount),
 	}
-	m.seen.GICap, m.seen.CICap = s.capabilities(g.lastSeen.Minor, m.seen.GI, m.seen.CI)
+	m.device.GICap, m.device.CICap = s.capabilities(g.lastSeen.Minor, m.device.GI, m.device.CI)
 	gi, ret := instanceOf(g, &m)
 	g.instancesHidden = inventory.Known(ret == nvml.ERROR_NO_PERMISSION)
 	// otherwise the driver may hide all instances from this process
@@ -130,9 +130,9 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	}
 	// a new instance may have all numbers of a deleted one, and another profile
 	for _, k := range g.migDevices {
-		if k.seen.UUID == m.seen.UUID && k.seen.GI == m.seen.GI && k.seen.CI == m.seen.CI &&
-			k.attributes == m.attributes && k.seen.Placement == m.seen.Placement {
-			m.seen.Profile = k.seen.Profile
+		if k.device.UUID == m.device.UUID && k.device.GI == m.device.GI && k.device.CI == m.device.CI &&
+			k.attributes == m.attributes && k.device.Placement == m.device.Placement {
+			m.device.Profile = k.device.Profile
 			return m, nil
 		}
 	}
@@ -140,7 +140,7 @@ func (s *scanner) readMIGDevice(g *gpu, device device, ret nvml.Return, a *callR
 	if ret == nvml.SUCCESS {
 		p = profileOf(g, gi, m, p)
 	}
-	m.seen.Profile = p.name(m.attributes.MemorySizeMB, g.lastSeen.MemoryBytes)
+	m.device.Profile = p.name(m.attributes.MemorySizeMB, g.lastSeen.MemoryBytes)
 	return m, nil
 }
 
@@ -151,8 +151,8 @@ type profile struct {
 	suffix string
 }
 
-// name returns the profile's name. Its gigabytes are the eighths of the GPU's memory that the MIG
-// device uses, in whole GiB rounded up: the formula of all NVIDIA tools.
+// name returns the profile's name. The gigabytes are the eighths of the GPU's memory used by the
+// MIG device, in whole GiB rounded up: the formula of all NVIDIA tools.
 func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 	eighths := math.Ceil(float64(memoryMiB<<20) / float64(gpuMemoryBytes) * 8)
 	gib := math.Round(eighths / 8 * math.Ceil(float64(gpuMemoryBytes)/(1<<30)))
@@ -165,32 +165,32 @@ func (p profile) name(memoryMiB, gpuMemoryBytes uint64) string {
 // instanceOf returns the GPU instance of a MIG device and sets the placement, or ERROR_NOT_FOUND if
 // the instance or its compute instance is missing. It needs a privileged process.
 func instanceOf(g *gpu, m *migDevice) (gi gpuInstance, ret nvml.Return) {
-	if gi, ret = g.device.GetGpuInstanceByID(m.seen.GI); ret != nvml.SUCCESS {
+	if gi, ret = g.device.GetGpuInstanceByID(m.device.GI); ret != nvml.SUCCESS {
 		return gi, ret
 	}
-	if gi.FindComputeInstance(m.seen.CI) == nvml.ERROR_NOT_FOUND {
+	if gi.FindComputeInstance(m.device.CI) == nvml.ERROR_NOT_FOUND {
 		return gi, nvml.ERROR_NOT_FOUND
 	}
 	info, ret := gi.GetInfo()
 	if ret != nvml.SUCCESS {
 		return gi, ret
 	}
-	m.seen.Placement = inventory.MIGPlacement{
+	m.device.Placement = inventory.MIGPlacement{
 		Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size),
 	}
 	return gi, nvml.SUCCESS
 }
 
 // profileOf returns the profile of a MIG device of a GPU instance. If the driver has profiles
-// unknown to this program, it returns told without the suffix.
-func profileOf(g *gpu, gi gpuInstance, m migDevice, told profile) profile {
-	ciInfo, ret := gi.GetComputeInstanceInfo(m.seen.CI)
+// unknown to this program, it returns fallback, which lacks the suffix.
+func profileOf(g *gpu, gi gpuInstance, m migDevice, fallback profile) profile {
+	ciInfo, ret := gi.GetComputeInstanceInfo(m.device.CI)
 	if ret != nvml.SUCCESS {
-		return told
+		return fallback
 	}
 	for number, p := range gpuInstanceProfiles {
 		if info, ret := g.device.GetGpuInstanceProfileInfo(number); ret != nvml.SUCCESS ||
-			int(info.Id) != m.seen.Placement.Profile {
+			int(info.Id) != m.device.Placement.Profile {
 			continue
 		}
 		for number, slices := range computeInstanceProfiles {
@@ -200,7 +200,7 @@ func profileOf(g *gpu, gi gpuInstance, m migDevice, told profile) profile {
 			}
 		}
 	}
-	return told
+	return fallback
 }
 
 // gpuInstanceProfiles are the GPU instance profiles by NVML's numbers.

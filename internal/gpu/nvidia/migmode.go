@@ -13,9 +13,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// SetMIGMode sets the MIG mode of a GPU, by UUID, in a session of its own without events. It is for
-// a process with no other task: it waits for a hanging call. The error wraps the same errors as
-// that of Session.Repartition, or inventory.ErrOpenElsewhere if any other process has the GPU open.
+// SetMIGMode sets the MIG mode of a GPU, by UUID, in a separate session without events. It is for a
+// process with no other task: it waits for a hanging call. The error wraps the same errors as in
+// Session.Repartition, or inventory.ErrOpenElsewhere if any other process has the GPU open.
 func SetMIGMode(o Options, uuid string, mode inventory.MIGMode) (err error) {
 	defer func() { err = wrap(err, "set the MIG mode of GPU "+uuid) }()
 	d := New(o)
@@ -93,8 +93,8 @@ func InVirtualMachine(root fs.FS) bool {
 	return false
 }
 
-// resetsForMIGMode reports whether the driver resets a GPU to change its MIG mode. Drivers without
-// this information do so on Ampere.
+// resetsForMIGMode reports whether the driver resets a GPU for a change of the MIG mode. Drivers
+// without this information do so on Ampere.
 func resetsForMIGMode(gpu device) bool {
 	v, ret := gpu.GetFieldValue(nvml.FI_DEV_IS_RESETLESS_MIG_SUPPORTED)
 	if value, known := number(v); ret == nvml.SUCCESS && known {
@@ -110,9 +110,9 @@ func resetless(gpu device) bool {
 	return ret == nvml.SUCCESS && !resetsForMIGMode(gpu)
 }
 
-// LostByClose describes the settings of GPUs without persistence mode that would be lost by closing
-// this session while no other process has the GPUs open. It is empty if there are none. It fails if
-// a GPU cannot be read.
+// LostByClose describes the settings lost by GPUs without persistence mode when this session closes
+// while no other process has the GPUs open. It is empty without any. It fails if a GPU cannot be
+// read.
 func (s *Session) LostByClose(ctx context.Context) (_ string, err error) {
 	defer func() { err = wrap(err, "ask what GPUs lose when the session is closed") }()
 	if err := s.enter(ctx); err != nil {

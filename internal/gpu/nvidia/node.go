@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// devFolders are the directories below the root of the file system that may have the driver's
-// device nodes: this container's own, and those in the root of a driver container.
+// devFolders returns the directories below the root of the file system for the driver's device
+// nodes: those of this container, and those in the root of a driver container.
 func devFolders(driverRoot string) []string {
 	folders := []string{"dev"}
 	if below := strings.TrimPrefix(path.Join(driverRoot, "dev"), "/"); below != "dev" {
@@ -22,7 +22,7 @@ func devFolders(driverRoot string) []string {
 }
 
 // controlNodes returns the driver's device nodes in any of the directories. For unreadable
-// directories it returns the nodes found last.
+// directories it returns the last known nodes.
 func controlNodes(root fs.FS, folders []string, last inventory.ControlNodes) inventory.ControlNodes {
 	var found inventory.ControlNodes
 	for node, name := range inventory.AllControlNodes.All() {
@@ -67,8 +67,8 @@ func majors(root fs.FS, last inventory.Majors) inventory.Majors {
 const migMinors = "proc/driver/nvidia-caps/mig-minors"
 
 // instanceFolders are the directories of compute instances among the driver's capabilities. The
-// driver creates them with the instances, and every process may list them. A container runtime may
-// mount the state of the container's start in their place.
+// driver creates them with the instances, and every process may list them. Instead, a container
+// runtime may mount the state at the start of the container.
 const instanceFolders = "proc/driver/nvidia/capabilities/gpu*/mig/gi*/ci*"
 
 // listInstances lists the directories of the existing MIG instances.

@@ -12,9 +12,9 @@ import (
 )
 
 // Partitions returns the MIG layout of a GPU of an earlier Scan of this session, with the supported
-// profiles. If the driver hides profiles or placements from this process, Profiles is empty. If it
-// hides instances, Unread says so. The error wraps inventory.ErrNoAnswer if the driver did not
-// answer before the deadline of ctx.
+// profiles. If the driver hides profiles or placements from this process, Profiles is empty. If the
+// driver hides instances, Unread says so. The error wraps inventory.ErrNoAnswer if the driver did
+// not answer before the deadline of ctx.
 func (s *Session) Partitions(ctx context.Context, uuid string) (inventory.Partitions, error) {
 	return ask(ctx, s, "read the MIG instances of", uuid, partitions)
 }
@@ -63,7 +63,7 @@ func modeOf(mode int) inventory.MIGMode {
 	return inventory.MIGDisabled
 }
 
-// A knownProfile is a MIGProfile with the arguments of calls about it.
+// A knownProfile is a MIGProfile with the arguments for NVML calls.
 type knownProfile struct {
 	inventory.MIGProfile
 	info nvml.GpuInstanceProfileInfo
@@ -73,7 +73,7 @@ type knownProfile struct {
 func readProfiles(gpu device) ([]knownProfile, error) {
 	memory, ret := gpu.GetMemoryInfo()
 	if err := failure("nvmlDeviceGetMemoryInfo", ret); err != nil {
-		return nil, unprivileged(err)
+		return nil, withCapability(err)
 	}
 	var profiles []knownProfile
 	for number, size := range gpuInstanceProfiles {
@@ -83,7 +83,7 @@ func readProfiles(gpu device) ([]knownProfile, error) {
 			ret == nvml.ERROR_FUNCTION_NOT_FOUND:
 			continue // unknown to this GPU or driver
 		case ret != nvml.SUCCESS:
-			return nil, unprivileged(failure("nvmlDeviceGetGpuInstanceProfileInfo", ret))
+			return nil, withCapability(failure("nvmlDeviceGetGpuInstanceProfileInfo", ret))
 		case memory.Total == 0 || info.InstanceCount == 0:
 			continue
 		}
@@ -130,18 +130,18 @@ func possible(p nvml.GpuInstancePlacement) error {
 	return nil
 }
 
-// readInstances reads the GPU instances of the given profiles, which must be all profiles.
+// readInstances reads the GPU instances of all profiles of the GPU.
 func readInstances(gpu device, profiles []knownProfile) ([]inventory.GPUInstance, error) {
 	var instances []inventory.GPUInstance
 	for _, p := range profiles {
 		found, ret := gpu.GetGpuInstances(p.info)
 		if err := failure("nvmlDeviceGetGpuInstances", ret); err != nil {
-			return nil, unprivileged(err)
+			return nil, withCapability(err)
 		}
 		for _, handle := range found {
 			info, ret := handle.GetInfo()
 			if err := failure("nvmlGpuInstanceGetInfo", ret); err != nil {
-				return nil, unprivileged(err)
+				return nil, withCapability(err)
 			}
 			if err := possible(info.Placement); err != nil {
 				return nil, err
@@ -169,13 +169,13 @@ func readComputes(gi gpuInstance) ([]inventory.ComputeInstance, error) {
 		case ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_INVALID_ARGUMENT:
 			continue // unknown to this GPU instance or driver
 		case ret != nvml.SUCCESS:
-			return nil, unprivileged(failure("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret))
+			return nil, withCapability(failure("nvmlGpuInstanceGetComputeInstanceProfileInfo", ret))
 		case info.InstanceCount == 0:
 			continue
 		}
 		found, ret := gi.GetComputeInstances(info)
 		if err := failure("nvmlGpuInstanceGetComputeInstances", ret); err != nil {
-			return nil, unprivileged(err)
+			return nil, withCapability(err)
 		}
 		for _, c := range found {
 			computes = append(computes, inventory.ComputeInstance{ID: int(c.Id), Start: int(c.Placement.Start),

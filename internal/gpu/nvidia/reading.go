@@ -29,14 +29,14 @@ func (s *scanner) readSignals(_ *slot, g *gpu) {
 	}
 }
 
-// readAlive makes a call that the driver cannot answer from its own memory.
+// readAlive makes a call that needs the GPU: the driver has no answer in its own memory.
 func readAlive(g *gpu, a *callResults, _ *inventory.Reading) {
 	_, ret := g.device.GetMemoryInfo()
 	a.may("nvmlDeviceGetMemoryInfo", ret)
 }
 
-// readRecoveryAction reads field 230, before any call that a broken GPU may refuse. It does not ask
-// an older driver, whose answer for an unknown field says nothing about the GPU.
+// readRecoveryAction reads field 230, before any call that a broken GPU may refuse. It does not
+// call an older driver, whose answer for an unknown field says nothing about the GPU.
 func (s *scanner) readRecoveryAction(g *gpu, a *callResults, r *inventory.Reading) {
 	if s.versions.Branch() < inventory.RecoveryActionBranch {
 		return
@@ -78,7 +78,7 @@ func readSRAM(g *gpu, a *callResults, r *inventory.Reading) {
 	}
 }
 
-// readFabric reads the state in the NVSwitch fabric. The clique is known once the registration is
+// readFabric reads the state in the NVSwitch fabric. The clique is known after the registration is
 // complete.
 func readFabric(g *gpu, a *callResults, r *inventory.Reading) {
 	info, ret := g.device.GetGpuFabricInfo()

@@ -11,14 +11,14 @@ import (
 )
 
 // Repartition starts a change of the MIG layout of a GPU of an earlier Scan of this session. It
-// returns once the change is made, or takes long: the reset of a GPU takes seconds, and other GPUs
-// must be read meanwhile. The error says why the change was not started.
+// returns after the change, or early if the change takes long: the reset of a GPU takes seconds,
+// and other GPUs must be read meanwhile. The error says why the change was not started.
 //
 // The returned function waits for the end of the change, and may be called repeatedly. It returns
 // the ID of a created instance, and 0 for other steps. Its error wraps inventory.ErrSessionInUse,
 // inventory.ErrInUse, inventory.ErrResetRequired, inventory.ErrNoPermission or
-// inventory.ErrNotSupported where possible. It wraps inventory.ErrNoAnswer if the deadline of its
-// ctx came first: then the step may still happen.
+// inventory.ErrNotSupported where possible. It wraps inventory.ErrNoAnswer after the deadline of
+// its ctx; the step may then still happen.
 func (s *Session) Repartition(
 	ctx context.Context, uuid string, step inventory.MIGStep,
 ) (func(context.Context) (int, error), error) {
@@ -48,7 +48,7 @@ func (s *Session) Repartition(
 	run := func() {
 		defer close(done)
 		if counts != nil { // the counts may keep the instance from being destroyed
-			clear(counts.measured)
+			clear(counts.measuredGIs)
 			counts.sweep(handle.api)
 		}
 		id, failed = repartition(handle, step)
@@ -119,5 +119,5 @@ func changeFailure(call string, ret nvml.Return) error {
 	if ret == nvml.ERROR_IN_USE {
 		return fmt.Errorf("%s: %w", call, inventory.ErrInUse)
 	}
-	return unprivileged(failure(call, ret))
+	return withCapability(failure(call, ret))
 }

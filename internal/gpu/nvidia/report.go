@@ -11,8 +11,8 @@ import (
 // reportPause is the time between two Reports of a GPU: nothing depends on them.
 const reportPause = 25 * time.Second
 
-// readReport adds the Report. Unless a new one is due, it is the last Report with the values of
-// this scan.
+// readReport adds the Report: a new one if due, otherwise the last Report with the values of this
+// scan.
 func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	if now := time.Now(); now.Sub(g.reportTime) >= reportPause && !g.skipReport {
 		g.report, g.reportTime = readNewReport(g, a), now
@@ -26,8 +26,8 @@ func readReport(g *gpu, a *callResults, r *inventory.Reading) {
 	r.Report = g.report
 }
 
-// readPermission reads whether programs may use the GPU, and at full speed. Values that the driver
-// does not report stay unchanged.
+// readPermission reads whether programs may use the GPU, and at full speed. Values missing in the
+// driver stay unchanged.
 func readPermission(g *gpu, a *callResults) {
 	switch state, ret := g.device.api.SystemGetConfComputeState(); {
 	case !a.extra("nvmlSystemGetConfComputeState", ret):
@@ -64,7 +64,8 @@ func readNewReport(g *gpu, a *callResults) inventory.Report {
 	return r
 }
 
-// readEvidence reads whether decreased counters prove a reset. This changes as slowly as a Report.
+// readEvidence reads whether decreased counters prove a reset. The values change as slowly as a
+// Report.
 func readEvidence(g *gpu, a *callResults) (persistence inventory.Signal[bool], energy inventory.Signal[uint64]) {
 	if mode, ret := g.device.GetPersistenceMode(); a.extra("nvmlDeviceGetPersistenceMode", ret) {
 		persistence = inventory.Known(mode == nvml.FEATURE_ENABLED)

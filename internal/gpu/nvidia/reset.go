@@ -19,8 +19,8 @@ import (
 const (
 	// ResetTimeout is the longest duration of a reset of GPUs.
 	ResetTimeout = 2 * time.Minute
-	// maxResetOutput limits the output of nvidia-smi in the error of a reset, in bytes: it lists
-	// the GPUs that must be reset together.
+	// maxResetOutput limits the output of nvidia-smi in the error of a reset, in bytes. The output
+	// lists the GPUs that must be reset together.
 	maxResetOutput = 1000
 	// maxOutput limits the captured output of nvidia-smi, in bytes.
 	maxOutput = 64 << 10
@@ -28,10 +28,10 @@ const (
 	resetDone = "successfully reset"
 )
 
-// ErrResetHangs is wrapped by the error of a reset whose program does not end even when killed.
+// ErrResetHangs is wrapped by the error of a reset whose program does not end even after a kill.
 var ErrResetHangs = errors.New("nvidia-smi hangs in the driver and cannot be stopped: restart the node")
 
-// Resets resets GPUs, one request at a time. Create it with NewResets.
+// Resets resets GPUs, one request at a time. Create Resets with NewResets.
 type Resets struct {
 	run     func(ctx context.Context, addresses []string) error
 	timeout time.Duration
@@ -39,21 +39,21 @@ type Resets struct {
 }
 
 // NewResets returns Resets that use run. run resets the GPUs with the given PCI addresses, and must
-// end with ctx. timeout is the time limit of run.
+// end with ctx. timeout limits run.
 func NewResets(timeout time.Duration, run func(ctx context.Context, addresses []string) error) *Resets {
 	return &Resets{run: run, timeout: timeout}
 }
 
 // Reset resets the GPUs with the given PCI addresses together. It returns within a few seconds
 // after the end of ctx, with an error that wraps context.Canceled, or after the timeout, with
-// context.DeadlineExceeded. If the reset does not end, the error wraps ErrResetHangs, and ended is
-// called at its end.
+// context.DeadlineExceeded. For a reset that does not end, the error wraps ErrResetHangs, and ended
+// is called at the end of the reset.
 func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) error {
 	if !r.running.CompareAndSwap(false, true) {
 		return errors.New("an earlier reset has not ended")
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
-	var left atomic.Bool // decided by whichever comes first
+	var left atomic.Bool // set by the earlier of the two
 	done, err := AwaitProgram(ctx, 2*smiWaitDelay, func() error {
 		defer cancel()
 		err := r.run(ctx, addresses)
@@ -72,8 +72,8 @@ func (r *Resets) Reset(ctx context.Context, addresses []string, ended func()) er
 }
 
 // SMIReset resets GPUs with nvidia-smi below a driver root, a path of this process: NVML has no
-// call for a reset. If instead is set, that program runs with the same arguments. The program ends
-// with this process.
+// call for a reset. The program instead, if set, runs with the same arguments in place of
+// nvidia-smi. The program ends with this process.
 func SMIReset(driverRoot string, searchPath []string, instead ...string) func(ctx context.Context,
 	addresses []string) error {
 	return func(ctx context.Context, addresses []string) error {

@@ -19,19 +19,19 @@ import (
 type SampleQuery struct {
 	// Function is the NVML function, with its argument if the function alone is ambiguous.
 	Function string
-	// Measures are the results. It is empty for a query used by other queries.
+	// Measures are the results; empty for a query used by other queries.
 	Measures []inventory.Measure
 	// Calls is the number of calls for a GPU or a GPU instance.
 	Calls int
-	// Instances is true for a query made for each GPU instance of a GPU in MIG mode, and not for
-	// the whole GPU. InstancesOnly is true for a query made for no other GPU.
+	// Instances is true for a query of each GPU instance of a GPU in MIG mode, not of the whole
+	// GPU. InstancesOnly is true for a query of no other GPU.
 	Instances, InstancesOnly bool
-	// WithoutMIG is true for a query that the driver does not support in MIG mode.
+	// WithoutMIG is true for a query without the driver's support in MIG mode.
 	WithoutMIG bool
 	// Blocks is the duration of an optional blocking query, else 0.
 	Blocks time.Duration
 
-	ask asking
+	ask queryFunc
 }
 
 // isDue reports whether the query is due for a whole GPU.
@@ -63,27 +63,28 @@ func SampleQueries() []SampleQuery {
 var sampleQueries = []SampleQuery{
 	{
 		Function: "nvmlDeviceGetTemperature", Measures: []inventory.Measure{inventory.Temperature},
-		ask: one(inventory.Temperature, device.GetTemperature),
+		ask: single(inventory.Temperature, device.GetTemperature),
 	},
 	watts("nvmlDeviceGetPowerUsage", inventory.PowerUsage, device.GetPowerUsage),
 	watts("nvmlDeviceGetPowerManagementLimit", inventory.PowerLimit, device.GetPowerManagementLimit),
 	watts("nvmlDeviceGetEnforcedPowerLimit", inventory.EnforcedPowerLimit, device.GetEnforcedPowerLimit),
 	{
 		Function: "nvmlDeviceGetClockInfo (SM)", Measures: []inventory.Measure{inventory.SMClock},
-		ask: one(inventory.SMClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
+		ask: single(inventory.SMClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_SM) }),
 	},
 	{
 		Function: "nvmlDeviceGetClockInfo (memory)", Measures: []inventory.Measure{inventory.MemoryClock},
-		ask: one(inventory.MemoryClock, func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_MEM) }),
+		ask: single(inventory.MemoryClock,
+			func(d device) (uint32, nvml.Return) { return d.GetClockInfo(nvml.CLOCK_MEM) }),
 	},
 	{
 		Function: "nvmlDeviceGetMaxClockInfo (SM)", Measures: []inventory.Measure{inventory.MaxSMClock},
-		ask: one(inventory.MaxSMClock,
+		ask: single(inventory.MaxSMClock,
 			func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_SM) }),
 	},
 	{
 		Function: "nvmlDeviceGetMaxClockInfo (memory)", Measures: []inventory.Measure{inventory.MaxMemoryClock},
-		ask: one(inventory.MaxMemoryClock,
+		ask: single(inventory.MaxMemoryClock,
 			func(d device) (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_MEM) }),
 	},
 	{
@@ -100,27 +101,27 @@ var sampleQueries = []SampleQuery{
 	},
 	{
 		Function: "nvmlDeviceGetTotalEnergyConsumption", Measures: []inventory.Measure{inventory.EnergyConsumption},
-		ask: one(inventory.EnergyConsumption, device.GetTotalEnergyConsumption),
+		ask: single(inventory.EnergyConsumption, device.GetTotalEnergyConsumption),
 	},
 	{
 		Function: "nvmlDeviceGetPcieReplayCounter", Measures: []inventory.Measure{inventory.PCIeReplayCount},
-		ask: one(inventory.PCIeReplayCount, device.GetPcieReplayCounter),
+		ask: single(inventory.PCIeReplayCount, device.GetPcieReplayCounter),
 	},
 	{
 		Function: "nvmlDeviceGetCurrPcieLinkGeneration", Measures: []inventory.Measure{inventory.PCIeGeneration},
-		ask: one(inventory.PCIeGeneration, device.GetCurrPcieLinkGeneration),
+		ask: single(inventory.PCIeGeneration, device.GetCurrPcieLinkGeneration),
 	},
 	{
 		Function: "nvmlDeviceGetCurrPcieLinkWidth", Measures: []inventory.Measure{inventory.PCIeWidth},
-		ask: one(inventory.PCIeWidth, device.GetCurrPcieLinkWidth),
+		ask: single(inventory.PCIeWidth, device.GetCurrPcieLinkWidth),
 	},
 	{
 		Function: "nvmlDeviceGetMaxPcieLinkGeneration", Measures: []inventory.Measure{inventory.PCIeMaxGeneration},
-		ask: one(inventory.PCIeMaxGeneration, device.GetMaxPcieLinkGeneration),
+		ask: single(inventory.PCIeMaxGeneration, device.GetMaxPcieLinkGeneration),
 	},
 	{
 		Function: "nvmlDeviceGetMaxPcieLinkWidth", Measures: []inventory.Measure{inventory.PCIeMaxWidth},
-		ask: one(inventory.PCIeMaxWidth, device.GetMaxPcieLinkWidth),
+		ask: single(inventory.PCIeMaxWidth, device.GetMaxPcieLinkWidth),
 	},
 	{
 		Function: "nvmlDeviceGetUtilizationRates", Measures: []inventory.Measure{inventory.GPUUtilization,
@@ -135,12 +136,12 @@ var sampleQueries = []SampleQuery{
 	{
 		Function: "nvmlDeviceGetEncoderUtilization", Measures: []inventory.Measure{inventory.EncoderUtilization},
 		WithoutMIG: true,
-		ask:        one(inventory.EncoderUtilization, device.GetEncoderUtilization),
+		ask:        single(inventory.EncoderUtilization, device.GetEncoderUtilization),
 	},
 	{
 		Function: "nvmlDeviceGetDecoderUtilization", Measures: []inventory.Measure{inventory.DecoderUtilization},
 		WithoutMIG: true,
-		ask:        one(inventory.DecoderUtilization, device.GetDecoderUtilization),
+		ask:        single(inventory.DecoderUtilization, device.GetDecoderUtilization),
 	},
 	{
 		Function: "nvmlDeviceGetMemoryInfo_v2",
@@ -177,16 +178,16 @@ var sampleQueries = []SampleQuery{
 	nvlinkErrors("NVLink recoveries", inventory.NVLinkRecoveries, nvml.FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL),
 	{
 		Function: "nvmlDeviceGetCurrentClocksEventReasons", Measures: []inventory.Measure{inventory.ClockEventReasons},
-		ask: one(inventory.ClockEventReasons, device.GetCurrentClocksEventReasons),
+		ask: single(inventory.ClockEventReasons, device.GetCurrentClocksEventReasons),
 	},
 	pcieThroughput("sent", inventory.PCIeTransmit, nvml.PCIE_UTIL_TX_BYTES),
 	pcieThroughput("received", inventory.PCIeReceive, nvml.PCIE_UTIL_RX_BYTES),
 }
 
 // Sample measures a GPU of an earlier Scan of this session, for metrics. With blocking, it includes
-// slow measurements. It calls pause repeatedly: after each call that returns when 100 ms have
-// passed. It makes no call during pause. It fails if the GPU cannot be called or is lost. A GPU
-// with a hanging call, or one that is not called for a while, is not measured.
+// slow measurements. It calls pause after each call that returns when 100 ms have passed, and makes
+// no call during pause. It fails if the GPU cannot be called or is lost. A GPU with a hanging call,
+// and a paused GPU, are not measured.
 func (s *Session) Sample(ctx context.Context, uuid string, blocking bool,
 	pause func(context.Context)) (inventory.Sample, error) {
 	sample, err := s.sample(ctx, uuid, blocking, pause)
@@ -209,8 +210,8 @@ func (s *Session) sample(ctx context.Context, uuid string, blocking bool,
 	return m.sample, nil
 }
 
-// turnBudget is how long a sample may call the driver before others get a turn: a look must not
-// wait until a slow driver has answered all queries.
+// turnBudget limits the calls of a sample before others get a turn: a look must not wait until a
+// slow driver has answered all queries.
 const turnBudget = 100 * time.Millisecond
 
 // measure takes a turn of the worker calls and makes queries within the budget, at least one.
@@ -231,14 +232,14 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 	if err := s.driver.calls.awaitRoom(ctx, sl.record, gpuPatience); err != nil {
 		return err
 	}
-	// The job gets its own copies: if it is given up, others continue with the slot. It gets the
-	// counts only when it is sure to begin: only a job returns them.
+	// The job gets separate copies: others continue with the slot of an abandoned job. The job gets
+	// the counts only when it is sure to begin, because only a job returns them.
 	m.gpu, m.gpm = *sl.gpu, sl.gpm
 	if lanes, known := s.scanner.lanesDown(sl.gpu); known { // as of the last reading of links
 		m.sample.Values.Set(inventory.NVLinksDown, float64(lanes))
 	}
 	if m.gpm == nil {
-		m.gpm = &gpm{counts: map[int]*gpmCounts{}, measured: map[int]bool{}}
+		m.gpm = &gpm{counts: map[int]*gpmCounts{}, measuredGIs: map[int]bool{}}
 	}
 	sl.gpm = nil
 	done := func() { sl.gpm = m.gpm }
@@ -252,7 +253,7 @@ func (s *Session) measure(ctx context.Context, m *measurement) error {
 	return nil
 }
 
-// A measurement is a sample in progress. Its steps are: the performance monitoring of the whole
+// A measurement is a sample in progress. The steps are: the performance monitoring of the whole
 // GPU, the queries, the GPU instances.
 type measurement struct {
 	blocking bool
@@ -303,12 +304,12 @@ func (m *measurement) next() {
 // recordMonitoring records the result of performance monitoring.
 func (m *measurement) recordMonitoring(call string, ret nvml.Return) {
 	if m.results.extra(call, ret); ret == nvml.ERROR_NO_PERMISSION {
-		m.sample.Refused = unprivileged(failure(call, ret)).Error()
+		m.sample.Refused = withCapability(failure(call, ret)).Error()
 	}
 }
 
-// instance measures the GPU instance of a MIG device, with the current handle of the MIG device:
-// handles are reused.
+// instance measures the GPU instance of a MIG device, with the current handle of the MIG device,
+// because handles are reused.
 func (m *measurement) instance(of inventory.MIGDevice) (inventory.InstanceSample, bool) {
 	a := &m.results
 	d, ret := m.gpu.device.GetMigDeviceHandleByIndex(of.Index)
@@ -340,11 +341,11 @@ func set(m *inventory.Measures, ret nvml.Return, which inventory.Measure, value 
 	return ret
 }
 
-// asking is the function of a query.
-type asking = func(device, *inventory.Measures) nvml.Return
+// queryFunc is the function of a query.
+type queryFunc = func(device, *inventory.Measures) nvml.Return
 
-// one returns the function of a query for a single measure.
-func one[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, nvml.Return)) asking {
+// single returns the function of a query for a single measure.
+func single[T uint32 | uint64 | int](which inventory.Measure, get func(device) (T, nvml.Return)) queryFunc {
 	return func(d device, m *inventory.Measures) nvml.Return {
 		value, ret := get(d)
 		return set(m, ret, which, float64(value))
@@ -386,7 +387,9 @@ func sampleMemory(d device, m *inventory.Measures) nvml.Return {
 func ecc(which string, measure inventory.Measure, kind nvml.MemoryErrorType) SampleQuery {
 	return SampleQuery{
 		Function: "nvmlDeviceGetTotalEccErrors (" + which + ")", Measures: []inventory.Measure{measure},
-		ask: one(measure, func(d device) (uint64, nvml.Return) { return d.GetTotalEccErrors(kind, nvml.VOLATILE_ECC) }),
+		ask: single(measure, func(d device) (uint64, nvml.Return) {
+			return d.GetTotalEccErrors(kind, nvml.VOLATILE_ECC)
+		}),
 	}
 }
 

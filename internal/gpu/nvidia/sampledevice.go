@@ -6,7 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Methods of a device used by samples only.
+// Methods of a device for samples only.
 
 // GetTemperature returns degrees Celsius. CUDA 14 may drop the function without a version.
 func (d device) GetTemperature() (uint32, nvml.Return) {

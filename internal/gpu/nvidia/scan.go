@@ -12,27 +12,27 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A scanner scans the node repeatedly for one session. Its memory serves three purposes: to show
-// GPUs that stop answering, to read constant properties only once, and to allocate nothing in a
-// scan without changes.
+// A scanner scans the node repeatedly for one session. Its memory serves three purposes: it shows
+// GPUs that stop answering, reads constant properties only once, and allocates nothing in a scan
+// without changes.
 type scanner struct {
-	driver   *Driver
-	api      *api // for calls about no GPU
-	root     fs.FS
-	devs     []string         // directories of root that may have device nodes
-	versions inventory.Driver // as of the start of the session
-	bound    []binding        // GPUs bound to the driver just before the session
+	driver          *Driver
+	api             *api // for calls about no GPU
+	root            fs.FS
+	devs            []string         // directories of root that may have device nodes
+	versions        inventory.Driver // as of the start of the session
+	initialBindings []binding        // GPUs bound to the driver just before the session
 
-	// instances are the MIG instances just before the session, and lastInstances those of the last
-	// scan, by directory.
+	// instances are the MIG instances just before the session, and lastInstances the MIG instances
+	// of the last scan, by directory.
 	instances, lastInstances []string
 
 	events   nvml.EventSet // the set for new GPUs to register with; nil once all GPUs have registered
 	noEvents error         // why there is no set
 
 	opened time.Time // start of the session
-	// by NVML index, including GPUs no longer counted: each has one record, and so at most one
-	// thread
+	// By NVML index, including GPUs no longer counted. Each slot has one record, and so at most one
+	// thread.
 	allSlots []*slot
 	slots    []*slot // GPUs that are counted
 	control  inventory.ControlNodes
@@ -43,7 +43,7 @@ type scanner struct {
 	mu     sync.Mutex
 	minors map[string]int // of MIG capabilities; guarded by mu
 
-	// The result of the last scan; kept for its memory.
+	// The result of the last scan, kept to reuse the memory.
 	gpus    []inventory.GPU
 	leftOut []inventory.LeftOut
 }
@@ -51,26 +51,27 @@ type scanner struct {
 func newScanner(a *api, d *Driver, now inventory.Driver, bound []binding) *scanner {
 	instances := listInstances(d.options.Root)
 	return &scanner{
-		api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), versions: now, bound: bound,
-		opened:    time.Now(),
-		instances: instances, lastInstances: instances,
+		api: a, driver: d, root: d.options.Root, devs: devFolders(d.options.DriverRoot), versions: now,
+		initialBindings: bound,
+		opened:          time.Now(),
+		instances:       instances, lastInstances: instances,
 	}
 }
 
 // checkBindings returns inventory.ErrNewSession if GPUs were bound to the driver or unbound since
 // the session was opened.
 func (s *scanner) checkBindings() error {
-	if bound := boundGPUs(s.root); !slices.Equal(bound, s.bound) {
+	if bound := boundGPUs(s.root); !slices.Equal(bound, s.initialBindings) {
 		return fmt.Errorf("%w: the GPUs bound to the driver changed: %d before, %d now",
-			inventory.ErrNewSession, len(s.bound), len(bound))
+			inventory.ErrNewSession, len(s.initialBindings), len(bound))
 	}
 	return nil
 }
 
 // checkInstances returns inventory.ErrNewSession if MIG instances were created or destroyed since
-// the session was opened, and the driver hides instances from this process: then a session
-// continues to return handles of deleted MIG devices, and only a new session does not. Two scans
-// must find the same instances, because a MIG layout is created one instance at a time.
+// the session was opened and the driver hides instances from this process. Then only a new session
+// no longer returns handles of deleted MIG devices. Two scans must find the same instances, because
+// a MIG layout is created one instance at a time.
 func (s *scanner) checkInstances() error {
 	if !slices.ContainsFunc(s.slots, func(sl *slot) bool {
 		return sl.gpu.lastSeen.MIG == inventory.MIGEnabled && sl.gpu.instancesHidden.Value
@@ -105,7 +106,7 @@ func (s *scanner) visit(sl *slot, g *gpu) {
 	var a callResults
 	s.identify(sl, g, &a)
 	g.results = a
-	if g.lastSeen.UUID == "" || g.hidden {
+	if g.lastSeen.UUID == "" || g.isHidden {
 		return
 	}
 	if !g.hasReading && !a.isUseless() {
@@ -115,8 +116,8 @@ func (s *scanner) visit(sl *slot, g *gpu) {
 	}
 }
 
-// revisit calls a lost GPU by its old handle, without initialising the GPU, and visits the GPU if
-// the call succeeds.
+// revisit calls a lost GPU by the old handle, without initialising the GPU, and visits the GPU
+// after a success.
 func (s *scanner) revisit(sl *slot, g *gpu) {
 	if s.readSignals(sl, g); g.reading.Contact != inventory.ContactLost {
 		s.visit(sl, g)
@@ -128,7 +129,7 @@ func (s *scanner) publish() inventory.Snapshot {
 	s.gpus, s.leftOut = s.gpus[:0], s.leftOut[:0]
 	for _, sl := range s.slots {
 		switch g := sl.gpu; {
-		case g.hidden:
+		case g.isHidden:
 		case g.lastSeen.UUID == "":
 			s.leftOut = append(s.leftOut, sl.leftOut())
 		default:

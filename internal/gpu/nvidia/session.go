@@ -14,21 +14,21 @@ import (
 )
 
 // A Session is one NVML session. It is safe for concurrent use, except that only one goroutine may
-// call Next. Even if calls hang, every method but Close returns within seconds after the last call
-// that returned.
+// call Next. Even if calls hang, every method but Close returns within seconds after the last
+// returned call.
 type Session struct {
 	driver *Driver
 	api    *api // for calls about no GPU
 
-	scanner        *scanner  // used by the goroutine that has the worker calls
+	scanner        *scanner  // used by the goroutine with the worker calls
 	firstScanStart time.Time // start of the first scan, made by Open; zero once there was a scan
-	stopped        bool      // NVML was shut down; used by the goroutine that has both workers
-	watch          *watch    // used by the goroutine that has the worker events, once the session is open
+	isStopped      bool      // NVML was shut down; used by the goroutine with both workers
+	watch          *watch    // used by the goroutine with the worker events, after the session is open
 
-	mu           sync.Mutex // guards the following three fields
-	unwatched    []inventory.LeftOut
-	unregistered []watchedGPU // GPUs to register for events at the next wait
-	linksChanged bool         // an event said that links may have changed
+	mu                sync.Mutex // guards the following three fields
+	unwatched         []inventory.LeftOut
+	registrationQueue []watchedGPU // GPUs to register for events at the next wait
+	linksChanged      bool         // links may have changed, as reported by an event
 
 	// The fields below belong to the caller of Next.
 
@@ -38,7 +38,7 @@ type Session struct {
 
 func newSession(d *Driver, a *api) *Session {
 	waits := a.withRecord(d.waits)
-	return &Session{driver: d, api: a, watch: &watch{api: waits, pinned: d.pinned, bindings: bindings{api: waits}}}
+	return &Session{driver: d, api: a, watch: &watch{api: waits, pinned: d.isPinned, bindings: bindings{api: waits}}}
 }
 
 // readFacts reads the facts about the whole session, in a job. bound are the GPUs bound to the
@@ -54,7 +54,7 @@ func (s *Session) readFacts(bound []binding) error {
 		driver.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	}
 	s.scanner = newScanner(s.api, s.driver, driver, bound)
-	// Before the first scan: any change from now on has an event.
+	// Before the first scan, so that any later change has an event.
 	s.watch.bindings.start(s.api)
 	if err := s.scanner.count(); err != nil {
 		return err
@@ -83,19 +83,20 @@ func (s *Session) firstVisits(ctx context.Context) {
 			continue
 		}
 		err := sl.gpu.eventsError
-		if spoilt = s.watch.admit(sl.watched(s.watch.api), err) || spoilt; err != nil && !errors.Is(err, errMIGEvents) {
+		if spoilt = s.watch.admit(sl.watchedGPU(s.watch.api), err) || spoilt; err != nil &&
+			!errors.Is(err, errMIGEvents) {
 			s.noEvents(sl.record.gpu, err)
 		}
 	}
 	if !spoilt && len(s.watch.gpus) > 0 {
 		return
 	}
-	w := *s.watch // a hanging job keeps its own copy
-	w.refused = slices.Clone(w.refused)
+	w := *s.watch // a hanging job keeps a separate copy
+	w.refusedGPUs = slices.Clone(w.refusedGPUs)
 	var without []droppedGPU
 	again := func() { without = w.arm(s.api) }
 	if err := s.driver.calls.job(ctx, s.driver.node, nodePatience, again, nil); err != nil {
-		s.watch.set, s.watch.gpus = nil, nil // the job may have freed the set, or use another one
+		s.watch.set, s.watch.gpus = nil, nil // the job may have freed the set, or may use another one
 		return
 	}
 	*s.watch = w
@@ -104,7 +105,7 @@ func (s *Session) firstVisits(ctx context.Context) {
 	}
 }
 
-// noEvents records why a GPU has no events, or with a nil reason that it has events.
+// noEvents records why a GPU has no events, or with a nil reason that the GPU has events.
 func (s *Session) noEvents(gpu int, reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,20 +123,20 @@ func (s *Session) Unwatched() []inventory.LeftOut {
 	return s.unwatched
 }
 
-// Scan reads the whole node. The Snapshot has Generation 0 and no health: health is judged from
-// Read. A GPU seen in this session that no longer answers stays as it was last seen. A GPU that
-// cannot be identified is in LeftOut, and so is an unreadable MIG device.
+// Scan reads the whole node. The Snapshot has Generation 0 and no health, because Read gives the
+// evidence for health. A GPU of this session that no longer answers stays as last seen. LeftOut has
+// unidentified GPUs and unreadable MIG devices.
 //
-// A GPU with a hanging call stays as it was last seen, and Read reports the call. It is called
-// again once the call has returned, after all other GPUs. A GPU that cannot be identified, or whose
-// calls hung twice in a row, is called again after Retry. So is a lost GPU, except by its old
-// handle: each Scan uses the old handle if the GPU answered at once that it is lost.
+// A GPU with a hanging call stays as last seen, and Read reports the call. Scan calls the GPU again
+// after the call has returned, and after all other GPUs. A paused GPU is called again after Retry:
+// a GPU that cannot be identified, is lost, or whose calls hung twice in a row. If a GPU answered
+// at once that it is lost, each Scan still calls it by the old handle.
 //
 // An error means that the node could not be scanned. It wraps inventory.ErrNoAnswer if a call about
 // no GPU did not return in time. It wraps inventory.ErrNewSession if, since Open, GPUs were bound
-// to the driver or unbound, or MIG instances changed that the driver hides from this process. If
-// another driver was installed since, the session continues as long as it answers, and the Snapshot
-// reports the mismatch.
+// to the driver or unbound, or MIG instances hidden by the driver changed. After the installation
+// of another driver, the session continues as long as it answers, and the Snapshot reports the
+// mismatch.
 func (s *Session) Scan(ctx context.Context) (_ inventory.Snapshot, err error) {
 	defer func() { err = wrap(err, "scan the node") }()
 	if err := s.enter(ctx); err != nil {
@@ -175,7 +176,7 @@ func (s *Session) enter(ctx context.Context) error {
 	if err := s.driver.calls.take(ctx); err != nil {
 		return err
 	}
-	if s.stopped {
+	if s.isStopped {
 		s.driver.calls.release()
 		return errClosed
 	}
@@ -185,7 +186,7 @@ func (s *Session) enter(ctx context.Context) error {
 // count counts the GPUs. The caller has the worker calls.
 func (s *Session) count(ctx context.Context) error {
 	var err error
-	hangs := s.driver.pinned()
+	hangs := s.driver.isPinned()
 	noAnswer := s.driver.calls.job(ctx, s.driver.node, nodePatience, func() {
 		s.scanner.versions.OnDisk = s.driver.onDisk()
 		// Otherwise the session cannot be closed, or no other can be opened.
@@ -211,7 +212,7 @@ func (s *Session) visit(ctx context.Context, sl *slot) error {
 			return err
 		}
 	}
-	switch { // the job waited for may have visited the GPU
+	switch { // the awaited job may have visited the GPU
 	case sl.isLost():
 		return s.runFor(ctx, sl, s.scanner.revisit)
 	case sl.isDue():
@@ -222,7 +223,7 @@ func (s *Session) visit(ctx context.Context, sl *slot) error {
 }
 
 // links reads the links of GPUs after changes. With a slow driver each scan reads few GPUs, and the
-// first scan none, because it delays the start. The caller has the worker calls.
+// first scan none, because the start must not be delayed. The caller has the worker calls.
 func (s *Session) links(ctx context.Context, began time.Time) {
 	if first := s.scanner.last.GPUs == nil; first && time.Since(began) > linksBudget {
 		return
@@ -242,18 +243,18 @@ func (s *Session) links(ctx context.Context, began time.Time) {
 	}
 }
 
-// linksBudget is how long a scan may have taken before it reads no more links.
+// linksBudget is the time in a scan after which the scan reads no more links.
 const linksBudget = time.Second
 
-// awaitRoom waits until the GPU of a slot is not in use, and stores the results of a job that was
-// given up. The caller has the worker calls.
+// awaitRoom waits until the GPU of a slot is not in use, and stores the results of abandoned jobs.
+// The caller has the worker calls.
 func (s *Session) awaitRoom(ctx context.Context, sl *slot) error {
 	err := s.driver.calls.awaitRoom(ctx, sl.record, gpuPatience)
 	sl.recordStall(err)
 	return err
 }
 
-// runFor runs ask for the GPU of a slot, after room. The caller has the worker calls.
+// runFor runs ask for the GPU of a slot, after awaitRoom. The caller has the worker calls.
 func (s *Session) runFor(ctx context.Context, sl *slot, ask func(*slot, *gpu)) error {
 	g := *sl.gpu
 	run, late := func() { ask(sl, &g) }, func() { s.commitLate(sl, &g) }
@@ -268,9 +269,9 @@ func (s *Session) runFor(ctx context.Context, sl *slot, ask func(*slot, *gpu)) e
 
 // commit stores the results for a GPU.
 func (s *Session) commit(sl *slot, g *gpu) {
-	identified, left := sl.gpu.lastSeen.UUID != g.lastSeen.UUID, sl.isPaused
+	hasNewUUID, wasPaused := sl.gpu.lastSeen.UUID != g.lastSeen.UUID, sl.isPaused
 	g.lastSeen.Links = sl.gpu.lastSeen.Links
-	sl.linksDue = sl.linksDue || left || sl.hangs > 0 || identified || g.lastSeen.MIG != sl.gpu.lastSeen.MIG
+	sl.linksDue = sl.linksDue || wasPaused || sl.hangs > 0 || hasNewUUID || g.lastSeen.MIG != sl.gpu.lastSeen.MIG
 	sl.gpu = g
 	if g.linksRead {
 		sl.linksDue = g.nvlink.unread
@@ -278,25 +279,24 @@ func (s *Session) commit(sl *slot, g *gpu) {
 	}
 	sl.isPaused = g.results.contact == inventory.ContactLost ||
 		g.lastSeen.UUID == "" && g.results.contact != inventory.ContactGood
-	back := left && !sl.isPaused // its events may have ended too
-	if sl.isRegistered.Load() && (identified || back) && g.lastSeen.UUID != "" {
+	isBack := wasPaused && !sl.isPaused // the events of the GPU may also have ended
+	if sl.isRegistered.Load() && (hasNewUUID || isBack) && g.lastSeen.UUID != "" {
 		s.mu.Lock()
-		s.unregistered = append(s.unregistered, sl.watched(s.watch.api))
+		s.registrationQueue = append(s.registrationQueue, sl.watchedGPU(s.watch.api))
 		s.mu.Unlock()
 	}
 }
 
-// commitLate is commit for a job that was given up. The GPU is read next, and not visited.
+// commitLate is commit for an abandoned job. The GPU is read next, and not visited.
 func (s *Session) commitLate(sl *slot, g *gpu) {
-	if s.stopped {
+	if s.isStopped {
 		return
 	}
 	s.commit(sl, g)
 	sl.isVisited = true
 }
 
-// Retry makes the next Scan call all GPUs that are not called for a while, and read the links of
-// all GPUs.
+// Retry makes the next Scan call all paused GPUs, and read the links of all GPUs.
 func (s *Session) Retry(ctx context.Context) (err error) {
 	defer func() { err = wrap(err, "ask GPUs again") }()
 	if err := s.enter(ctx); err != nil {
@@ -309,9 +309,9 @@ func (s *Session) Retry(ctx context.Context) (err error) {
 	return nil
 }
 
-// Read reads the health signals of a GPU of an earlier Scan of this session. How the GPU answers is
-// part of the Reading. An error means that the GPU could not be called: it does not exist, or a
-// call about it hangs or did not return in time (inventory.Stall).
+// Read reads the health signals of a GPU of an earlier Scan of this session. The Reading includes
+// how the GPU answers. An error means that the GPU could not be called: it does not exist, or a
+// call hangs or did not return in time (inventory.Stall).
 func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, err error) {
 	defer func() { err = wrap(err, "read GPU "+uuid) }()
 	if err := s.enter(ctx); err != nil {
@@ -327,7 +327,7 @@ func (s *Session) Read(ctx context.Context, uuid string) (_ inventory.Reading, e
 			return inventory.Reading{}, err
 		}
 	}
-	switch { // the job waited for may have read the GPU
+	switch { // the awaited job may have read the GPU
 	case sl.isPaused:
 		return inventory.Reading{Contact: sl.gpu.results.contact, Reason: sl.gpu.results.reason}, nil
 	case sl.gpu.isUnreturned:
@@ -377,8 +377,8 @@ func ask[T any](ctx context.Context, s *Session, what, uuid string, question fun
 	return value, nil
 }
 
-// Close ends the session: it shuts NVML down once no call and no wait is running. NVML must not be
-// shut down while one of them hangs: then Close returns inventory.ErrNoAnswer at the deadline of
+// Close ends the session: it shuts NVML down when no call and no wait is running. NVML must not be
+// shut down while one of them hangs. Close then returns inventory.ErrNoAnswer at the deadline of
 // ctx, the Driver opens no other session, and this session is still usable. Closing a closed
 // session does nothing.
 func (s *Session) Close(ctx context.Context) (err error) {
@@ -399,16 +399,16 @@ func (s *Session) Close(ctx context.Context) (err error) {
 	return failed
 }
 
-// Hanging reports whether a call or a wait has not returned in time: then the session cannot be
+// Hanging reports whether a call or a wait has not returned in time. The session can then not be
 // closed.
 func (s *Session) Hanging() bool { return len(s.driver.Calls()) > 0 }
 
 // stop frees the event sets and shuts NVML down, in a job, while no wait is running.
 func (s *Session) stop() error {
-	if s.stopped {
+	if s.isStopped {
 		return nil
 	}
-	s.stopped = true
+	s.isStopped = true
 	if s.scanner != nil {
 		s.scanner.freeCounts()
 	}

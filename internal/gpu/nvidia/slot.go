@@ -12,12 +12,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// maxHangs is how many calls about a GPU may hang in a row before the GPU is not called for a
-// while.
+// maxHangs is the number of calls about a GPU that may hang in a row before the GPU is paused.
 const maxHangs = 2
 
 // A slot is an NVML index of a session. A job works on a copy of the GPU, which is stored at the
-// end of the job: a hanging job keeps its copy.
+// end of the job: a hanging job keeps the copy.
 type slot struct {
 	record *callRecord
 	api    *api // for calls about the GPU
@@ -26,8 +25,8 @@ type slot struct {
 
 	isVisited    bool        // visited: the next scan skips the GPU
 	isRegistered atomic.Bool // Open is done: register for events of the GPU before a wait
-	// the GPU is lost or unidentified: it is called again after Retry, or before, if lost, by its
-	// old handle
+	// The GPU is lost or unidentified. It is called again after Retry, or earlier, if lost, by the
+	// old handle.
 	isPaused  bool
 	linksDue  bool
 	stall     *inventory.Stall // the call that did not return in time, until a call returns
@@ -46,8 +45,8 @@ func (sl *slot) isDue() bool { return !sl.isVisited && !sl.isPaused && sl.hangs 
 // isLost reports whether the GPU answered at once that it is lost.
 func (sl *slot) isLost() bool { return sl.isPaused && sl.stall == nil && sl.gpu.lastSeen.UUID != "" }
 
-// recordStall records a call that did not return in time, if err is about one. A call that takes
-// much longer counts as hanging.
+// recordStall records a call that did not return in time, if err is a Stall. A call that takes much
+// longer counts as hanging.
 func (sl *slot) recordStall(err error) {
 	var s *inventory.Stall
 	if !errors.As(err, &s) {
@@ -74,14 +73,14 @@ func (sl *slot) reason() error {
 }
 
 // watchedGPU returns the GPU for the watch, with a handle for waits.
-func (sl *slot) watched(waits *api) watchedGPU {
+func (sl *slot) watchedGPU(waits *api) watchedGPU {
 	return watchedGPU{index: sl.record.gpu, uuid: sl.gpu.lastSeen.UUID,
 		device: device{api: waits, handle: sl.gpu.device.handle}}
 }
 
 // register registers for the events at the first visit of a GPU. Later, a wait may use the set.
 func (s *scanner) register(sl *slot, uuid string, d device) error {
-	if sl.isRegistered.Load() || sl.record.jobGivenUp.Load() {
+	if sl.isRegistered.Load() || sl.record.isJobAbandoned.Load() {
 		return nil
 	}
 	if s.noEvents != nil {

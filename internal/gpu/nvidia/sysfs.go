@@ -20,8 +20,8 @@ const (
 )
 
 // boundFolders are the directories with an entry for each GPU bound to the driver, named by PCI
-// address. The first readable one counts. A container runtime may mount the state of the
-// container's start in place of the second one.
+// address. The first readable one counts. In place of the second one, a container runtime may mount
+// the state at the start of the container.
 var boundFolders = []string{"sys/bus/pci/drivers/nvidia", "proc/driver/nvidia/gpus"}
 
 // bdf returns a PCI address in the format of sysfs. GPUs and NVSwitches are function 0 of their
@@ -72,8 +72,9 @@ func boundGPUs(root fs.FS) []binding {
 	return nil
 }
 
-// sysfsNUMANode returns the NUMA node of a PCI device, or inventory.NoNUMANode. It does not use
-// nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory, which has no CPU.
+// sysfsNUMANode returns the NUMA node of a PCI device, or inventory.NoNUMANode.
+// nvmlDeviceGetNumaNodeId does not serve: it returns the node of the GPU's own memory, which has no
+// CPU.
 func sysfsNUMANode(root fs.FS, bdf string) int {
 	text, _ := attribute(root, bdf, "numa_node")
 	node, err := strconv.Atoi(text)

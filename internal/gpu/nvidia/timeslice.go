@@ -19,25 +19,25 @@ import (
 // smiTimeout is the time limit of nvidia-smi. Without the persistence daemon it takes a second.
 const smiTimeout = 10 * time.Second
 
-// smiWaitDelay is how long to wait for its output after it was killed.
+// smiWaitDelay limits the wait for the output of a killed nvidia-smi.
 const smiWaitDelay = time.Second
 
 // maxSMIOutput limits the output of nvidia-smi in an error, in bytes.
 const maxSMIOutput = 200
 
-// errHangs is the error of an nvidia-smi that does not end even when killed, for example while the
-// driver hangs.
+// errHangs is the error while an earlier nvidia-smi does not end even after a kill, for example
+// while the driver hangs.
 var errHangs = errors.New("an earlier nvidia-smi hangs in the driver; time slices cannot be set until it ends")
 
-// TimeSlices sets the time slices of GPUs with nvidia-smi: NVML has no call for it. Create it with
-// NewTimeSlices.
+// TimeSlices sets the time slices of GPUs with nvidia-smi, because NVML has no call for time
+// slices. Create TimeSlices with NewTimeSlices.
 type TimeSlices struct {
 	run     func(ctx context.Context, uuid string, interval int) error
 	running sync.Map // the UUIDs of GPUs with a running program
 }
 
-// NewTimeSlices returns TimeSlices with nvidia-smi below a driver root, a path of this process. Its
-// library is searched first in the directories searchPath.
+// NewTimeSlices returns TimeSlices with nvidia-smi below a driver root, a path of this process. The
+// library of nvidia-smi is searched first in the directories searchPath.
 func NewTimeSlices(driverRoot string, searchPath ...string) *TimeSlices {
 	return &TimeSlices{run: func(ctx context.Context, uuid string, interval int) error {
 		return setTimeSlice(ctx, driverRoot, searchPath, uuid, interval)
@@ -63,9 +63,9 @@ func (t *TimeSlices) Set(ctx context.Context, uuid string, interval int) error {
 	return err
 }
 
-// AwaitProgram runs a program that ends with ctx, and waits for it until patience after the end of
-// ctx: a program that hangs in the driver does not end when killed. It returns false if the program
-// is still running.
+// AwaitProgram runs a program that ends with ctx, and waits for the program until patience after
+// the end of ctx: a program that hangs in the driver does not end after a kill. It returns false if
+// the program is still running.
 func AwaitProgram(ctx context.Context, patience time.Duration, run func() error) (ended bool, err error) {
 	end := make(chan error, 1)
 	go func() { end <- run() }()
@@ -95,7 +95,7 @@ func smi(ctx context.Context, driverRoot string, searchPath []string, args ...st
 	c := exec.CommandContext(ctx, program, args...)
 	c.WaitDelay = smiWaitDelay
 	if library := locate(driverRoot, searchPath); library != "" {
-		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // its loader may not know the driver root
+		c.Env = append(os.Environ(), "LD_PRELOAD="+library) // the loader may not know the driver root
 	}
 	return c
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // Processes returns the processes with a compute context on a GPU of an earlier Scan of this
-// session. The driver leaves out processes without an ID in this process's PID namespace. Only the
+// session. The driver omits processes without an ID in this process's PID namespace. Only the
 // node's PID namespace, or a common parent of all containers' namespaces, shows all processes.
 //
 // The error wraps inventory.ErrNotSupported if the GPU lacks the feature, inventory.ErrUnusable if
@@ -43,8 +43,8 @@ func processes(gpu device) ([]inventory.Process, error) {
 }
 
 // MemoryLimit returns the memory limit of a cgroup on a GPU of an earlier Scan of this session, in
-// MiB; 0 without a limit. The cgroup is a directory of cgroup version 2. The errors are those of
-// Processes: drivers before R615 have no limits.
+// MiB; 0 without a limit. The cgroup is a directory of cgroup version 2. The errors are the errors
+// of Processes: drivers before R615 have no limits.
 func (s *Session) MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int, err error) {
 	return ask(ctx, s, "read the memory limit of a cgroup on", uuid, func(gpu device) (int, error) {
 		limits, ret := gpu.GetMemoryLimits(cgroup)
@@ -57,8 +57,8 @@ func (s *Session) MemoryLimit(ctx context.Context, uuid, cgroup string) (mib int
 }
 
 // Clean removes changes left behind by earlier work on a GPU of an earlier Scan of this session. It
-// needs root and CAP_SYS_ADMIN. After inventory.ErrNoAnswer it may still happen. The error wraps
-// inventory.ErrNotSupported if the driver or the GPU lacks the feature.
+// needs root and CAP_SYS_ADMIN. After inventory.ErrNoAnswer the change may still happen. The error
+// wraps inventory.ErrNotSupported if the driver or the GPU lacks the feature.
 func (s *Session) Clean(ctx context.Context, uuid string, what inventory.Remnant) error {
 	_, err := ask(ctx, s, fmt.Sprintf("reset %s of", what), uuid, func(gpu device) (struct{}, error) {
 		return struct{}{}, clean(gpu, what)
@@ -77,5 +77,5 @@ func clean(gpu device, what inventory.Remnant) error {
 	default:
 		panic("no such remnant: " + what.String())
 	}
-	return unprivileged(failure(call, ret))
+	return withCapability(failure(call, ret))
 }

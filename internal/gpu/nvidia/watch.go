@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// eventKinds are the registered events, by NVML's types. Single corrected memory errors are left
-// out: they are frequent, and do not make a GPU Unhealthy.
+// eventKinds are the registered events, by NVML's types. Single corrected memory errors are
+// missing: they are frequent, and do not make a GPU Unhealthy.
 var eventKinds = map[uint64]inventory.EventKind{
 	nvml.EventTypeXidCriticalError:       inventory.EventXID,
 	nvml.EventMigConfigChange:            inventory.EventMIGChange,
@@ -41,17 +41,17 @@ func wantedEvents() uint64 {
 // A watch is the event set of a session with its GPUs.
 type watch struct {
 	api         *api            // for waits
-	pinned      func() bool     // reports whether another call hangs: it may use a set
+	pinned      func() bool     // reports whether another call hangs and may use a set
 	pinnedSets  []nvml.EventSet // sets to be freed at the end, because they were pinned
 	gpus        []watchedGPU    // GPUs in the set
 	set         nvml.EventSet   // nil without a set
-	refused     []watchedGPU    // GPUs whose events the driver refused
+	refusedGPUs []watchedGPU    // GPUs whose events the driver refused
 	lastAttempt time.Time       // time of the last attempt for refused
 	bindings    bindings
 	queue       []inventory.Event // events to return before any wait
 }
 
-// A watchedGPU GPU has events.
+// A watchedGPU is a GPU with events.
 type watchedGPU struct {
 	index  int
 	uuid   string
@@ -66,7 +66,7 @@ type outcome struct {
 	useless bool // the next wait should be delayed
 }
 
-// A droppedGPU GPU has no more events.
+// A droppedGPU has no more events.
 type droppedGPU struct {
 	watchedGPU
 	reason error
@@ -99,7 +99,7 @@ func (w *watch) arm(a *api) []droppedGPU {
 			}
 		}
 		if spoilt || len(w.gpus) == 0 {
-			_ = freeSet(a, set) // no wait uses it, and an error would change nothing
+			_ = freeSet(a, set) // no wait uses the set, and an error has no consequence
 			set = nil
 		}
 		if !spoilt {
@@ -114,7 +114,7 @@ var errMIGEvents = errors.New("no events of MIG devices")
 
 // register adds the GPU's events to a set. A driver that refuses one type refuses the whole call;
 // then only XIDs are registered. MIG changes are registered in a separate call, because some
-// drivers refuse only these. Scans also find MIG changes.
+// drivers refuse only MIG changes. Scans also find them.
 func (g watchedGPU) register(set nvml.EventSet) error {
 	supported, ret := g.device.GetSupportedEventTypes()
 	if err := failure("nvmlDeviceGetSupportedEventTypes", ret); err != nil {
@@ -140,18 +140,18 @@ func (g watchedGPU) register(set nvml.EventSet) error {
 // dueRefused returns the GPUs whose refused registration is due again. Permissions can change, and
 // one refusal must not disable the events of a GPU for the rest of the session.
 func (w *watch) dueRefused() []watchedGPU {
-	if len(w.refused) == 0 || time.Since(w.lastAttempt) < retryGap {
+	if len(w.refusedGPUs) == 0 || time.Since(w.lastAttempt) < retryGap {
 		return nil
 	}
-	again := w.refused
-	w.refused = nil
+	again := w.refusedGPUs
+	w.refusedGPUs = nil
 	return again
 }
 
-// add registers for the events of more GPUs in the existing set: events may wait in it. It returns
-// the GPUs that failed.
+// add registers for the events of more GPUs in the existing set, because events may wait in the
+// set. It returns the GPUs that failed.
 func (w *watch) add(gpus []watchedGPU) []droppedGPU {
-	known := slices.Concat(w.gpus, w.refused)
+	known := slices.Concat(w.gpus, w.refusedGPUs)
 	gpus = slices.DeleteFunc(gpus, func(g watchedGPU) bool {
 		return slices.ContainsFunc(known, func(k watchedGPU) bool { return k.uuid == g.uuid })
 	})
@@ -183,7 +183,7 @@ func (w *watch) admit(g watchedGPU, err error) (spoilt bool) {
 		w.gpus = append(w.gpus, g)
 		return true
 	case errors.Is(err, nvml.ERROR_NO_PERMISSION):
-		w.refused, w.lastAttempt = append(w.refused, g), time.Now()
+		w.refusedGPUs, w.lastAttempt = append(w.refusedGPUs, g), time.Now()
 	}
 	return errors.Is(err, nvml.ERROR_UNKNOWN)
 }
@@ -224,7 +224,7 @@ func (w *watch) wait() (outcome, error) {
 	if w.set == nil {
 		step = waitStep
 	}
-	if w.bindings.changed(step) {
+	if w.bindings.wait(step) {
 		event := inventory.Event{Kind: inventory.EventBinding, GI: inventory.Unattributed, CI: inventory.Unattributed}
 		return outcome{event: event, found: true, useless: true}, nil // allows the session to close soon
 	}
@@ -276,8 +276,8 @@ func (w *watch) translate(data nvml.EventData) (inventory.Event, bool) {
 	return event, ok
 }
 
-// uuid returns the UUID of the GPU of an event. A lost GPU may not answer; then the handle
-// identifies it.
+// uuid returns the UUID of the GPU of an event. A lost GPU may not answer; the handle then
+// identifies the GPU.
 func (w *watch) uuid(handle nvml.Device) string {
 	for _, g := range w.gpus {
 		if g.device.handle == handle {

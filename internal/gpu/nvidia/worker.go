@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// gpuPatience is how long to wait for a call about a GPU before the other GPUs are called.
+	// gpuPatience limits the wait for a call about a GPU before the other GPUs are called.
 	gpuPatience = 2 * time.Second
-	// nodePatience is how long to wait for a call about no GPU.
+	// nodePatience limits the wait for a call about no GPU.
 	nodePatience = 10 * time.Second
 	// shortPatience replaces gpuPatience while calls about two GPUs hang: a look at many hanging
 	// GPUs must not take long.
 	shortPatience = 500 * time.Millisecond
-	// jobPatience is how long a job about a GPU may take, even if its calls return.
+	// jobPatience limits a job about a GPU, even if the calls return.
 	jobPatience = 10 * time.Second
 	// openPatience is nodePatience for opening a session: the driver may have to load firmware.
 	openPatience = time.Minute
 )
 
-// A callRecord records the running call into the driver. Each GPU of a session has one, and all
-// calls about no GPU share one. Calls of one callRecord are sequential.
+// A callRecord records the running call into the driver. Each GPU of a session has a callRecord,
+// and all calls about no GPU share one. Calls of one callRecord are sequential.
 type callRecord struct {
-	gpu        int         // index, or inventory.NoGPU
-	count      Metrics     // of the driver
-	jobGivenUp atomic.Bool // a job was given up
+	gpu            int         // index, or inventory.NoGPU
+	count          Metrics     // of the driver
+	isJobAbandoned atomic.Bool // a job was abandoned
 
 	mu       sync.Mutex // guards the fields below
 	function string     // empty between two calls
@@ -65,24 +65,24 @@ func (r *callRecord) call() inventory.Call {
 	return inventory.Call{Function: r.function, GPU: r.gpu, Since: r.since}
 }
 
-// remaining returns the rest of a caller's patience.
-func (r *callRecord) remaining(patience time.Duration) time.Duration {
+// remainingPatience returns the rest of a caller's patience.
+func (r *callRecord) remainingPatience(patience time.Duration) time.Duration {
 	return patience - time.Since(r.call().Since)
 }
 
 // A worker makes calls into the driver, in jobs, one job at a time, for callers with limited
-// patience. A call into the driver cannot be cancelled: if it does not return, the caller gives the
-// job up, the job continues in its thread, and the next job gets another thread. At most one job of
-// each record is given up at any time.
+// patience. A call into the driver cannot be cancelled: if a call does not return, the caller
+// abandons the job, the job continues in its thread, and the next job gets another thread. At most
+// one job of each record is abandoned at any time.
 //
 // There is a goroutine only while a job is running.
 type worker struct {
 	inUse chan struct{} // holds a token while a caller has the worker
 
-	mu      sync.Mutex // guards the fields below
-	givenUp []*job     // jobs that were given up and are still running
-	freed   chan struct{}
-	late    []func() // functions to run for given-up jobs that have ended, when the worker is taken next
+	mu            sync.Mutex // guards the fields below
+	abandonedJobs []*job     // abandoned jobs that are still running
+	jobEnded      chan struct{}
+	late          []func() // functions to run for abandoned jobs that have ended, when the worker is taken next
 }
 
 // A job makes calls of one record.
@@ -95,7 +95,7 @@ type job struct {
 }
 
 func newWorker() *worker {
-	return &worker{inUse: make(chan struct{}, 1), freed: make(chan struct{})}
+	return &worker{inUse: make(chan struct{}, 1), jobEnded: make(chan struct{})}
 }
 
 // do takes the worker and runs a job.
@@ -109,10 +109,10 @@ func (w *worker) do(ctx context.Context, r *callRecord, patience time.Duration, 
 
 // job runs f in a job of a record and waits until f is done, ctx ends, or a call of f takes longer
 // than patience. f as a whole may take jobPatience if it is about a GPU, and any time otherwise.
-// The error says why f was given up: then the caller must not access the results of f, and late, if
-// not nil, runs after the end of f. The caller has the worker.
+// The error says why f was abandoned: the caller must then not access the results of f, and late,
+// if not nil, runs after the end of f. The caller has the worker.
 //
-// While a given-up job of the same record is running, the error is an inventory.Stall, and f does
+// While an abandoned job of the same record is running, the error is an inventory.Stall, and f does
 // not run.
 func (w *worker) job(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	if err := w.awaitRoom(ctx, r, patience); err != nil {
@@ -137,7 +137,7 @@ func (w *worker) take(ctx context.Context) error {
 // release releases the worker.
 func (w *worker) release() { <-w.inUse }
 
-// runLate runs the late functions of given-up jobs that have ended. The caller has the worker.
+// runLate runs the late functions of abandoned jobs that have ended. The caller has the worker.
 func (w *worker) runLate() {
 	w.mu.Lock()
 	late := w.late
@@ -152,14 +152,14 @@ func (w *worker) runLate() {
 func (w *worker) awaitRoom(ctx context.Context, r *callRecord, patience time.Duration) error {
 	for {
 		w.mu.Lock()
-		i := slices.IndexFunc(w.givenUp, func(j *job) bool { return j.record == r })
+		i := slices.IndexFunc(w.abandonedJobs, func(j *job) bool { return j.record == r })
 		if i < 0 {
 			w.mu.Unlock()
 			w.runLate()
 			return nil
 		}
-		wait := w.givenUp[i].remaining(w.patienceLocked(r, patience))
-		freed := w.freed
+		wait := w.abandonedJobs[i].remainingPatience(w.patienceLocked(r, patience))
+		freed := w.jobEnded
 		w.mu.Unlock()
 		if wait <= 0 {
 			return &inventory.Stall{Call: r.call()}
@@ -176,24 +176,24 @@ func (w *worker) awaitRoom(ctx context.Context, r *callRecord, patience time.Dur
 	}
 }
 
-// patienceLocked returns how long to wait for a call of a record.
+// patienceLocked returns the limit of the wait for a call of a record.
 func (w *worker) patienceLocked(r *callRecord, patience time.Duration) time.Duration {
-	if r.gpu != inventory.NoGPU && len(w.givenUp) > 1 {
+	if r.gpu != inventory.NoGPU && len(w.abandonedJobs) > 1 {
 		return min(patience, shortPatience)
 	}
 	return patience
 }
 
-// remaining returns the rest of a caller's patience with a call of the job.
-func (j *job) remaining(patience time.Duration) time.Duration {
-	left := j.record.remaining(patience)
+// remainingPatience returns the rest of a caller's patience with a call of the job.
+func (j *job) remainingPatience(patience time.Duration) time.Duration {
+	left := j.record.remainingPatience(patience)
 	if j.record.gpu == inventory.NoGPU {
 		return left
 	}
 	return min(left, jobPatience-time.Since(j.began))
 }
 
-// run runs a job, after room. The caller has the worker.
+// run runs a job, after awaitRoom. The caller has the worker.
 func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration, f, late func()) error {
 	j := &job{record: r, began: time.Now(), late: late, done: make(chan struct{})}
 	w.mu.Lock()
@@ -211,7 +211,7 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 		case <-ctx.Done():
 			err = endOfContext(ctx)
 		case <-timer.C:
-			if left := j.remaining(patience); left > 0 {
+			if left := j.remainingPatience(patience); left > 0 {
 				timer.Reset(left)
 			} else {
 				err = &inventory.Stall{Call: r.call()}
@@ -225,12 +225,12 @@ func (w *worker) run(ctx context.Context, r *callRecord, patience time.Duration,
 		return j.panic
 	default:
 	}
-	r.jobGivenUp.Store(true)
-	w.givenUp = append(w.givenUp, j)
+	r.isJobAbandoned.Store(true)
+	w.abandonedJobs = append(w.abandonedJobs, j)
 	return err
 }
 
-// finish runs a job in its own thread. A job that panics fails, and the process continues: an
+// finish runs a job in a separate thread. A panic fails the job, and the process continues: an
 // invalid answer about one GPU must not affect the others.
 func (w *worker) finish(j *job, f func()) {
 	func() {
@@ -244,15 +244,15 @@ func (w *worker) finish(j *job, f func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	close(j.done)
-	if !slices.Contains(w.givenUp, j) {
+	if !slices.Contains(w.abandonedJobs, j) {
 		return
 	}
-	w.givenUp = slices.DeleteFunc(w.givenUp, func(o *job) bool { return o == j })
+	w.abandonedJobs = slices.DeleteFunc(w.abandonedJobs, func(o *job) bool { return o == j })
 	if j.late != nil {
 		w.late = append(w.late, j.late)
 	}
-	close(w.freed)
-	w.freed = make(chan struct{})
+	close(w.jobEnded)
+	w.jobEnded = make(chan struct{})
 }
 
 // drain waits until no job is running. Then the caller has the worker.
@@ -262,7 +262,7 @@ func (w *worker) drain(ctx context.Context) error {
 	}
 	for {
 		w.mu.Lock()
-		idle, freed := len(w.givenUp) == 0, w.freed
+		idle, freed := len(w.abandonedJobs) == 0, w.jobEnded
 		w.mu.Unlock()
 		if idle {
 			w.runLate()
@@ -272,7 +272,7 @@ func (w *worker) drain(ctx context.Context) error {
 		case <-freed:
 		case <-ctx.Done():
 			w.release()
-			if calls := w.hanging(); len(calls) > 0 {
+			if calls := w.hangingCalls(); len(calls) > 0 {
 				return &inventory.Stall{Call: calls[0]}
 			}
 			return endOfContext(ctx)
@@ -280,19 +280,19 @@ func (w *worker) drain(ctx context.Context) error {
 	}
 }
 
-// busy reports whether a given-up job of a record is running.
+// busy reports whether an abandoned job of a record is running.
 func (w *worker) busy(r *callRecord) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.ContainsFunc(w.givenUp, func(j *job) bool { return j.record == r })
+	return slices.ContainsFunc(w.abandonedJobs, func(j *job) bool { return j.record == r })
 }
 
-// hanging returns the given-up calls, oldest first.
-func (w *worker) hanging() []inventory.Call {
+// hangingCalls returns the abandoned calls, oldest first.
+func (w *worker) hangingCalls() []inventory.Call {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	calls := make([]inventory.Call, len(w.givenUp))
-	for i, j := range w.givenUp {
+	calls := make([]inventory.Call, len(w.abandonedJobs))
+	for i, j := range w.abandonedJobs {
 		calls[i] = j.record.call()
 	}
 	return calls

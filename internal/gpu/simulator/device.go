@@ -109,7 +109,7 @@ func (d device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 }
 
 // GetMemoryLimits_v1 returns the limits of a cgroup of this machine: the line "nvidia/<PCI address>
-// <bytes>" of the file dmem.max in its directory, like the kernel's controller for other drivers;
+// <bytes>" of the file dmem.max in its directory, as in the kernel's controller for other drivers;
 // without the file, no limits.
 func (d device) GetMemoryLimits_v1(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
 	return ask(d, "DeviceGetMemoryLimits_v1", func(g *gpu) (nvml.MemoryLimits_v1, nvml.Return) {
@@ -183,7 +183,6 @@ func (d device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
 // usualClock is the default clock of a GPU in MHz.
 const usualClock = 1410
 
-// powerLimit returns the power limit in mW.
 func (d device) powerLimit(g *gpu, m moment) (uint32, nvml.Return) {
 	return uint32(d.session.node.numberLocked("DeviceGetPowerManagementLimit", g, int(m.watts*1000))), nvml.SUCCESS
 }
@@ -193,7 +192,7 @@ func (d device) GetPowerManagementLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetPowerManagementLimit", d.powerLimit)
 }
 
-// GetEnforcedPowerLimit returns the effective power limit in mW: here the configured one.
+// GetEnforcedPowerLimit returns the effective power limit in mW: here the configured limit.
 func (d device) GetEnforcedPowerLimit() (uint32, nvml.Return) {
 	return askMoment(d, "DeviceGetEnforcedPowerLimit", d.powerLimit)
 }
@@ -235,7 +234,7 @@ func (d device) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyLe
 		switch {
 		case !ok || o.session != d.session:
 			return 0, nvml.ERROR_INVALID_ARGUMENT
-		case o.gpu.lost:
+		case o.gpu.isLost:
 			return 0, nvml.ERROR_GPU_IS_LOST
 		case o.gpu == g:
 			return nvml.TOPOLOGY_INTERNAL, nvml.SUCCESS
@@ -260,10 +259,10 @@ func askLink[T any](d device, call string, link int, answer func(*gpu, linkEnd) 
 
 // activeLocked reports whether an NVLink of a GPU works: both ends exist, and no fault has cut it.
 func (n *Node) activeLocked(g *gpu, link int, end linkEnd) bool {
-	if !end.wired || g.cut[link] {
+	if !end.exists || g.cut[link] {
 		return false
 	}
-	return end.device == nvml.NVLINK_DEVICE_TYPE_SWITCH || !n.gpus[end.gpu].lost && !n.gpus[end.gpu].cut[end.link]
+	return end.device == nvml.NVLINK_DEVICE_TYPE_SWITCH || !n.gpus[end.gpu].isLost && !n.gpus[end.gpu].cut[end.link]
 }
 
 // GetNvLinkState returns whether an NVLink works.
@@ -287,7 +286,7 @@ func (d device) GetNvLinkVersion(link int) (uint32, nvml.Return) {
 func (d device) GetNvLinkRemoteDeviceType(link int) (nvml.IntNvLinkDeviceType, nvml.Return) {
 	type kind = nvml.IntNvLinkDeviceType
 	return askLink(d, "DeviceGetNvLinkRemoteDeviceType", link, func(_ *gpu, end linkEnd) (kind, nvml.Return) {
-		if !end.wired {
+		if !end.exists {
 			return nvml.NVLINK_DEVICE_TYPE_UNKNOWN, nvml.ERROR_NOT_SUPPORTED
 		}
 		return end.device, nvml.SUCCESS
@@ -297,7 +296,7 @@ func (d device) GetNvLinkRemoteDeviceType(link int) (nvml.IntNvLinkDeviceType, n
 // GetNvLinkRemotePciInfo returns the PCI address of the device at the other end of an NVLink.
 func (d device) GetNvLinkRemotePciInfo(link int) (nvml.PciInfo, nvml.Return) {
 	return askLink(d, "DeviceGetNvLinkRemotePciInfo", link, func(_ *gpu, end linkEnd) (nvml.PciInfo, nvml.Return) {
-		if !end.wired {
+		if !end.exists {
 			return nvml.PciInfo{}, nvml.ERROR_NOT_SUPPORTED
 		}
 		return end.pci, nvml.SUCCESS

@@ -9,7 +9,7 @@ import (
 // unattributed is the GI or CI of an event without an instance.
 const unattributed = 0xFFFFFFFF
 
-// maxQueue is the capacity of a set for events that no user waits for; the oldest are dropped.
+// maxQueue is the capacity of a set. A full set drops the oldest events.
 const maxQueue = 4096
 
 // An eventSet collects the events of GPUs for one session.
@@ -18,9 +18,9 @@ type eventSet struct {
 	session       *session
 
 	// Guarded by the node's mu.
-	masks map[*gpu]uint64 // the registered event types
-	queue []nvml.EventData
-	freed bool
+	masks   map[*gpu]uint64 // the registered event types
+	queue   []nvml.EventData
+	isFreed bool
 }
 
 var _ nvml.EventSet = (*eventSet)(nil)
@@ -67,7 +67,7 @@ func (d device) RegisterEvents(mask uint64, to nvml.EventSet) nvml.Return {
 	_, ret := ask(d, "DeviceRegisterEvents", func(g *gpu) (struct{}, nvml.Return) {
 		set, ok := to.(*eventSet)
 		switch {
-		case !ok || set.freed || set.session != d.session || mask == 0:
+		case !ok || set.isFreed || set.session != d.session || mask == 0:
 			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
 		case mask&^supportedEvents(g, d.session.driver.branch) != 0:
 			return struct{}{}, nvml.ERROR_NOT_SUPPORTED
@@ -87,7 +87,7 @@ func (s *eventSet) Free() nvml.Return {
 	if ret := s.answerLocked("EventSetFree"); ret != nvml.SUCCESS {
 		return ret
 	}
-	s.freed = true
+	s.isFreed = true
 	delete(n.sets, s)
 	n.changeLocked()
 	return nvml.SUCCESS
@@ -98,7 +98,7 @@ func (s *eventSet) answerLocked(call string) nvml.Return {
 	if ret := s.session.answerLocked(call, nil); ret != nvml.SUCCESS {
 		return ret
 	}
-	if s.freed {
+	if s.isFreed {
 		s.session.node.stale++
 		return nvml.ERROR_INVALID_ARGUMENT
 	}
@@ -125,7 +125,7 @@ func (s *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 			return event, nvml.SUCCESS
 		}
 		for g := range s.masks {
-			if g.lost {
+			if g.isLost {
 				return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST
 			}
 		}

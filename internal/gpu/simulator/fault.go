@@ -39,8 +39,8 @@ type Fault struct {
 	// Value replaces the value returned by a call: text, or a number. Text in quotes is parsed as a
 	// Go string ("\xff").
 	Value string `json:"value,omitempty"`
-	// Driver is "missing" (the module is not loaded), "no-library", or the newly installed version.
-	// For driver-files, it is the version of the files.
+	// Driver is "missing" (the module is not loaded), "no-library", or the newly installed version;
+	// for driver-files, the version of the files.
 	Driver string `json:"driver,omitempty"`
 	// State is the state of the fabric: "not-started", "in-progress" or "completed"; the state of
 	// persistence mode: "on" or "off"; or the behaviour of a reset: "works", "fails", "hangs",
@@ -68,7 +68,7 @@ const (
 	KindLoggedSXID Kind = "logged-sxid" // the driver logs a fatal error of an NVSwitch
 	KindEvent      Kind = "event"       // the driver reports an event of another type
 	KindLost       Kind = "lost"        // a GPU falls off the bus without any event
-	// a GPU is healthy and on the bus again; without a GPU: all GPUs, and the driver.
+	// A GPU is healthy and on the bus again; without a GPU: all GPUs, and the driver.
 	KindRestore        Kind = "restore"
 	KindRemove         Kind = "remove"              // a GPU is unplugged
 	KindAdd            Kind = "add"                 // an unplugged GPU is plugged in again
@@ -92,7 +92,7 @@ const (
 	KindClients        Kind = "clients"             // processes have the GPU open without computing
 	KindDriver         Kind = "driver"              // the driver is unloaded or replaced
 	KindDriverFiles    Kind = "driver-files"        // the driver's files are replaced, but not the kernel module
-	// a GPU is reset: it loses its MIG instances, and since Hopper also MIG mode.
+	// A GPU is reset. It loses its MIG instances, and since Hopper also MIG mode.
 	KindReset    Kind = "reset"
 	KindSMIReset Kind = "smi-reset" // the behaviour of nvidia-smi for a reset of a GPU
 	KindReboot   Kind = "reboot"    // the machine restarts: another boot ID, and all GPUs new and reset
@@ -121,7 +121,7 @@ func rules() map[Kind]rule {
 		KindLoggedXID:      {oneGPU, []string{"xid", "gi", "ci", "count"}, (*Node).loggedXIDLocked},
 		KindLoggedSXID:     {noGPU, []string{"xid"}, (*Node).loggedSXIDLocked},
 		KindEvent:          {oneGPU, []string{"event", "gi", "ci"}, (*Node).eventLocked},
-		KindLost:           {oneGPU, nil, on(func(g *gpu, _ Fault) { g.lost = true })},
+		KindLost:           {oneGPU, nil, on(func(g *gpu, _ Fault) { g.isLost = true })},
 		KindRestore:        {maybeGPU, nil, (*Node).restoreLocked},
 		KindRemove:         {oneGPU, nil, (*Node).removeLocked},
 		KindAdd:            {oneGPU, nil, (*Node).addLocked},
@@ -133,11 +133,11 @@ func rules() map[Kind]rule {
 		KindRecoveryAction: {oneGPU, []string{"action"}, (*Node).recoveryLocked},
 		KindRemapFailure:   {oneGPU, nil, on(func(g *gpu, _ Fault) { g.remapFailure = true })},
 		KindRemapPending: {oneGPU, nil, on(func(g *gpu, _ Fault) {
-			g.remapped, g.remapPending = g.remapped+1, true
+			g.remappedRows, g.remapPending = g.remappedRows+1, true
 		})},
 		KindUnrepairable:  {oneGPU, nil, on(func(g *gpu, _ Fault) { g.unrepairable = true })},
 		KindSRAMThreshold: {oneGPU, nil, on(func(g *gpu, _ Fault) { g.sramThreshold = true })},
-		KindThrottle:      {oneGPU, nil, on(func(g *gpu, _ Fault) { g.throttled = true })},
+		KindThrottle:      {oneGPU, nil, on(func(g *gpu, _ Fault) { g.isThrottled = true })},
 		KindPCIeReplays:   {oneGPU, []string{"count"}, on(func(g *gpu, f Fault) { g.replays += int(f.Count) })},
 		KindECC:           {oneGPU, []string{"count"}, (*Node).eccLocked},
 		KindFabric:        {oneGPU, []string{"state", "return"}, (*Node).fabricLocked},
@@ -185,7 +185,7 @@ func (n *Node) Inject(f Fault) error {
 	return nil
 }
 
-// aimLocked returns the target of a fault. It refuses fields that the kind does not use.
+// aimLocked returns the target of a fault. It refuses fields not used by the kind.
 func (n *Node) aimLocked(f Fault, r rule) (target, error) {
 	for _, name := range f.fields() {
 		if !slices.Contains(r.takes, name) {
@@ -206,9 +206,9 @@ func (n *Node) aimLocked(f Fault, r rule) (target, error) {
 		return target{}, err
 	case t.inst != nil && !slices.Contains(r.takes, "gi") && f.Kind != KindAnswer && f.Kind != KindProcesses:
 		return target{}, fmt.Errorf("%s is a MIG device: give its GPU, %d", f.GPU, t.gpu.slot)
-	case t.gpu.removed && f.Kind != KindAdd:
+	case t.gpu.isRemoved && f.Kind != KindAdd:
 		return target{}, fmt.Errorf("GPU %d is unplugged: plug it in with %s first", t.gpu.slot, KindAdd)
-	case t.gpu.lost && !t.gpu.removed && f.Kind != KindRestore && f.Kind != KindRemove:
+	case t.gpu.isLost && !t.gpu.isRemoved && f.Kind != KindRestore && f.Kind != KindRemove:
 		return target{}, fmt.Errorf("GPU %d is off the bus: bring it back with %s first", t.gpu.slot, KindRestore)
 	}
 	return t, nil
@@ -277,7 +277,7 @@ func (n *Node) stallsLocked(f Fault, t target) error {
 	if err := checkCall(f.Call); err != nil {
 		return err
 	}
-	s := &stall{call: f.Call, slot: t.slot(), counted: f.Count > 0, left: f.Count}
+	s := &stall{call: f.Call, slot: t.slot(), hasCount: f.Count > 0, remainingCalls: f.Count}
 	if f.Kind == KindSlow {
 		delay, err := time.ParseDuration(f.Delay)
 		if err != nil || delay <= 0 {
@@ -315,12 +315,11 @@ func (n *Node) persistenceLocked(f Fault, t target) error {
 	return nil
 }
 
-// forgetLocked makes each GPU without persistence mode lose the state that it loses with its last
-// user.
+// forgetLocked resets the state that a GPU without persistence mode loses with its last user.
 func (n *Node) forgetLocked() {
 	for _, g := range n.gpus {
 		if g.transient && len(n.sessions) == 0 {
-			g.uncorrected, g.computeMode = 0, nvml.COMPUTEMODE_DEFAULT
+			g.uncorrectedErrors, g.computeMode = 0, nvml.COMPUTEMODE_DEFAULT
 		}
 	}
 }
@@ -336,14 +335,14 @@ func (t target) slot() int {
 func (n *Node) driverLocked(f Fault, _ target) error {
 	switch f.Driver {
 	case "missing":
-		n.driver.missing = nvml.ERROR_DRIVER_NOT_LOADED
+		n.driver.initError = nvml.ERROR_DRIVER_NOT_LOADED
 		n.loads++
 		for _, g := range n.gpus { // a newly loaded driver binds every GPU again
 			n.bindings++
 			g.binding = n.bindings
 		}
 	case "no-library":
-		n.driver.missing = nvml.ERROR_LIBRARY_NOT_FOUND
+		n.driver.initError = nvml.ERROR_LIBRARY_NOT_FOUND
 	default:
 		b, err := branch(f.Driver)
 		if err != nil {
@@ -384,7 +383,7 @@ var returns = map[string]nvml.Return{
 	"UNKNOWN":                 nvml.ERROR_UNKNOWN,
 }
 
-// calls are the functions of the simulator, without those that never reach the driver.
+// calls are the functions of the simulator, except functions that never reach the driver.
 var calls = []string{
 	"ComputeInstanceDestroy",
 	"ComputeInstanceGetInfo",

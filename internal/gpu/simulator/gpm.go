@@ -12,9 +12,9 @@ type gpmSample struct {
 	node *Node
 
 	// Guarded by node.mu.
-	freed  bool
-	number int // of the job
-	at     time.Duration
+	isFreed bool
+	number  int // of the job
+	at      time.Duration
 }
 
 var _ nvml.GpmSample = (*gpmSample)(nil)
@@ -39,11 +39,11 @@ func (l *library) GpmSampleAlloc() (nvml.GpmSample, nvml.Return) {
 func (s *gpmSample) Free() nvml.Return {
 	s.node.mu.Lock()
 	defer s.node.mu.Unlock()
-	if s.freed {
+	if s.isFreed {
 		s.node.stale++
 		return nvml.ERROR_INVALID_ARGUMENT
 	}
-	s.freed = true
+	s.isFreed = true
 	s.node.gpmSamples--
 	delete(s.node.pins, s)
 	return nvml.SUCCESS
@@ -79,7 +79,7 @@ func (s *gpmSample) fill(of nvml.Device, call string, number func(*gpu) (int, nv
 	_, ret := ask(d, call, func(g *gpu) (struct{}, nvml.Return) {
 		n, ret := number(g)
 		switch {
-		case s.freed:
+		case s.isFreed:
 			s.node.stale++
 			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
 		case g.spec.model.architecture < nvml.DEVICE_ARCH_HOPPER:
@@ -97,7 +97,7 @@ func (l *library) GpmMetricsGet(r *nvml.GpmMetricsGetType) nvml.Return {
 	_, ret := query(l, "GpmMetricsGet", func(*session) (struct{}, nvml.Return) {
 		first, ok := r.Sample1.(*gpmSample)
 		second, also := r.Sample2.(*gpmSample)
-		if !ok || !also || first.freed || second.freed || first.at == 0 || second.at <= first.at ||
+		if !ok || !also || first.isFreed || second.isFreed || first.at == 0 || second.at <= first.at ||
 			first.number != second.number {
 			return struct{}{}, nvml.ERROR_INVALID_ARGUMENT
 		}

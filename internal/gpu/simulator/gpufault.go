@@ -34,8 +34,8 @@ var actions = map[string]nvml.DeviceGpuRecoveryAction{
 	"recover-imex":    nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN,
 }
 
-// resetXIDs are the XIDs after which the driver requests a reset, with the first branch that does.
-// 46 and 140 need a reset too, but no driver is known to request it.
+// resetXIDs are the XIDs after which the driver requests a reset, with the first such branch. 46
+// and 140 also need a reset, but no known driver requests it.
 var resetXIDs = map[uint64]int{
 	48: 565, 62: 565, 64: 565, 74: 565, 95: 565, 109: 570, 110: 565, 119: 565, 120: 565, 136: 565,
 	143: 575, 155: 565, 156: 565, 158: 575,
@@ -80,7 +80,7 @@ func (n *Node) xidLocked(f Fault, t target) error {
 	n.askLocked(t.gpu, action)
 	if f.XID == offTheBus {
 		n.deliverLocked(t.gpu, nvml.EventTypeGpuUnavailableError, 0, unattributed, unattributed)
-		t.gpu.lost = true
+		t.gpu.isLost = true
 	}
 	return nil
 }
@@ -156,8 +156,8 @@ func (n *Node) askLocked(g *gpu, action nvml.DeviceGpuRecoveryAction) {
 
 func (n *Node) eccLocked(f Fault, t target) error {
 	count := max(f.Count, 1)
-	t.gpu.uncorrected += count
-	t.gpu.aggregate += count
+	t.gpu.uncorrectedErrors += count
+	t.gpu.aggregateErrors += count
 	n.deliverLocked(t.gpu, nvml.EventTypeDoubleBitEccError, 0, unattributed, unattributed)
 	return nil
 }
@@ -196,13 +196,13 @@ func (n *Node) nvlinkLocked(f Fault, t target) error {
 }
 
 func (n *Node) removeLocked(_ Fault, t target) error {
-	t.gpu.lost, t.gpu.removed = true, true
+	t.gpu.isLost, t.gpu.isRemoved = true, true
 	n.deliverSystemLocked(t.gpu, nvml.SystemEventTypeGpuDriverUnbind)
 	return nil
 }
 
 func (n *Node) addLocked(_ Fault, t target) error {
-	if !t.gpu.removed {
+	if !t.gpu.isRemoved {
 		return fmt.Errorf("GPU %d is plugged in already", t.gpu.slot)
 	}
 	n.renewLocked(t.gpu.slot)
@@ -217,7 +217,7 @@ func (n *Node) renewLocked(slot int) {
 	n.gpus[slot] = &gpu{
 		slot: slot, spec: old.spec, binding: n.bindings, mig: old.mig, pending: old.pending, layout: old.layout,
 		transient: old.transient,
-		readings:  readings{aggregate: old.aggregate},
+		readings:  readings{aggregateErrors: old.aggregateErrors},
 	}
 }
 
@@ -233,11 +233,11 @@ func (n *Node) restoreLocked(f Fault, t target) error {
 	}
 	for _, g := range n.gpus {
 		switch {
-		case !everything && g.slot != slot, g.removed:
-		case g.lost:
+		case !everything && g.slot != slot, g.isRemoved:
+		case g.isLost:
 			n.renewLocked(g.slot)
 		default:
-			g.readings = readings{aggregate: g.aggregate}
+			g.readings = readings{aggregateErrors: g.aggregateErrors}
 		}
 	}
 	return nil
@@ -247,8 +247,8 @@ func (n *Node) rebootLocked(Fault, target) error {
 	n.reboots++
 	n.stalls, n.failures, n.answers = nil, nil, nil
 	for slot, g := range n.gpus {
-		g.lost = true // for sessions with a handle of the GPU
-		if !g.removed {
+		g.isLost = true // for sessions with a handle of the GPU
+		if !g.isRemoved {
 			n.renewLocked(slot)
 			n.gpus[slot].reset()
 		}
@@ -260,7 +260,7 @@ func (n *Node) resetLocked(_ Fault, t target) error {
 	if t.gpu.busy() {
 		return fmt.Errorf("GPU %d is in use: end its processes first", t.gpu.slot)
 	}
-	t.gpu.readings = readings{aggregate: t.gpu.aggregate}
+	t.gpu.readings = readings{aggregateErrors: t.gpu.aggregateErrors}
 	t.gpu.reset()
 	n.deliverLocked(t.gpu, nvml.EventMigConfigChange, 0, unattributed, unattributed)
 	return nil
@@ -304,9 +304,9 @@ func (n *Node) faultsLocked(g *gpu) []string {
 	say(g.remapFailure, "row remapping failed")
 	say(g.unrepairable, "memory cannot be repaired")
 	say(g.sramThreshold, "the chip's own memories had too many errors")
-	say(g.throttled, "the clocks are low because it is hot")
+	say(g.isThrottled, "the clocks are low because it is hot")
 	say(g.replays > 0, "%d PCIe packets were sent again", g.replays)
-	say(g.uncorrected > 0, "%d uncorrected memory errors", g.uncorrected)
+	say(g.uncorrectedErrors > 0, "%d uncorrected memory errors", g.uncorrectedErrors)
 	say(g.fabric != fabric{}, "the fabric is not up")
 	say(g.transient, "persistence mode is off")
 	say(len(g.cut) > 0, "%d NVLinks are cut", len(g.cut))

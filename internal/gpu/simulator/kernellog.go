@@ -11,7 +11,7 @@ import (
 // maxLog is the number of lines kept by the simulated kernel log.
 const maxLog = 4096
 
-// A kernelLog has the log lines that are not overwritten yet.
+// A kernelLog has the log lines not overwritten yet.
 type kernelLog struct {
 	mu    sync.Mutex
 	lines []string // latest last

@@ -38,8 +38,8 @@ func (l *library) Init() nvml.Return {
 	if ret := n.admitLocked("Init", nil); ret != nvml.SUCCESS {
 		return ret
 	}
-	if n.driver.missing != nvml.SUCCESS {
-		return n.driver.missing
+	if n.driver.initError != nvml.SUCCESS {
+		return n.driver.initError
 	}
 	l.version = cmp.Or(l.version, n.driver.files, n.driver.version)
 	if l.version != n.driver.version {
@@ -52,7 +52,7 @@ func (l *library) Init() nvml.Return {
 	return nvml.SUCCESS
 }
 
-// Installed returns the version of the driver's files, as loaded by a new process.
+// Installed returns the version of the driver's files for a new process.
 func (l *library) Installed() string {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
@@ -63,7 +63,7 @@ func (l *library) Installed() string {
 func (n *Node) beginLocked() *session {
 	s := &session{node: n, driver: n.driver, open: true}
 	for _, g := range n.gpus {
-		if !g.removed {
+		if !g.isRemoved {
 			s.gpus = append(s.gpus, g)
 			s.handles = append(s.handles, device{session: s, gpu: g})
 		}
@@ -147,17 +147,17 @@ func (s *session) answerLocked(call string, g *gpu) nvml.Return {
 	case !s.open:
 		s.node.stale++
 		return nvml.ERROR_UNINITIALIZED
-	case s.node.driver.missing != nvml.SUCCESS:
-		return s.node.driver.missing
+	case s.node.driver.initError != nvml.SUCCESS:
+		return s.node.driver.initError
 	case s.node.driver.version != s.driver.version:
 		return nvml.ERROR_LIB_RM_VERSION_MISMATCH
-	case g != nil && g.lost:
+	case g != nil && g.isLost:
 		return nvml.ERROR_GPU_IS_LOST
 	}
 	return nvml.SUCCESS
 }
 
-// query makes a call about no GPU that returns a value.
+// query makes a call about no GPU, with a value as the result.
 func query[T any](l *library, call string, answer func(*session) (T, nvml.Return)) (T, nvml.Return) {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()
@@ -210,8 +210,8 @@ func (l *library) DeviceGetCount() (int, nvml.Return) {
 	})
 }
 
-// DeviceGetHandleByIndex returns the GPU with an index. The call is about that GPU, or about none
-// if the GPU does not exist.
+// DeviceGetHandleByIndex returns the GPU with an index. The call is about that GPU, or about no GPU
+// if the index is unknown.
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
 	l.node.mu.Lock()
 	defer l.node.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 
 // A linkEnd is the device at the other end of an NVLink.
 type linkEnd struct {
-	wired     bool // the link exists
+	exists    bool // the link exists
 	device    nvml.IntNvLinkDeviceType
 	pci       nvml.PciInfo
 	gpu, link int // position of the GPU at the other end, and the number of its NVLink
@@ -44,7 +44,7 @@ func (p *Profile) wireSwitches() error {
 		for _, ends := range p.ends {
 			for link := range ends {
 				if link*len(p.NVSwitches)/len(ends) == s {
-					ends[link] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_SWITCH, pci: pci}
+					ends[link] = linkEnd{exists: true, device: nvml.NVLINK_DEVICE_TYPE_SWITCH, pci: pci}
 				}
 			}
 		}
@@ -66,9 +66,9 @@ func (p *Profile) wireMesh() error {
 				if a == len(p.ends[i]) || b == len(p.ends[j]) {
 					return fmt.Errorf("nvlinks: GPU %d or GPU %d has more lanes than its model has NVLinks", i, j)
 				}
-				p.ends[i][a] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[j].pci, gpu: j,
+				p.ends[i][a] = linkEnd{exists: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[j].pci, gpu: j,
 					link: b}
-				p.ends[j][b] = linkEnd{wired: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[i].pci, gpu: i,
+				p.ends[j][b] = linkEnd{exists: true, device: nvml.NVLINK_DEVICE_TYPE_GPU, pci: p.GPUs[i].pci, gpu: i,
 					link: a}
 				used[i]++
 				used[j]++

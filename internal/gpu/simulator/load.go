@@ -24,8 +24,8 @@ var ratings = map[uint32]rating{
 	nvml.DEVICE_ARCH_BLACKWELL: {watts: 1000, sm: 1965, memory: 3996, thermometer: true},
 }
 
-// Each GPU repeats the same job: it works for a part of the period and is idle for the rest. The
-// GPUs have different phases.
+// Each GPU repeats the same job: work for a part of the period, and idle for the rest. The GPUs
+// have different phases.
 const (
 	jobPeriod = 8 * time.Minute
 	jobWork   = 0.7  // part of the period
@@ -60,7 +60,7 @@ func (n *Node) momentLocked(g *gpu) moment {
 	if g.processes > 0 {
 		m.load, m.warmth = max(m.load, 0.5), max(m.warmth, 0.5)
 	}
-	if g.throttled {
+	if g.isThrottled {
 		m.load /= 2
 	}
 	return m
@@ -69,7 +69,7 @@ func (n *Node) momentLocked(g *gpu) moment {
 func (m moment) power() float64 { return m.watts * (0.12 + 0.85*m.load) }
 
 func (m moment) celsius(g *gpu) float64 {
-	if g.throttled {
+	if g.isThrottled {
 		return 93
 	}
 	return 31 + float64(g.slot%4) + 42*m.warmth
@@ -104,8 +104,8 @@ func (n *Node) usedLocked(number int, mib uint64) nvml.Memory_v2 {
 // with each call.
 func (n *Node) energyLocked(g *gpu) uint64 {
 	now := time.Since(n.began)
-	g.energy += max(1000, uint64(n.momentLocked(g).power()*1000*(now-g.metered).Seconds()))
-	g.metered = now
+	g.energy += max(1000, uint64(n.momentLocked(g).power()*1000*(now-g.energyTime).Seconds()))
+	g.energyTime = now
 	return g.energy
 }
 
@@ -134,7 +134,7 @@ func (d device) GetClockInfo(which nvml.ClockType) (uint32, nvml.Return) {
 		switch {
 		case which == nvml.CLOCK_MEM:
 			return uint32(m.memory), nvml.SUCCESS
-		case g.throttled:
+		case g.isThrottled:
 			return uint32(m.sm * 0.4), nvml.SUCCESS
 		case m.load == 0:
 			return uint32(m.sm * 0.18), nvml.SUCCESS
@@ -153,7 +153,7 @@ func (d device) GetMaxClockInfo(which nvml.ClockType) (uint32, nvml.Return) {
 	})
 }
 
-// askWhole is askMoment for values that the driver does not report in MIG mode.
+// askWhole is askMoment for values missing in the driver in MIG mode.
 func askWhole[T any](d device, call string, answer func(moment) T) (T, nvml.Return) {
 	return askMoment(d, call, func(g *gpu, m moment) (T, nvml.Return) {
 		if g.mig {

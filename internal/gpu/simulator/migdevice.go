@@ -17,7 +17,7 @@ type migDevice struct {
 
 var _ nvml.Device = migDevice{}
 
-// askMIG makes a call on a MIG device. If another MIG device gets its index, the handle refers to
+// askMIG makes a call on a MIG device. If another MIG device gets the index, the handle refers to
 // that device, as in the driver.
 func askMIG[T any](d migDevice, call string, answer func(*gpu, *computeInstance) (T, nvml.Return)) (T, nvml.Return) {
 	return ask(device{session: d.session, gpu: d.gpu}, call, func(g *gpu) (T, nvml.Return) {

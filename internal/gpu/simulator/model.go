@@ -52,9 +52,9 @@ var instanceProfiles = map[string]int{
 
 const secondOneSlice = nvml.GPU_INSTANCE_PROFILE_1_SLICE_REV2
 
-// firstInstanceID is the ID of the first GPU instance, by the number of such instances that fill a
-// GPU. As in the driver, there is one ID for the instance of the whole GPU, two for halves, four
-// for quarters, and the rest for eighths.
+// firstInstanceID is the ID of the first GPU instance, by the number of such instances in a GPU. As
+// in the driver, there is one ID for the instance of the whole GPU, two for halves, four for
+// quarters, and the rest for eighths.
 var firstInstanceID = map[int]int{1: 0, 2: 1, 4: 3, 8: 7}
 
 // complete parses the text values of the file, and refuses an invalid model.
@@ -175,8 +175,7 @@ func firstStep(way string) (int, error) {
 	return node, nil
 }
 
-// deriveUUID returns a UUID that depends only on the given names: version 8, reserved for such
-// uses.
+// deriveUUID returns a UUID derived from the given names alone: version 8, reserved for such uses.
 func deriveUUID(names ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(names, "\x00")))
 	sum[6] = sum[6]&0x0f | 0x80

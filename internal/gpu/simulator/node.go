@@ -21,8 +21,8 @@ type Node struct {
 
 	gpus     []*gpu // by position in the profile; a returning GPU is a new value
 	driver   driver
-	loads    int // number of reloads of the driver: they change its major numbers
-	reboots  int // number of restarts of the node: they change its boot ID
+	loads    int // number of reloads of the driver; each changes the major numbers
+	reboots  int // number of restarts of the node; each changes the boot ID
 	stalls   []*stall
 	failures []failure
 	answers  []substitute
@@ -38,7 +38,7 @@ type Node struct {
 
 	bindings   uint64                      // number of bindings so far
 	gpmSamples int                         // not freed yet
-	pins       map[*gpmSample]*gpuInstance // the last instances of the samples: they cannot be destroyed
+	pins       map[*gpmSample]*gpuInstance // the last instances of the samples, which cannot be destroyed
 	calls      uint64                      // number of calls
 	systemSets int                         // not freed yet, including those of ended sessions
 }
@@ -47,20 +47,19 @@ type Node struct {
 type driver struct {
 	version string
 	branch  int
-	// files is the version of the driver's files if only they were replaced; empty if they match
-	// the module.
+	// files is the version of the driver's files if different from the module; empty if they match.
 	files string
-	// missing is the error that Init returns; SUCCESS if Init works.
-	missing nvml.Return
+	// initError is the error of Init; SUCCESS if Init works.
+	initError nvml.Return
 }
 
-// A gpu is a GPU from plugging in until it falls off the bus or is unplugged.
+// A gpu is a GPU, from plugging in until it falls off the bus or is unplugged.
 type gpu struct {
-	slot    int // position in the profile
-	spec    GPU
-	binding uint64 // number of the binding to the driver, since plugged in or back
-	removed bool   // unplugged
-	lost    bool   // fell off the bus; also set for a removed GPU
+	slot      int // position in the profile
+	spec      GPU
+	binding   uint64 // number of the binding to the driver, since plugged in or back
+	isRemoved bool   // unplugged
+	isLost    bool   // fell off the bus, or was unplugged
 
 	mig         bool // MIG mode is on
 	pending     bool // MIG mode after the next reset
@@ -78,7 +77,7 @@ type failure struct {
 	ret  nvml.Return
 }
 
-// anywhere is the slot of a stall or failure of no particular GPU.
+// anywhere is the slot of a stall or failure without a particular GPU.
 const anywhere = -1
 
 // New creates the node described by a profile.
@@ -131,8 +130,8 @@ func (n *Node) Close() {
 	n.changeLocked()
 }
 
-// NVML returns a library of the node's driver that is not loaded yet. Each library is that of
-// another process.
+// NVML returns a library of the node's driver, not loaded yet. Each library belongs to another
+// process.
 func (n *Node) NVML() nvml.Interface { return &library{node: n} }
 
 // Root returns the node's file system, with the directories proc, sys and dev. It follows the
@@ -224,9 +223,9 @@ func (n *Node) List() []Status {
 			State: "present", Faults: n.faultsLocked(g),
 		}
 		switch {
-		case g.removed:
+		case g.isRemoved:
 			s.State = "removed"
-		case g.lost:
+		case g.isLost:
 			s.State = "lost"
 		}
 		for _, c := range g.layout.devices {

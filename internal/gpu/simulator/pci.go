@@ -30,7 +30,7 @@ func put(to []int8, s string) {
 }
 
 // pcieRoot returns the PCIe root complex of the GPU at position i. GPUs below one host bridge share
-// it; its bus is the one before the bus of their first GPU.
+// a root complex, whose bus is just before the bus of their first GPU.
 func (p *Profile) pcieRoot(i int) string {
 	bridge := func(g GPU) string {
 		steps := strings.SplitN(g.PCIe, "/", 3)

@@ -60,18 +60,18 @@ type GPU struct {
 	// BDF is the PCI address, such as "0000:1b:00.0".
 	BDF string `json:"bdf"`
 	// PCIe is the path to the GPU through the PCIe tree: NUMA node, host bridge, and the switches
-	// below it, separated by slashes, such as "0/1/0". The more first steps two paths share, the
+	// below, separated by slashes, such as "0/1/0". The more first steps two paths share, the
 	// nearer are the GPUs.
 	PCIe string `json:"pcie"`
-	// NUMA is the NUMA node in sysfs, if it is not the first step of PCIe; -1 if the firmware does
-	// not say.
+	// NUMA is the NUMA node in sysfs, if different from the first step of PCIe; -1 if the firmware
+	// does not say.
 	NUMA *int `json:"numa,omitempty"`
 	// Minor is the N of /dev/nvidiaN; by default the GPU's position in the list.
 	Minor *int `json:"minor,omitempty"`
 	// UUID is NVML's name of the GPU; by default derived from the profile's name and the GPU's
 	// position.
 	UUID string `json:"uuid,omitempty"`
-	// Model is the key of the GPU's model, if it differs from the profile's Model.
+	// Model is the key of the GPU's model, if different from the profile's Model.
 	Model string `json:"model,omitempty"`
 	// MIG is the MIG layout of the GPU, by the names of the MIG devices; nil if MIG mode is off.
 	// Devices with fewer compute slices than their GPU instance ("1c.3g.40gb") fill one GPU
@@ -118,7 +118,7 @@ type Model struct {
 	MemoryMiB uint64 `json:"memoryMiB"`
 	// PCI is the device ID and the vendor ID in NVML's format.
 	PCI string `json:"pci"`
-	// Class is the PCI class; by default that of a 3D controller, 0x030200.
+	// Class is the PCI class; by default 0x030200, a 3D controller.
 	Class  string       `json:"class,omitempty"`
 	NVLink NVLink       `json:"nvlink,omitempty"`
 	MIG    []MIGProfile `json:"mig,omitempty"`
@@ -161,7 +161,7 @@ type MIGProfile struct {
 	starts []int // possible first memory slices of an instance
 }
 
-// Names returns the names of the profiles in the binary, sorted.
+// Names returns the names of the embedded profiles, sorted.
 func Names() []string {
 	return embeddedNames("profiles")
 }
@@ -219,8 +219,8 @@ func parse(file string, data []byte) (Profile, error) {
 	return p, nil
 }
 
-// trimDecoder removes the YAML library's introduction of an error: it names steps of the library,
-// not of the file.
+// trimDecoder removes the YAML library's introduction of an error, which names steps of the library
+// instead of the file.
 func trimDecoder(err error) error {
 	text := err.Error()
 	for _, prefix := range []string{
@@ -231,7 +231,7 @@ func trimDecoder(err error) error {
 	return errors.New(text)
 }
 
-// modelOf returns the model with a key: from known, or an embedded one, which it adds to known.
+// modelOf returns the model with a key: from known, or an embedded model, which is added to known.
 func modelOf(key string, known map[string]Model) (Model, error) {
 	if m, ok := known[key]; ok {
 		return m, nil
@@ -294,7 +294,7 @@ func (p *Profile) complete() error {
 	return err
 }
 
-// completeGPU completes the GPU at position i. It adds the models that it loads to models.
+// completeGPU completes the GPU at position i. It adds loaded models to models.
 func (p *Profile) completeGPU(i int, models map[string]Model) error {
 	g := &p.GPUs[i]
 	pci, err := parseBDF(g.BDF)

@@ -12,26 +12,26 @@ import (
 
 // readings are the health readings of a GPU; the zero value is a healthy GPU.
 type readings struct {
-	recovery     nvml.DeviceGpuRecoveryAction
-	energy       uint64        // in mJ, since the last reset
-	metered      time.Duration // time of the last reading of energy, since the node was created
-	uncorrected  uint64        // memory errors since the last reset
-	aggregate    uint64        // and since the GPU was created
-	remapped     int           // memory rows
-	remapPending bool
-	remapFailure bool
-	unrepairable bool
-	// The report alone is the worse for the rest; only of errors in the chip's own memories more
-	// follows, after an XID.
+	recovery          nvml.DeviceGpuRecoveryAction
+	energy            uint64        // in mJ, since the last reset
+	energyTime        time.Duration // time of the last reading of energy, since the node was created
+	uncorrectedErrors uint64        // memory errors since the last reset
+	aggregateErrors   uint64        // and since the GPU was created
+	remappedRows      int           // memory rows
+	remapPending      bool
+	remapFailure      bool
+	unrepairable      bool
+	// SRAM errors passed the threshold for a replacement. Package health finds a fault only
+	// together with an XID of uncorrected errors.
 	sramThreshold bool
-	throttled     bool
+	isThrottled   bool
 	replays       int
 
 	fabric    fabric
-	cut       map[int]bool // NVLinks that do not work
-	processes int          // that compute on the GPU
-	clients   []string     // that have it open: the UIDs of their pods
-	smiReset  string       // what nvidia-smi does when it is to be reset
+	cut       map[int]bool // broken NVLinks
+	processes int          // computing processes
+	clients   []string     // pod UIDs of the processes with the GPU open
+	smiReset  string       // behaviour of nvidia-smi for a reset
 }
 
 // A fabric is the state of the GPU's registration with the NVSwitch fabric, relative to a complete
@@ -53,14 +53,14 @@ var fields = map[uint32]field{
 	nvml.FI_DEV_MEMORY_TEMP:       {since: 1, read: memoryTemperature},
 	nvml.FI_DEV_ECC_SBE_VOL_TOTAL: {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
 	nvml.FI_DEV_ECC_SBE_AGG_TOTAL: {since: 1, read: plainField(func(*gpu) uint64 { return 0 })},
-	nvml.FI_DEV_ECC_DBE_VOL_TOTAL: {since: 1, read: plainField(func(g *gpu) uint64 { return g.uncorrected })},
-	nvml.FI_DEV_ECC_DBE_AGG_TOTAL: {since: 1, read: plainField(func(g *gpu) uint64 { return g.aggregate })},
+	nvml.FI_DEV_ECC_DBE_VOL_TOTAL: {since: 1, read: plainField(func(g *gpu) uint64 { return g.uncorrectedErrors })},
+	nvml.FI_DEV_ECC_DBE_AGG_TOTAL: {since: 1, read: plainField(func(g *gpu) uint64 { return g.aggregateErrors })},
 	nvml.FI_DEV_NVLINK_LINK_COUNT: {since: 1, read: plainField(func(g *gpu) uint64 {
 		return uint64(g.spec.model.NVLink.Links)
 	})},
 	nvml.FI_DEV_REMAPPED_COR: {since: 450, read: remapField(func(*gpu) uint64 { return 0 })},
 	nvml.FI_DEV_REMAPPED_UNC: {since: 450,
-		read: remapField(func(g *gpu) uint64 { return uint64(g.remapped) })},
+		read: remapField(func(g *gpu) uint64 { return uint64(g.remappedRows) })},
 	nvml.FI_DEV_REMAPPED_PENDING: {since: 450,
 		read: remapField(func(g *gpu) uint64 { return bit(g.remapPending) })},
 	nvml.FI_DEV_REMAPPED_FAILURE: {since: 450,
@@ -97,7 +97,7 @@ func linkErrors(each int) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	}
 }
 
-// plainField returns a reader of a field that every GPU has.
+// plainField returns a reader of a field of every GPU.
 func plainField(read func(*gpu) uint64) func(*Node, *gpu, uint32) (uint64, nvml.Return) {
 	return func(_ *Node, g *gpu, _ uint32) (uint64, nvml.Return) { return read(g), nvml.SUCCESS }
 }
@@ -153,16 +153,16 @@ func (d device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 // remapping is pending or failed.
 func (d device) GetRemappedRows() (int, int, bool, bool, nvml.Return) {
 	type rows struct {
-		remapped        int
+		remappedRows    int
 		pending, failed bool
 	}
 	r, ret := ask(d, "DeviceGetRemappedRows", func(g *gpu) (rows, nvml.Return) {
 		if !remaps(g) {
 			return rows{}, nvml.ERROR_NOT_SUPPORTED
 		}
-		return rows{g.remapped, g.remapPending, g.remapFailure}, nvml.SUCCESS
+		return rows{g.remappedRows, g.remapPending, g.remapFailure}, nvml.SUCCESS
 	})
-	return 0, r.remapped, r.pending, r.failed, ret
+	return 0, r.remappedRows, r.pending, r.failed, ret
 }
 
 // GetUnrepairableMemoryFlag_v1 returns whether the memory has a fault beyond remapping.
@@ -232,7 +232,7 @@ func (d device) GetCurrentClocksThrottleReasons() (uint64, nvml.Return) {
 }
 
 func clockReasons(g *gpu) (uint64, nvml.Return) {
-	if g.throttled {
+	if g.isThrottled {
 		return nvml.ClocksThrottleReasonHwSlowdown | nvml.ClocksThrottleReasonHwThermalSlowdown, nvml.SUCCESS
 	}
 	return nvml.ClocksEventReasonGpuIdle, nvml.SUCCESS
@@ -246,18 +246,18 @@ func (d device) GetTotalEccErrors(kind nvml.MemoryErrorType, counter nvml.EccCou
 		case kind == nvml.MEMORY_ERROR_TYPE_CORRECTED:
 			return 0, nvml.SUCCESS
 		case counter == nvml.VOLATILE_ECC:
-			return g.uncorrected, nvml.SUCCESS
+			return g.uncorrectedErrors, nvml.SUCCESS
 		}
-		return g.aggregate, nvml.SUCCESS
+		return g.aggregateErrors, nvml.SUCCESS
 	})
 }
 
 // ClearEccErrorCounts resets a count of memory errors.
 func (d device) ClearEccErrorCounts(counter nvml.EccCounterType) nvml.Return {
 	_, ret := ask(d, "DeviceClearEccErrorCounts", func(g *gpu) (struct{}, nvml.Return) {
-		g.uncorrected = 0
+		g.uncorrectedErrors = 0
 		if counter == nvml.AGGREGATE_ECC {
-			g.aggregate = 0
+			g.aggregateErrors = 0
 		}
 		return struct{}{}, nvml.SUCCESS
 	})
@@ -281,7 +281,7 @@ func (d device) GetGpuFabricInfo() (nvml.GpuFabricInfo, nvml.Return) {
 	})
 }
 
-// GetCurrPcieLinkGeneration returns that of a GPU that is not idle.
+// GetCurrPcieLinkGeneration returns the generation of a GPU that is not idle.
 func (d device) GetCurrPcieLinkGeneration() (int, nvml.Return) {
 	return ask(d, "DeviceGetCurrPcieLinkGeneration", func(*gpu) (int, nvml.Return) {
 		return pcieGeneration, nvml.SUCCESS
@@ -293,7 +293,7 @@ func (d device) GetCurrPcieLinkWidth() (int, nvml.Return) {
 	return ask(d, "DeviceGetCurrPcieLinkWidth", func(*gpu) (int, nvml.Return) { return pcieWidth, nvml.SUCCESS })
 }
 
-// GetMaxPcieLinkGeneration returns that of the slot.
+// GetMaxPcieLinkGeneration returns the generation of the slot.
 func (d device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
 	return ask(d, "DeviceGetMaxPcieLinkGeneration", func(*gpu) (int, nvml.Return) {
 		return pcieGeneration, nvml.SUCCESS

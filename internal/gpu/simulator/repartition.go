@@ -8,7 +8,7 @@ import (
 )
 
 // resets reports whether a reset changes the GPU's MIG mode and keeps it, as on Ampere. Later
-// generations change the mode without a reset, and lose it with one.
+// generations change the mode without a reset, and lose it with a reset.
 func (g *gpu) resets() bool { return g.spec.model.architecture <= nvml.DEVICE_ARCH_AMPERE }
 
 // busy reports whether processes compute on the GPU or a part of it, or have it open.
@@ -23,8 +23,8 @@ func (g *gpu) reset() {
 	g.pending, g.layout = g.mig, layout{}
 }
 
-// openLocked reports whether a session other than own is open, or registered for events of the GPU:
-// then the driver does not reset the GPU.
+// openLocked reports whether a session other than own is open, or registered for events of the GPU.
+// The driver then does not reset the GPU.
 func (n *Node) openLocked(g *gpu, own *session) bool {
 	for s := range n.sets {
 		if s.masks[g] != 0 {
@@ -34,9 +34,9 @@ func (n *Node) openLocked(g *gpu, own *session) bool {
 	return len(n.sessions) > 1 || !own.open
 }
 
-// SetMigMode sets the mode, and returns first the result of its activation. It is not activated
-// while the GPU is in use or has instances. On Ampere it is then pending, and also while another
-// session has the GPU open. In a virtual machine GPUs are not reset.
+// SetMigMode sets the mode, and returns first the result of the activation. The mode is not
+// activated while the GPU is in use or has instances. On Ampere the mode is then pending, and also
+// while another session has the GPU open. In a virtual machine GPUs are not reset.
 func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 	n := d.session.node
 	activation, ret := ask(d, "DeviceSetMigMode", func(g *gpu) (nvml.Return, nvml.Return) {
@@ -60,7 +60,7 @@ func (d device) SetMigMode(mode int) (nvml.Return, nvml.Return) {
 		}
 		if activation == nvml.SUCCESS && g.mig != wanted {
 			if g.resets() {
-				g.readings = readings{aggregate: g.aggregate}
+				g.readings = readings{aggregateErrors: g.aggregateErrors}
 			}
 			g.mig = wanted
 			n.repartitionedLocked(g)

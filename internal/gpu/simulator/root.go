@@ -60,16 +60,16 @@ func (n *Node) buildFilesLocked() fstest.MapFS {
 		flags += " hypervisor"
 	}
 	b.text("proc/cpuinfo", "processor\t: 0", flags)
-	loaded := n.driver.missing != nvml.ERROR_DRIVER_NOT_LOADED
+	loaded := n.driver.initError != nvml.ERROR_DRIVER_NOT_LOADED
 	for _, s := range n.profile.NVSwitches {
 		b.text("sys/bus/pci/devices/"+s+"/vendor", "0x10de")
 		b.text("sys/bus/pci/devices/"+s+"/class", "0x068000")
 	}
 	for _, g := range n.gpus {
-		if !g.removed {
+		if !g.isRemoved {
 			b.pci(g)
 		}
-		if !g.removed && loaded {
+		if !g.isRemoved && loaded {
 			b.gpu(g)
 		}
 	}
@@ -126,8 +126,8 @@ func (b filer) gpu(g *gpu) {
 	}
 }
 
-// client adds the /proc files of a process that has a GPU open, as seen from a container with its
-// own control group namespace.
+// client adds the /proc files of a process with an open GPU, as seen from a container with a
+// separate control group namespace.
 func (b filer) client(folder string, minor int, pod string) {
 	b.text(folder+"/comm", "nv-hostengine")
 	b.link(folder+"/fd/0", "/dev/null")

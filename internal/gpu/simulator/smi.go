@@ -30,7 +30,7 @@ func (n *Node) smiResetLocked(f Fault, t target) error {
 
 // Reset simulates nvidia-smi --gpu-reset for the GPUs at some PCI addresses. It returns the output
 // and the success. A hanging reset ends with ctx.
-func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok bool) {
+func (n *Node) Reset(ctx context.Context, addresses []string) (output string, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for {
@@ -38,7 +38,7 @@ func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok b
 		hangs := false
 		for _, a := range addresses {
 			i := slices.IndexFunc(n.gpus, func(g *gpu) bool {
-				return strings.EqualFold(g.spec.BDF, a) && !g.removed && !g.lost
+				return strings.EqualFold(g.spec.BDF, a) && !g.isRemoved && !g.isLost
 			})
 			if i < 0 {
 				return "Unable to determine the device handle for GPU " + a + ": Unknown Error", false
@@ -62,7 +62,7 @@ func (n *Node) Reset(ctx context.Context, addresses []string) (said string, ok b
 }
 
 // smiLocked resets GPUs, or returns why not.
-func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
+func (n *Node) smiLocked(gpus []*gpu) (output string, ok bool) {
 	var refused, missing []string
 	for _, g := range gpus {
 		if len(n.sessions) > 0 || g.busy() {
@@ -92,12 +92,12 @@ func (n *Node) smiLocked(gpus []*gpu) (said string, ok bool) {
 		if g.smiReset == resetAnother {
 			at = n.gpus[(g.slot+1)%len(n.gpus)]
 		}
-		at.readings = readings{aggregate: at.aggregate, smiReset: at.smiReset}
+		at.readings = readings{aggregateErrors: at.aggregateErrors, smiReset: at.smiReset}
 		at.reset()
 		n.failures = slices.DeleteFunc(n.failures,
 			func(f failure) bool { return f.slot == at.slot && f.ret == nvml.ERROR_RESET_REQUIRED })
-		said += fmt.Sprintf("GPU %s was successfully reset.\n", g.spec.BDF)
+		output += fmt.Sprintf("GPU %s was successfully reset.\n", g.spec.BDF)
 	}
 	n.changeLocked()
-	return said + "All done.\n", true
+	return output + "All done.\n", true
 }

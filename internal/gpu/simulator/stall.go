@@ -10,11 +10,11 @@ import (
 // A stall keeps calls from returning, for a time or until restored: calls with a name, or all, on
 // one GPU, or anywhere.
 type stall struct {
-	call    string
-	slot    int // or anywhere
-	delay   time.Duration
-	counted bool // only a number of calls stall
-	left    uint64
+	call           string
+	slot           int // or anywhere
+	delay          time.Duration
+	hasCount       bool // only a number of calls stall
+	remainingCalls uint64
 }
 
 func (s *stall) String() string {
@@ -22,8 +22,8 @@ func (s *stall) String() string {
 	if s.delay > 0 {
 		how = fmt.Sprintf("takes %v longer", s.delay)
 	}
-	if s.counted {
-		how += fmt.Sprintf(", %d times more", s.left)
+	if s.hasCount {
+		how += fmt.Sprintf(", %d times more", s.remainingCalls)
 	}
 	return cmp.Or(s.call, "every call") + " " + how
 }
@@ -31,11 +31,11 @@ func (s *stall) String() string {
 // strikes reports whether a call on a GPU (nil: on none) stalls.
 func (s *stall) strikes(call string, g *gpu) bool {
 	return (s.call == "" || s.call == call) && (s.slot == anywhere || g != nil && s.slot == g.slot) &&
-		!(s.counted && s.left == 0)
+		!(s.hasCount && s.remainingCalls == 0)
 }
 
-// stallLocked returns when a call on a GPU (nil: on none) may continue. It releases node.mu while
-// it waits. Each stall affects a call once: passed are the stalls that have affected this call, and
+// stallLocked returns when a call on a GPU (nil: on none) may continue. It releases node.mu during
+// the wait. Each stall affects a call once: passed are the stalls that have affected this call, and
 // the result adds the new ones.
 func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 	for !n.closed {
@@ -46,8 +46,8 @@ func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 			break
 		}
 		s := n.stalls[i]
-		if s.counted {
-			s.left--
+		if s.hasCount {
+			s.remainingCalls--
 		}
 		passed = append(passed, s)
 		n.sufferLocked(s)
@@ -55,7 +55,7 @@ func (n *Node) stallLocked(call string, g *gpu, passed []*stall) []*stall {
 	return passed
 }
 
-// sufferLocked returns at the end of a stall. It releases node.mu while it waits.
+// sufferLocked returns at the end of a stall. It releases node.mu during the wait.
 func (n *Node) sufferLocked(s *stall) {
 	var over <-chan time.Time // never for a hang
 	if s.delay > 0 {

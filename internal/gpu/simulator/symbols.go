@@ -34,7 +34,7 @@ var symbolBranches = map[string]int{
 }
 
 // handlers are functions available in go-nvml only through values with a C handle. A simulated
-// library cannot implement them, and so lacks them.
+// library lacks these functions.
 var handlers = map[string]bool{
 	"nvmlDeviceGetC2cModeInfoV":                     true,
 	"nvmlDeviceGetGpuFabricInfoV":                   true,

@@ -22,7 +22,7 @@ func TestBoundOfASearchThatEnded(t *testing.T) {
 		"a little more":     {5*unit + 1, 6, false},
 		"a little less":     {5*unit - 1, 5, false},
 	} {
-		s := &search{n: 1, best: []ranked{{value: 0, set: 1}}, open: tt.open}
+		s := &search{n: 1, best: []rankedSet{{value: 0, set: 1}}, open: tt.open}
 		if c := g.choice(s, 0, Request{Available: SetOf(0), Size: 1}); c.Bound != tt.bound || c.Exact != tt.exact ||
 			c.Set != SetOf(0) {
 			t.Errorf("%s: %+v, want the bound %d", name, c, tt.bound)

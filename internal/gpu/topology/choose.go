@@ -4,12 +4,12 @@ package topology
 type Request struct {
 	// Available are the GPUs to choose from.
 	Available GPUSet
-	// Required are the GPUs that the answer must contain; they count as available.
+	// Required are the GPUs that every answer contains; they count as available.
 	Required GPUSet
 	// Busy are the GPUs in use by others. An available or required GPU does not count as busy. A
 	// GPU in none of the three sets, such as an unhealthy one, is ignored.
 	Busy GPUSet
-	// Size is the number of requested GPUs, including the required ones. A smaller number than the
+	// Size is the number of requested GPUs, including the required GPUs. A number below the
 	// required GPUs means exactly the required GPUs.
 	Size int
 }
@@ -81,10 +81,10 @@ func (g *Graph) choice(s *search, nth int, r Request) Choice {
 // and ties must go to GPUs with busy neighbours.
 const freeWeight = 8
 
-// unit is the weight of one point of score inside the set in the single number that is maximised.
-// It is more than any cost, so that the order is lexicographic. Cost is at most 64 GPUs × 63 peers
-// × 8 × the highest pair score, 12,860: under 2^29. Score is at most 2016 pairs × 12,860, under
-// 2^25; so the number stays under 2^55.
+// unit is the weight of one point of score inside the set in the single number to maximise. It is
+// more than any cost, so the order is lexicographic. Cost is at most 64 GPUs × 63 peers × 8 × the
+// highest pair score, 12,860: under 2^29. Score is at most 2016 pairs × 12,860, under 2^25; so the
+// number stays under 2^55.
 const unit = int64(1) << 30
 
 // normalise makes the parts of a request disjoint and its size valid; false if too few GPUs are
@@ -97,8 +97,8 @@ func (g *Graph) normalise(r Request) (Request, bool) {
 	return r, r.Size <= r.Available.Len()
 }
 
-// damage is the part of a GPU's cost that is independent of the rest of the set. The score inside
-// the set counts as cut, which does not change the order of sets of equal score.
+// damage is the part of a GPU's cost independent of the rest of the set. The score inside the set
+// counts as cut, without effect on the order of sets of equal score.
 func (g *Graph) damage(position int, r Request) int64 {
 	return freeWeight*g.between(position, r.Available) + g.between(position, r.Busy)
 }

@@ -19,7 +19,7 @@ type Groups struct {
 }
 
 // Groups divides all GPUs, free or busy, into groups of each of GroupSizes. A set of twice the size
-// is divided so that both halves together have the highest score. From any other set, Groups
+// is divided into the two halves with the highest score together. From any other set, Groups
 // repeatedly removes the best group as found by Choose; remaining GPUs fewer than the size are in
 // no group of that size. GPUs with unknown connections to each other are in no group together.
 func (g *Graph) Groups() Groups {

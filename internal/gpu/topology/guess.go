@@ -6,7 +6,7 @@ import "math/bits"
 // start. It adds the best candidate at each step, and then swaps members while swaps help. With
 // more than exactGPUs candidates this set may be the answer, so guess starts once from every
 // candidate.
-func (s *search) guess(wanted int) ranked {
+func (s *search) guess(wanted int) rankedSet {
 	best := s.improve(s.grow(0, wanted))
 	if s.n <= exactGPUs {
 		return best
@@ -54,7 +54,7 @@ func (s *search) grow(set uint64, wanted int) uint64 {
 
 // improve swaps members for other candidates, best swap first, until no swap helps. It needs the
 // second row of s.gains from grow.
-func (s *search) improve(set uint64) ranked {
+func (s *search) improve(set uint64) rankedSet {
 	adds := s.gains[s.n : 2*s.n]
 	for {
 		var out, in int
@@ -70,7 +70,7 @@ func (s *search) improve(set uint64) ranked {
 			}
 		}
 		if most == 0 {
-			return ranked{s.valueOf(set), set}
+			return rankedSet{s.valueOf(set), set}
 		}
 		set = set&^(1<<out) | 1<<in
 		s.addWeights(adds, out, -1)

@@ -117,11 +117,11 @@ func (p *Preference) Prefer(available, required []string, size int) ([]string, e
 		return nil, &TooFewError{Wanted: size, Available: r.idsOf(r.available, candidate, chosen)}
 	}
 	for _, healthy := range []bool{true, false} {
-		if missing := size - r.chosen; missing > 0 {
+		if missing := size - r.chosenCount; missing > 0 {
 			r.fill(healthy, missing)
 		}
 	}
-	return r.idsOf(r.chosen, chosen, chosen), nil
+	return r.idsOf(r.chosenCount, chosen, chosen), nil
 }
 
 // read starts a round for a request.

@@ -9,18 +9,18 @@ type round struct {
 	states []choice
 	// available is the number of candidates and chosen devices, chosen the number of chosen
 	// devices.
-	available, chosen int
-	gpus              []gpuRound
-	units             []unitRound
-	// tied are the GPUs that are equally good by the policy.
-	tied []int32
+	available, chosenCount int
+	gpus                   []gpuRound
+	units                  []unitRound
+	// tiedGPUs are the GPUs that are equally good by the policy.
+	tiedGPUs []int32
 }
 
 // gpuRound is the state of a physical GPU in a round.
 type gpuRound struct {
-	load       int // devices in use: healthy but not available, or chosen
-	chosen     int // devices chosen
-	candidates int // devices that can be chosen now
+	load        int // devices in use: healthy but not available, or chosen
+	chosenCount int // devices chosen
+	candidates  int // devices that can be chosen now
 }
 
 // unitRound is the state of a GPU or MIG device in a round.
@@ -40,11 +40,11 @@ const (
 
 func newRound(p *Preference) *round {
 	return &round{
-		p:      p,
-		states: make([]choice, len(p.devices)),
-		gpus:   make([]gpuRound, len(p.gpus)),
-		units:  make([]unitRound, len(p.units)),
-		tied:   make([]int32, 0, len(p.gpus)),
+		p:        p,
+		states:   make([]choice, len(p.devices)),
+		gpus:     make([]gpuRound, len(p.gpus)),
+		units:    make([]unitRound, len(p.units)),
+		tiedGPUs: make([]int32, 0, len(p.gpus)),
 	}
 }
 
@@ -52,8 +52,8 @@ func newRound(p *Preference) *round {
 func (r *round) choose(number int32) {
 	d := r.p.devices[number]
 	r.states[number] = chosen
-	r.chosen++
-	r.gpus[d.gpu].chosen++
+	r.chosenCount++
+	r.gpus[d.gpu].chosenCount++
 	r.gpus[d.gpu].load++
 	r.units[d.unit].load++
 }
@@ -62,14 +62,14 @@ func (r *round) choose(number int32) {
 func (r *round) fill(healthy bool, missing int) {
 	r.count(healthy)
 	for missing > 0 && r.tie() {
-		gpus, each := min(missing, len(r.tied)), 1
+		gpus, each := min(missing, len(r.tiedGPUs)), 1
 		if r.p.policy == Packed {
-			// GPU by GPU: a GPU becomes the one most in use with its first chosen device.
+			// GPU by GPU: after the first chosen device, a GPU is the one most in use.
 			most := 0
-			for _, gpu := range r.tied {
+			for _, gpu := range r.tiedGPUs {
 				most = max(most, r.gpus[gpu].candidates)
 			}
-			gpus, each = min((missing+most-1)/most, len(r.tied)), most
+			gpus, each = min((missing+most-1)/most, len(r.tiedGPUs)), most
 		}
 		for _, gpu := range r.nearest(gpus) {
 			take := min(each, missing, r.gpus[gpu].candidates)
@@ -85,7 +85,7 @@ func (r *round) fill(healthy bool, missing int) {
 func (r *round) count(healthy bool) {
 	clear(r.units)
 	for i := range r.gpus {
-		r.gpus[i] = gpuRound{chosen: r.gpus[i].chosen}
+		r.gpus[i] = gpuRound{chosenCount: r.gpus[i].chosenCount}
 	}
 	for i, d := range r.p.devices {
 		switch s := r.states[i]; {
@@ -100,28 +100,28 @@ func (r *round) count(healthy bool) {
 
 // tie sets r.tied to the best GPUs by the policy, by number; false without candidates.
 func (r *round) tie() bool {
-	r.tied = r.tied[:0]
+	r.tiedGPUs = r.tiedGPUs[:0]
 	for i, gpu := range r.gpus {
 		if gpu.candidates == 0 {
 			continue
 		}
 		order := -1
-		if len(r.tied) > 0 {
-			order = r.compare(gpu, r.gpus[r.tied[0]])
+		if len(r.tiedGPUs) > 0 {
+			order = r.compare(gpu, r.gpus[r.tiedGPUs[0]])
 		}
 		if order < 0 {
-			r.tied = r.tied[:0]
+			r.tiedGPUs = r.tiedGPUs[:0]
 		}
 		if order <= 0 {
-			r.tied = append(r.tied, int32(i))
+			r.tiedGPUs = append(r.tiedGPUs, int32(i))
 		}
 	}
-	return len(r.tied) > 0
+	return len(r.tiedGPUs) > 0
 }
 
 // compare orders GPUs by the policy, best first.
 func (r *round) compare(a, b gpuRound) int {
-	load, picked := cmp.Compare(a.load, b.load), cmp.Compare(a.chosen, b.chosen)
+	load, picked := cmp.Compare(a.load, b.load), cmp.Compare(a.chosenCount, b.chosenCount)
 	switch r.p.policy {
 	case Packed:
 		return cmp.Or(-load, -picked)
@@ -135,15 +135,15 @@ func (r *round) compare(a, b gpuRound) int {
 // nearest returns `count` of the tied GPUs, by number: the GPUs best connected with each other and
 // with the GPUs picked so far. GPUs of the graph come before GPUs missing from it.
 func (r *round) nearest(count int) []int32 {
-	if count == len(r.tied) {
-		return r.tied
+	if count == len(r.tiedGPUs) {
+		return r.tiedGPUs
 	}
 	var tied, picked, busy GPUSet
-	for _, gpu := range r.tied {
+	for _, gpu := range r.tiedGPUs {
 		tied |= r.bit(gpu)
 	}
 	for i, gpu := range r.gpus {
-		if gpu.chosen > 0 {
+		if gpu.chosenCount > 0 {
 			picked |= r.bit(int32(i))
 		}
 		if gpu.load > 0 {
@@ -157,8 +157,8 @@ func (r *round) nearest(count int) []int32 {
 		Available: tied, Required: picked, Busy: busy, Size: picked.Len() + known,
 	})
 	unknown := count - known
-	nearest := r.tied[:0]
-	for _, gpu := range r.tied {
+	nearest := r.tiedGPUs[:0]
+	for _, gpu := range r.tiedGPUs {
 		bit := r.bit(gpu)
 		if bit == 0 && unknown > 0 {
 			unknown--

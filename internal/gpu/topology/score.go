@@ -16,7 +16,7 @@ var laneScores = [...]int32{
 	5: 200, // 50 GB/s
 }
 
-// unknownLaneScore is the score of a lane of unknown generation: that of three of the five
+// unknownLaneScore is the score of a lane of unknown generation, the same as of three of the five
 // generations.
 const unknownLaneScore = 100
 
@@ -60,20 +60,19 @@ func pathScore(p inventory.PCIePath) int32 {
 }
 
 // merge combines the reports of both ends of a connection. A lane or path readable from only one
-// end still exists; if both ends differ, the better value counts.
-func merge(there, back inventory.Link) inventory.Link {
-	link := there
-	if nvlinkScore(back) > nvlinkScore(there) {
-		link.NVLinks, link.NVLinkVersion, link.Switched = back.NVLinks, back.NVLinkVersion, back.Switched
+// end still exists. If both ends differ, the better value counts.
+func merge(a, b inventory.Link) inventory.Link {
+	link := a
+	if nvlinkScore(b) > nvlinkScore(a) {
+		link.NVLinks, link.NVLinkVersion, link.Switched = b.NVLinks, b.NVLinkVersion, b.Switched
 	}
-	if pathScore(back.PCIe) > pathScore(there.PCIe) {
-		link.PCIe = back.PCIe
+	if pathScore(b.PCIe) > pathScore(a.PCIe) {
+		link.PCIe = b.PCIe
 	}
 	return link
 }
 
-// nearest guesses a PCIe path that neither end could read from the NUMA nodes of the two GPUs, if
-// both are known.
+// nearest guesses an unreadable PCIe path from the NUMA nodes of the two GPUs, if both are known.
 func nearest(link inventory.Link, nodeA, nodeB int) inventory.Link {
 	if link.PCIe != inventory.PCIeUnknown || nodeA < 0 || nodeB < 0 {
 		return link

@@ -32,24 +32,24 @@ type search struct {
 	// neighbours are, for each candidate, the other candidates by descending weight, in rows of n.
 	neighbours []uint8
 	// halves bound the gain from pairs among the remaining candidates: for the candidates from p
-	// on, at [(p×n + k)×n + i], half of the k highest weights from candidate i. Computed for a p
-	// when first needed.
+	// on, at [(p×n + k)×n + i], half of the k highest weights from candidate i. They are computed
+	// for a p at the first use.
 	halves     []int64
 	haveHalves uint64
 	// gains are, for each depth, the gain of each candidate in the value of the current set, in
 	// rows of n. Those of depth 0 are the linear weights.
 	gains []int64
 
-	keep      int      // requested number of best sets
-	best      []ranked // best sets so far, best first, equals in order of position
-	threshold int64    // only sets with a higher value count
-	set       uint64   // candidates taken so far
-	budget    int64    // remaining work
-	open      int64    // upper bound for the value of skipped sets
+	keep      int         // requested number of best sets
+	best      []rankedSet // best sets so far, best first, equals in order of position
+	threshold int64       // only sets with a higher value count
+	set       uint64      // candidates taken so far
+	budget    int64       // remaining work
+	open      int64       // upper bound for the value of skipped sets
 }
 
-// ranked is a set of candidates with its value.
-type ranked struct {
+// rankedSet is a set of candidates with its value.
+type rankedSet struct {
 	value int64
 	set   uint64
 }
@@ -64,12 +64,12 @@ func newSearch(g *Graph) *search {
 		neighbours: make([]uint8, n*n),
 		halves:     make([]int64, n*n*n),
 		gains:      make([]int64, n*n+n),
-		best:       make([]ranked, 0, 2),
+		best:       make([]rankedSet, 0, 2),
 	}
 }
 
-// run searches for the best sets of a normalised request, `keep` of them. The results are in
-// s.found, and the bound for skipped sets in s.open.
+// run searches for the `keep` best sets of a normalised request. The results are in s.best, and the
+// bound for skipped sets in s.open.
 func (s *search) run(g *Graph, r Request, keep int, budget int64) {
 	s.prepare(g, r)
 	s.keep, s.best, s.threshold, s.set, s.open = keep, s.best[:0], never, 0, never
@@ -173,7 +173,7 @@ func (s *search) visit(depth int, rest uint64, wanted int, value int64) {
 			s.finish(rest, value, gains)
 			return
 		}
-		bound := value + s.bound(rest, wanted, gains)
+		bound := value + s.upperBound(rest, wanted, gains)
 		if bound <= s.threshold {
 			return
 		}
@@ -205,22 +205,22 @@ func (s *search) finish(rest uint64, value int64, gains []int64) {
 	}
 }
 
-// offer adds a set to the best sets if its value is above s.beaten.
+// offer adds a set to the best sets if the value is above s.threshold.
 func (s *search) offer(value int64, set uint64) {
 	at := len(s.best)
 	for at > 0 && s.best[at-1].value < value {
 		at--
 	}
-	s.best = slices.Insert(s.best, at, ranked{value, set})
+	s.best = slices.Insert(s.best, at, rankedSet{value, set})
 	s.best = s.best[:min(len(s.best), s.keep)]
 	if len(s.best) == s.keep {
 		s.threshold = s.best[s.keep-1].value
 	}
 }
 
-// bound returns an upper bound for the gain of any `wanted` of the candidates in rest: each adds at
-// most its gain and half of its wanted−1 highest weights to remaining candidates.
-func (s *search) bound(rest uint64, wanted int, gains []int64) int64 {
+// upperBound returns an upper bound for the gain of any `wanted` of the candidates in rest: each
+// adds at most its gain and half of its wanted−1 highest weights to remaining candidates.
+func (s *search) upperBound(rest uint64, wanted int, gains []int64) int64 {
 	first := bits.TrailingZeros64(rest)
 	if s.haveHalves>>first&1 == 0 {
 		s.fillHalves(first)

@@ -22,8 +22,8 @@ import (
 
 // ClaimSpecs are the CDI specs of the claims of a driver, with metadata files beside them. Names of
 // files and CDI devices contain the name of the driver, as in all drivers with Kubernetes' library.
-// A claim that NVIDIA's driver prepared under the same name has one file; a claim with devices of
-// two drivers has two.
+// A claim prepared by NVIDIA's driver under the same name has one file; a claim with devices of two
+// drivers has two.
 type ClaimSpecs struct {
 	// Dir is the folder in which runtimes look for specs, and Driver the name of the driver.
 	Dir, Driver string
@@ -33,8 +33,8 @@ const claimClass = "claim"
 
 func vendorOf(driver string) string { return "k8s." + driver }
 
-// DeviceEdits are the files and devices that a container gets with each GPU and MIG device of a
-// node. They are immutable.
+// DeviceEdits are the files and devices of a container for each GPU and MIG device of a node. They
+// are immutable.
 type DeviceEdits struct {
 	version string
 	mpsRoot string
@@ -44,8 +44,8 @@ type DeviceEdits struct {
 }
 
 // DeviceEdits returns the edits for the devices of a Snapshot. If files of the driver cannot be
-// read, the error names them, and files found earlier are used. Without files found earlier, there
-// are no devices.
+// read, the error names them, and earlier findings are used. Without earlier findings, there are no
+// devices.
 func (w *Writer) DeviceEdits(snapshot inventory.Snapshot, e containeredits.Options, o Options) (DeviceEdits, error) {
 	e.IDs, e.Void, e.IMEX = containeredits.ByUUID, true, true
 	wanted := Wanted{Snapshot: snapshot, Plan: resource.New(snapshot, resource.Options{MIG: resource.MIGMixed}),
@@ -55,7 +55,7 @@ func (w *Writer) DeviceEdits(snapshot inventory.Snapshot, e containeredits.Optio
 	if spec == nil {
 		return DeviceEdits{}, err
 	}
-	spec.Kind = vendorOf("driver") + "/" + claimClass // the version is the same for all names
+	spec.Kind = vendorOf("driver") + "/" + claimClass // The version is the same for all names.
 	for _, class := range slices.Sorted(maps.Keys(made)) {
 		if class == containeredits.CDIGPU || class == containeredits.CDIIMEX {
 			continue
@@ -122,7 +122,7 @@ type claimDevice struct {
 type ClaimedDevice struct {
 	UUID string
 	// MPS is the directory of the containers' MPS daemon, below the host's directory of MPS state;
-	// empty for none.
+	// empty for no daemon.
 	MPS string
 	// Env are further environment variables of an MPS client, as NAME=VALUE.
 	Env []string
@@ -133,8 +133,8 @@ type ClaimedDevice struct {
 	IMEX bool
 }
 
-// Claim returns the content of a claim's spec file, for its devices by their names. All devices
-// must be known. The note is one line for ClaimSpecs.Note; runtimes read it as a comment.
+// Claim returns the content of a claim's spec file, for the claim's devices by name. All devices
+// must be known. The note is one line for ClaimSpecs.Note; runtimes read the line as a comment.
 func (g DeviceEdits) Claim(driver, uid string, devices map[string]ClaimedDevice, note []byte) ([]byte, error) {
 	spec := claimSpec{Version: g.version, Kind: vendorOf(driver) + "/" + claimClass, Edits: g.common}
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
@@ -152,8 +152,8 @@ func (g DeviceEdits) Claim(driver, uid string, devices map[string]ClaimedDevice,
 	return slices.Concat([]byte(notePrefix), note, []byte("\n"), text), err
 }
 
-// with returns the edits of a device with the edits for an MPS client, the IMEX channel, and the
-// metadata files.
+// with adds the edits for an MPS client, the IMEX channel, and the metadata files to the edits of a
+// device.
 func (g DeviceEdits) with(device ClaimedDevice, given json.RawMessage) (json.RawMessage, error) {
 	if device.MPS == "" && !device.IMEX && len(device.Metadata) == 0 {
 		return given, nil
@@ -191,8 +191,7 @@ func (s ClaimSpecs) name(uid string) string {
 	return cdilib.GenerateTransientSpecName(vendorOf(s.Driver), claimClass, uid)
 }
 
-// File returns the path of a claim's spec file. The content is a note and JSON, which together are
-// YAML.
+// File returns the path of a claim's spec file. The content is a note and JSON, together YAML.
 func (s ClaimSpecs) File(uid string) string { return filepath.Join(s.Dir, s.name(uid)+claimSuffix) }
 
 const claimSuffix = ".yaml"
@@ -215,8 +214,8 @@ type ClaimFile struct {
 	Metadata    bool
 }
 
-// ClaimFiles returns the files of all claims of all drivers in a folder of specs. A missing folder
-// has none.
+// ClaimFiles returns the files of all claims of all drivers in a folder of specs; none for a
+// missing folder.
 func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !statefile.IsAbsent(err) {
@@ -238,7 +237,7 @@ func ClaimFiles(dir string) (all []ClaimFile, err error) {
 	return all, nil
 }
 
-// WriteMetadata writes a metadata file if its content differs, and reports whether it did. Running
+// WriteMetadata writes a metadata file if the content differs, and reports a write. Running
 // containers keep the file from their start.
 func WriteMetadata(path string, content []byte) (written bool, err error) {
 	if there, err := statefile.Read(path, maxClaimFile); err == nil && bytes.Equal(there, content) {
@@ -261,7 +260,7 @@ func (s ClaimSpecs) Note(uid string) []byte {
 	return nil
 }
 
-// maxClaimFile is the largest spec of a claim that is read, in bytes.
+// maxClaimFile limits the spec of a claim, in bytes.
 const maxClaimFile = 2 << 20
 
 // Device returns the CDI name of a claim's device.

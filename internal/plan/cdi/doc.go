@@ -1,6 +1,6 @@
-// Package cdi writes the CDI spec files from which container runtimes give containers the devices
-// of a plan: device nodes, the driver's libraries and programs, and the hooks of NVIDIA's container
-// toolkit if it is installed.
+// Package cdi writes CDI spec files for container runtimes, which give the devices of a plan to
+// containers: device nodes, the driver's libraries and programs, and the hooks of NVIDIA's
+// container toolkit if installed.
 //
 // The content of a file depends only on the Snapshot, the plan and the driver's files, never on
 // calls to NVML. Files are replaced whole and never removed. Names stay in a file, because a

@@ -27,7 +27,7 @@ func mount(host, container string, options []string) *specs.Mount {
 
 // addFiles gives the container the driver's files. With a hook, libraries have the same paths as on
 // the host, and the hook creates their links and adds them to the container's loader cache. Without
-// a hook, each library is mounted under all its names where every loader looks.
+// a hook, each library is mounted under all its names in the default folders of loaders.
 func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hook, version string) {
 	seen := map[string]bool{}
 	add := func(file, container string, options []string) {
@@ -78,8 +78,8 @@ func (w Wanted) addFiles(to *specs.ContainerEdits, files driverroot.Files, h hoo
 	}
 }
 
-// linksTo returns further names of a library, relative to its folder: its soname, and the names
-// that programs use which were not linked with the library.
+// linksTo returns further names of a library, relative to the folder of the library: the soname,
+// and names used by programs that were not linked with the library.
 func linksTo(l driverroot.Library) []string {
 	if l.Soname == "" || l.Soname == path.Base(l.Path) {
 		return l.Links
@@ -107,13 +107,14 @@ const (
 	hookApplyMemoryLimits  = "apply-cuda-memory-limits"
 )
 
-// A hook is the program of NVIDIA's container toolkit that runtimes run when they create a
+// A hook is the program of NVIDIA's container toolkit. Runtimes run the hook when they create a
 // container. The zero value is no hook.
 type hook struct {
-	path     string
-	disabled []string
-	// Subcommands found in the program. A hook fails every container with an unknown subcommand.
-	known []string
+	path          string
+	disabledHooks []string
+	// subcommands are the subcommands found in the program. A hook fails every container with an
+	// unknown subcommand.
+	subcommands []string
 }
 
 // hookPaths are the paths in the toolkit's packages.
@@ -121,36 +122,37 @@ var hookPaths = []string{"/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"}
 
 // hook returns the configured hook, or else a hook found on the host.
 func (w Wanted) hook(root fs.FS, programs *programs) hook {
-	h := hook{path: w.Options.HookPath, disabled: w.Options.DisabledHooks}
+	h := hook{path: w.Options.HookPath, disabledHooks: w.Options.DisabledHooks}
 	if h.path == "" && w.Options.DriverRoot == "/" {
 		i := slices.IndexFunc(hookPaths, func(p string) bool { return w.onHost(root, below(p)) })
 		if i >= 0 {
 			h.path = hookPaths[i]
 		}
 	}
-	h.known = []string{hookCreateSymlinks, hookUpdateLDCache} // every version has these
+	h.subcommands = []string{hookCreateSymlinks, hookUpdateLDCache} // found in every version
 	if h.found() {
-		h.known = append(h.known, programs.contain(w.hostRoots(root), below(h.path), []string{
+		h.subcommands = append(h.subcommands, programs.contain(w.hostRoots(root), below(h.path), []string{
 			hookEnableCUDACompat, hookDisableNodeChanges, hookUpdateProfile, hookApplyMemoryLimits,
 		})...)
 	}
-	// The error would fail a container that sets the variables.
+	// The error would fail a container with these variables.
 	if !resource.DriverLimitsMemory(w.Snapshot.Driver.Version) {
-		h.known = slices.DeleteFunc(h.known, func(name string) bool { return name == hookApplyMemoryLimits })
+		h.subcommands = slices.DeleteFunc(h.subcommands,
+			func(name string) bool { return name == hookApplyMemoryLimits })
 	}
 	return h
 }
 
-func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabled, "all") }
+func (h hook) found() bool { return h.path != "" && !slices.Contains(h.disabledHooks, "all") }
 
 // calls reports whether a subcommand is called.
 func (h hook) calls(name string) bool {
-	return h.found() && slices.Contains(h.known, name) && !slices.Contains(h.disabled, name)
+	return h.found() && slices.Contains(h.subcommands, name) && !slices.Contains(h.disabledHooks, name)
 }
 
-// unlimited returns why the driver does not enforce limits of containers, in a sentence without a
-// full stop; empty if it does.
-func (h hook) unlimited(root fs.FS) string {
+// unlimitedReason returns why the driver does not enforce limits of containers, in a sentence
+// without a full stop; empty if the driver does.
+func (h hook) unlimitedReason(root fs.FS) string {
 	switch {
 	case !h.calls(hookApplyMemoryLimits):
 		return "limits by the driver need driver " + strconv.Itoa(resource.DriverLimitsSince) +
@@ -164,7 +166,7 @@ func (h hook) unlimited(root fs.FS) string {
 	return ""
 }
 
-// hooks returns the hooks that the runtime runs for every container.
+// hooks returns the hooks for every container.
 func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
 	var links [][2]string
 	var folders []string
@@ -191,13 +193,13 @@ func (h hook) hooks(files driverroot.Files, version string) []*specs.Hook {
 		h.run("", hookUpdateLDCache, ofFolders...), h.run("", hookDisableNodeChanges), h.run("", hookUpdateProfile))
 }
 
-// memoryLimits returns the hooks that the runtime runs for a container with a GPU. Two variables of
-// the container limit its part of the GPU's memory; without them the hook does nothing.
+// memoryLimits returns the hooks for a container with a GPU. Two variables of the container limit
+// its part of the GPU's memory; without the variables the hook does nothing.
 func (h hook) memoryLimits(driverRoot, uuid string) []*specs.Hook {
 	return h.run("createRuntime", hookApplyMemoryLimits, "--driver-root", driverRoot, "--gpu-id", uuid)
 }
 
-// symlinks returns the hooks that create links, each a target and a path; nil without links.
+// symlinks returns the hooks for links, each a target and a path; nil without links.
 func (h hook) symlinks(links [][2]string) []*specs.Hook {
 	if len(links) == 0 {
 		return nil
@@ -209,8 +211,8 @@ func (h hook) symlinks(links [][2]string) []*specs.Hook {
 	return h.run("", hookCreateSymlinks, args...)
 }
 
-// run returns one call of the hook; nil if the hook lacks the subcommand, or the subcommand is
-// disabled. nvidia-ctk has its subcommands below a command of its own.
+// run returns one call of the hook; nil for a missing or disabled subcommand. nvidia-ctk has the
+// subcommands below another command.
 func (h hook) run(when, name string, args ...string) []*specs.Hook {
 	if !h.calls(name) {
 		return nil

@@ -14,12 +14,12 @@ const (
 	threadStep = 5   // percent
 )
 
-// isToken reports whether a device is neither a GPU nor a part of one.
+// isToken reports whether a device is neither a GPU nor a part of a GPU.
 func isToken(d resource.Device) bool { return d.Sharing == resource.Percentage }
 
 // limits returns the specs of the limits for containers with units of memory: one device for each
-// size that fits a GPU of the node. The sizes do not depend on the configuration, because a
-// container that starts again needs its old name.
+// size below the memory of a GPU of the node. The sizes do not depend on the configuration, because
+// a restarted container needs the old name.
 func (w Wanted) limits() map[containeredits.CDIClass]*specs.Spec {
 	has := func(mode resource.SharingMode) bool {
 		given := func(d resource.Device) bool { return d.Sharing == mode }

@@ -15,19 +15,19 @@ import (
 // after a change.
 type programs map[string]program
 
-// A program is the state of a file when it was read, and the words that were found in it.
+// A program is the state of a file at the time of the search, and the words found in the file.
 type program struct {
 	size     int64
 	modified time.Time
 	words    []string
 }
 
-// maxProgram is the largest program that is searched, in bytes.
+// maxProgram is the largest program to search, in bytes.
 const maxProgram = 256 << 20
 
-// contain returns those words that occur in a program. It looks for the program below several
-// roots, and for the same name with ".real", because the program may be a script around it. If
-// neither can be read, nothing is known.
+// contain returns the words that occur in a program. It searches for the program below several
+// roots, also under the name with ".real", because the program may be behind a script. If neither
+// can be read, nothing is known.
 func (p *programs) contain(roots []fs.FS, name string, words []string) []string {
 	for _, root := range roots {
 		var found []string
@@ -44,7 +44,7 @@ func (p *programs) contain(roots []fs.FS, name string, words []string) []string 
 	return nil
 }
 
-// look returns those words that occur in a file.
+// look returns the words that occur in a file.
 func (p *programs) look(root fs.FS, name string, words []string) ([]string, error) {
 	at, _, err := driverroot.Resolve(root, name)
 	if err != nil {
@@ -76,7 +76,7 @@ func (p *programs) look(root fs.FS, name string, words []string) ([]string, erro
 	return found, nil
 }
 
-// search returns those words that occur in a text.
+// search returns the words that occur in a text.
 func search(text io.Reader, words []string) ([]string, error) {
 	const block = 1 << 20
 	longest := 0

@@ -23,15 +23,15 @@ type Options struct {
 	// DriverRoot is the host's directory below which the driver is installed.
 	DriverRoot string
 	// ContainerDriverRoot is the path of the driver root in this container. DriverRoot is used if
-	// there is nothing.
+	// nothing is there.
 	ContainerDriverRoot string
-	// SearchPath are folders below the driver root that are searched first for libraries.
+	// SearchPath are the folders below the driver root to search first for libraries.
 	SearchPath []string
 	// HookPath is the host's path of nvidia-cdi-hook or nvidia-ctk; empty for the usual paths.
 	HookPath string
 	// DisabledHooks are the names of unwanted hooks, or "all".
 	DisabledHooks []string
-	// DevicesOnly accepts a driver root without libraries and uses device nodes only: for a
+	// DevicesOnly accepts a driver root without libraries and uses only device nodes: for a
 	// simulated node.
 	DevicesOnly bool
 }
@@ -48,10 +48,10 @@ type Wanted struct {
 // environment.
 const voidVariable = containeredits.EnvVisibleDevices + "=" + containeredits.Void
 
-// specs returns the spec of each class that the node has, without a version. Root is the file
-// system of this process. Unreadable parts of the driver are taken from the previous result; the
-// error names them.
-func (w Wanted) specs(root fs.FS, before *found) (map[containeredits.CDIClass]*specs.Spec, error) {
+// specs returns the spec of each class of the node, without a version. Root is the file system of
+// this process. Unreadable parts of the driver are taken from the previous result; the error names
+// them.
+func (w Wanted) specs(root fs.FS, before *searchResult) (map[containeredits.CDIClass]*specs.Spec, error) {
 	gpus, err := w.gpuSpec(root, before)
 	if gpus == nil {
 		return nil, err
@@ -69,8 +69,8 @@ func (w Wanted) specs(root fs.FS, before *found) (map[containeredits.CDIClass]*s
 	return all, err
 }
 
-// A found is a search result: the driver's files, with their version and options.
-type found struct {
+// A searchResult has the driver's files, with their version and options.
+type searchResult struct {
 	version string
 	options Options
 	files   driverroot.Files
@@ -81,7 +81,7 @@ type found struct {
 
 // find looks for the driver's files. If they are missing or unreadable while NVML reports the same
 // version, the previous files count as present: a short absence of a mount withdraws no device.
-func (w Wanted) find(root fs.FS, before *found) error {
+func (w Wanted) find(root fs.FS, before *searchResult) error {
 	version := w.Snapshot.Driver.Version
 	view, err := w.driverView(root)
 	if err != nil {
@@ -94,7 +94,7 @@ func (w Wanted) find(root fs.FS, before *found) error {
 		return nil
 	}
 	if before.version != version || !reflect.DeepEqual(before.options, w.Options) {
-		*before = found{programs: before.programs}
+		*before = searchResult{programs: before.programs}
 	}
 	return fmt.Errorf("%w below %s; check --driver-root and --driver-root-ctr-path, and where the driver's "+
 		"installation is mounted in this container", err, w.Options.ContainerDriverRoot)
@@ -105,9 +105,9 @@ func newSpec(class containeredits.CDIClass) *specs.Spec {
 }
 
 // gpuSpec returns the spec of GPUs and MIG devices; nil without knowledge of the driver's files. It
-// includes devices that are no longer offered: while a pod holds one, the kubelet may give it to
+// includes devices no longer offered: while a pod holds such a device, the kubelet may give it to
 // the next pod.
-func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
+func (w Wanted) gpuSpec(root fs.FS, driver *searchResult) (*specs.Spec, error) {
 	problem := w.find(root, driver)
 	if problem != nil && driver.version == "" {
 		return nil, problem
@@ -131,7 +131,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 		}
 		all[d.UUID] = given
 		for _, by := range []containeredits.IDStrategy{containeredits.ByUUID, containeredits.ByIndex} {
-			// the index may also belong to a replaced GPU
+			// The index may also belong to a replaced GPU.
 			if name := containeredits.CDIName(d, by); names[name] == "" {
 				names[name] = d.UUID
 			}
@@ -146,7 +146,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 
 	common := &spec.ContainerEdits
-	if w.Edits.Void { // also beside another strategy: a runtime with CDI must not add the devices twice
+	if w.Edits.Void { // also beside another strategy: a runtime with CDI must not
 		common.Env = append(common.Env, voidVariable)
 	}
 	nodes := w.Snapshot.Control & containeredits.AlwaysNodes
@@ -165,7 +165,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *found) (*specs.Spec, error) {
 // everyDevice is the name of all GPUs and MIG devices together.
 const everyDevice = "all"
 
-// together returns the edits for several devices. A GPU has its own name, or the names of its MIG
+// together returns the edits for several devices. A GPU has a name, or the names of its MIG
 // devices.
 func together(devices map[string]specs.ContainerEdits) specs.ContainerEdits {
 	var all specs.ContainerEdits
@@ -195,9 +195,8 @@ func (w Wanted) driverView(root fs.FS) (fs.FS, error) {
 	return view, nil
 }
 
-// hostRoots returns the places where this process may see the host's root or a part of it: the
-// driver root, if that is the host's root; the mount of NVIDIA's operator; and mounts at the host's
-// own paths.
+// hostRoots returns the file systems with the host's root or a part of it: the driver root, if
+// equal to the host's root; the mount of NVIDIA's operator; and mounts at the host's own paths.
 func (w Wanted) hostRoots(root fs.FS) []fs.FS {
 	folders := []string{"host", "."}
 	if w.Options.DriverRoot == "/" {
@@ -212,8 +211,8 @@ func (w Wanted) hostRoots(root fs.FS) []fs.FS {
 	return roots
 }
 
-// onHost reports whether the host has a file, as far as this process can see. The driver root
-// usually is the host's root. Links stay unresolved: programs on the host follow them.
+// onHost reports whether the host has a file, as far as visible to this process. The driver root
+// usually is the host's root. Links stay unresolved, because programs on the host follow them.
 func (w Wanted) onHost(root fs.FS, name string) bool {
 	view, err := fs.Sub(root, below(w.Options.ContainerDriverRoot))
 	if err != nil {

@@ -19,17 +19,17 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// DefaultDir is the folder in which runtimes look for specs that are created while the node is up.
+// DefaultDir is the runtimes' folder of specs created while the node is up.
 const DefaultDir = "/var/run/cdi"
 
-// maxRetired is the number of names of missing devices that stay in a spec.
+// maxRetired is the number of names of missing devices kept in a spec.
 const maxRetired = 128 // two layouts of 8 GPUs with 7 MIG devices each
 
 // A Writer writes the spec files of one directory. It is for one goroutine.
 type Writer struct {
 	dir   string
 	root  fs.FS
-	found found
+	found searchResult
 }
 
 // NewWriter returns a Writer of files in dir. It looks for the driver's files in root, the file
@@ -38,23 +38,23 @@ func NewWriter(dir string, root fs.FS) *Writer {
 	return &Writer{dir: dir, root: root}
 }
 
-// Written are the names in the spec files. It is immutable; the zero value has none.
+// Written has the names in the spec files. It is immutable; the zero value has none.
 type Written struct {
-	devices    map[string]bool // of class containeredits.CDIGPU
-	companions map[containeredits.CDIClass]bool
-	unlimited  string // why the driver cannot enforce limits of containers; empty if it can
-	err        error
+	devices         map[string]bool // of class containeredits.CDIGPU
+	companions      map[containeredits.CDIClass]bool
+	unlimitedReason string // why the driver cannot enforce limits of containers; empty if the driver can
+	err             error
 }
 
-// Apply writes the spec files that differ from the wanted ones, and returns the names in the files.
-// The error names files that could not be written; they keep their earlier content.
+// Apply writes changed spec files, and returns the names in all files. The error names files that
+// could not be written and keep their earlier content.
 func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	made, err := wanted.specs(w.root, &w.found)
 	if err != nil {
 		err = fmt.Errorf("make CDI specs: %w", err)
 	}
 	written := Written{devices: map[string]bool{}, companions: map[containeredits.CDIClass]bool{},
-		unlimited: w.found.hook.unlimited(w.root)}
+		unlimitedReason: w.found.hook.unlimitedReason(w.root)}
 	for class, spec := range made {
 		needed := spec.Devices // the file may also keep others
 		names, problem := w.write(class, spec, wanted.Edits.IDs)
@@ -72,9 +72,9 @@ func (w *Writer) Apply(wanted Wanted) (Written, error) {
 	return written, err
 }
 
-// write replaces a spec file if its content differs, and returns the names of the devices that are
-// correct in the file. After a failure these are the earlier devices that have not changed. By is
-// how containers refer to devices.
+// write replaces a spec file if the content differs, and returns the names of the devices that are
+// correct in the file. After a failure these are the earlier, unchanged devices. By is how
+// containers refer to devices.
 func (w *Writer) write(
 	class containeredits.CDIClass, spec *specs.Spec, by containeredits.IDStrategy,
 ) (map[string]bool, error) {
@@ -90,7 +90,7 @@ func (w *Writer) write(
 	spec.Version = version
 	path := filepath.Join(w.dir, name)
 	if there, lost := os.Lstat(path); !same(file, spec) || lost != nil || !there.Mode().IsRegular() {
-		err = w.replace(name, spec) // also replaces a link: its target belongs to another program
+		err = w.replace(name, spec) // also replaces a link, whose target belongs to another program
 	} else if there.Mode().Perm() != readableByAll {
 		err = os.Chmod(path, readableByAll)
 	}
@@ -100,8 +100,8 @@ func (w *Writer) write(
 	return alike(spec, spec), nil
 }
 
-// DeviceFiles returns the paths of the spec files of devices in a folder of specs. NVIDIA's device
-// plugin uses the same names. A missing folder has none.
+// DeviceFiles returns the paths of the spec files of devices in a folder of specs; none for a
+// missing folder. NVIDIA's device plugin uses the same names.
 func DeviceFiles(dir string) (paths []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !statefile.IsAbsent(err) {
@@ -119,7 +119,7 @@ func DeviceFiles(dir string) (paths []string, err error) {
 // readableByAll is the mode of spec files: runtimes of other users also read them.
 const readableByAll = 0o644
 
-// replace writes a spec file. A file that a runtime would refuse does not replace the old one.
+// replace writes a spec file. An invalid file does not replace the old one.
 func (w *Writer) replace(name string, spec *specs.Spec) error {
 	content, err := json.Marshal(spec)
 	if err != nil {
@@ -159,11 +159,11 @@ func same[T any](a, b T) bool {
 	return errA == nil && errB == nil && bytes.Equal(textA, textB)
 }
 
-// maxSpec is the largest spec file that is read, in bytes. One device takes some hundred.
+// maxSpec limits a spec file, in bytes. One device takes some hundred.
 const maxSpec = 16 << 20
 
-// read returns a spec file; nil if it is missing or invalid: a new file must not contain what
-// runtimes refuse.
+// read returns a spec file; nil for a missing or invalid file, because a new file must not contain
+// what runtimes refuse.
 func (w *Writer) read(name string) *specs.Spec {
 	path := filepath.Join(w.dir, name)
 	if _, err := statefile.Read(path, maxSpec); err != nil {
@@ -176,7 +176,7 @@ func (w *Writer) read(name string) *specs.Spec {
 	return spec.Spec
 }
 
-// retire copies devices from the previous file that the spec lacks, because containers may use
+// retire copies devices missing in the spec from the previous file, because containers may use
 // them. It copies an index without a device only if containers refer to devices by index.
 func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	if before.Kind != spec.Kind {
@@ -197,8 +197,7 @@ func retire(spec, before *specs.Spec, by containeredits.IDStrategy) {
 	}
 }
 
-// Lacks returns the devices of a plan, by UUID, that containers cannot get by CDI, each with the
-// reason.
+// Lacks returns the devices of a plan, by UUID, without CDI for containers, each with the reason.
 func (w Written) Lacks(wanted Wanted) map[string]string {
 	lacks := map[string]string{}
 	why := "its CDI spec is not written yet"
@@ -215,8 +214,8 @@ func (w Written) Lacks(wanted Wanted) map[string]string {
 			case !companions || !w.limits(d.Sharing) || !isToken(d) &&
 				!w.devices[containeredits.CDIName(d, wanted.Edits.IDs)]:
 				lacks[d.UUID] = why
-			case d.Sharing == resource.InDriverUnits && w.unlimited != "":
-				lacks[d.UUID] = w.unlimited
+			case d.Sharing == resource.InDriverUnits && w.unlimitedReason != "":
+				lacks[d.UUID] = w.unlimitedReason
 			}
 		}
 	}

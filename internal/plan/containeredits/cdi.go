@@ -37,7 +37,7 @@ var companions = [...]struct {
 	{CDIMOFED, inventory.NodeRDMA, "all"},
 }
 
-// CDICompanions returns, by class, the devices beside GPUs that containers get on a node with these
+// CDICompanions returns, by class, the devices beside GPUs for containers on a node with these
 // device nodes.
 func CDICompanions(control inventory.ControlNodes, o Options) map[CDIClass]string {
 	c := container{options: o, devices: []resource.Device{{Control: control}}}
@@ -51,35 +51,35 @@ func CDICompanions(control inventory.ControlNodes, o Options) map[CDIClass]strin
 }
 
 // CDIName returns the device part of a device's CDI name. UUIDs of MIG devices before R470 contain
-// slashes, which CDI does not allow.
+// slashes, which are invalid in CDI.
 func CDIName(d resource.Device, by IDStrategy) string {
 	return strings.ReplaceAll(Name(d, by), "/", "_")
 }
 
-// qualified returns a complete CDI name.
-func qualified(class CDIClass, name string) string {
+// qualifiedName returns a complete CDI name.
+func qualifiedName(class CDIClass, name string) string {
 	return CDIVendor + "/" + string(class) + "=" + name
 }
 
-// cdiNames returns the CDI names of everything that the container gets.
+// cdiNames returns all CDI names of the container.
 func (c *container) cdiNames() []string {
 	var names []string
 	for _, d := range c.devices {
-		names = append(names, qualified(CDIGPU, CDIName(d, c.options.IDs)))
+		names = append(names, qualifiedName(CDIGPU, CDIName(d, c.options.IDs)))
 	}
 	for _, companion := range companions {
 		if c.has(companion.node) {
-			names = append(names, qualified(companion.class, companion.device))
+			names = append(names, qualifiedName(companion.class, companion.device))
 		}
 	}
-	if c.limited {
-		names = append(names, qualified(c.bound.Class, c.bound.CDIName))
+	if c.hasLimit {
+		names = append(names, qualifiedName(c.limitValue.Class, c.limitValue.CDIName))
 	}
 	return names
 }
 
-// annotationKey returns a key that is unique among the requests of one pod: requests for other
-// devices have other names.
+// annotationKey returns a unique key among the requests of one pod: requests for other devices have
+// other names.
 func (c *container) annotationKey(names []string) string {
 	sum := sha256.Sum256([]byte(strings.Join(names, ",")))
 	return c.options.AnnotationPrefix + "nvidia-device-plugin_" + hex.EncodeToString(sum[:16])

@@ -11,13 +11,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Edits are the changes to a container that give it its devices.
+// Edits are the changes to a container for its devices.
 type Edits struct {
 	// Env are environment variables by name.
 	Env map[string]string
 	// Mounts are paths of the host in the file system of the container.
 	Mounts []Mount
-	// Nodes are the device nodes that the container may use.
+	// Nodes are the device nodes for the container.
 	Nodes []DeviceNode
 	// Annotations are for the container runtime, by key.
 	Annotations map[string]string
@@ -25,16 +25,16 @@ type Edits struct {
 	CDIDevices []string
 }
 
-// A Mount is a path of the host that the container sees.
+// A Mount is a path of the host for the container.
 type Mount struct {
 	HostPath, ContainerPath string
 }
 
-// These environment variables tell NVIDIA's container runtime what a container gets.
+// Environment variables for NVIDIA's container runtime.
 const (
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	// Void as the value of EnvVisibleDevices makes that runtime do nothing, even if the image
-	// requests GPUs.
+	// Void as the value of EnvVisibleDevices disables that runtime, even if the image requests
+	// GPUs.
 	Void = "void"
 
 	envIMEXChannels = "NVIDIA_IMEX_CHANNELS"
@@ -44,12 +44,12 @@ const (
 )
 
 const (
-	// volumeRoot is the directory in which NVIDIA's container runtime looks for files named after
+	// volumeRoot is the directory where NVIDIA's container runtime expects files named after
 	// devices.
 	volumeRoot = "/var/run/nvidia-container-devices"
-	// nothing is the source of such a file, because only the file's name counts.
-	nothing = "/dev/null"
-	// imexChannel is the only channel that containers can get.
+	// emptySource is the source of such a file, because only the file's name counts.
+	emptySource = "/dev/null"
+	// imexChannel is the only channel for containers.
 	imexChannel = "0"
 )
 
@@ -57,8 +57,8 @@ const (
 // device.
 func For(devices []resource.Device, o Options) (Edits, error) {
 	c := container{options: o, devices: distinct(devices), edits: Edits{Env: map[string]string{}}}
-	c.bound, c.limited = limitOf(devices)
-	if c.bound.Class == CDIThreads {
+	c.limitValue, c.hasLimit = limitOf(devices)
+	if c.limitValue.Class == CDIThreads {
 		return c.onlyLimit(), nil
 	}
 	if o.OnlyCDI() && o.Void {
@@ -84,13 +84,13 @@ func For(devices []resource.Device, o Options) (Edits, error) {
 	return c.edits, nil
 }
 
-// container is a container whose Edits are being made.
+// container is a container during the creation of its Edits.
 type container struct {
-	options Options
-	devices []resource.Device // without replicas of the same UUID
-	bound   Limit             // if limited
-	limited bool
-	edits   Edits
+	options    Options
+	devices    []resource.Device // without replicas of the same UUID
+	limitValue Limit             // if limited
+	hasLimit   bool
+	edits      Edits
 }
 
 // distinct returns the devices without repetitions of a UUID.
@@ -165,9 +165,9 @@ func Name(d resource.Device, by IDStrategy) string {
 	return d.UUID
 }
 
-// mark mounts a file whose name tells the runtime about a device.
+// mark mounts a file named after a device, for the runtime.
 func (c *container) mark(name string) {
-	c.edits.Mounts = append(c.edits.Mounts, Mount{HostPath: nothing, ContainerPath: path.Join(volumeRoot, name)})
+	c.edits.Mounts = append(c.edits.Mounts, Mount{HostPath: emptySource, ContainerPath: path.Join(volumeRoot, name)})
 }
 
 // pipeVariable names the pipe directory of a container's MPS control daemon.
@@ -184,15 +184,15 @@ func (c *container) joinMPS() {
 		return
 	}
 	client := MPSClient(c.options.MPSRoot, c.devices[i].MPSDaemon())
-	if c.limited {
+	if c.hasLimit {
 		client = mpsClient(c.options.MPSRoot, c.devices[i].MPSDaemon(), unitsPipe)
 	}
 	maps.Copy(c.edits.Env, client.Env)
 	c.edits.Mounts = append(c.edits.Mounts, client.Mounts...)
 }
 
-// unitsPipe is the path of the pipe directory in a container with units. It is the same for every
-// GPU, so that the CDI device of a limit can contain it.
+// unitsPipe is the path of the pipe directory in a container with units. The path is the same for
+// every GPU, so the CDI device of a limit can contain it.
 const unitsPipe = mpsContainerRoot + "/pipe"
 
 // MPSClient returns the Edits for a client of the MPS daemon whose directory is dir below root.

@@ -15,11 +15,11 @@ const (
 	CDIThreads CDIClass = "thread-limit"
 )
 
-// CDIDriverMemory is the class of limits that the driver enforces on the cgroup of a container.
+// CDIDriverMemory is the class of limits enforced by the driver on the cgroup of a container.
 // NVIDIA's hook sets them.
 const CDIDriverMemory CDIClass = "driver-memory-limit"
 
-// A Limit is a limit that environment variables set for a container. As a CDI device it overrides
+// A Limit is a limit of a container, set by environment variables. As a CDI device it overrides
 // variables of the pod.
 type Limit struct {
 	Class CDIClass
@@ -36,7 +36,7 @@ const (
 )
 
 // MemoryLimit returns the limit of GPU memory for each process of a container, in MiB. It includes
-// the pipe directory of the MPS daemon: a process that does not find the daemon has no limit.
+// the pipe directory of the MPS daemon, because a process without the daemon has no limit.
 func MemoryLimit(mib int) Limit {
 	return Limit{CDIMemory, fmt.Sprintf("%dMi", mib), []string{fmt.Sprintf("%s=0=%dM", memoryVariable, mib),
 		pipeVariable + "=" + unitsPipe}}
@@ -55,7 +55,7 @@ func ThreadLimit(percentage int) Limit {
 	return Limit{CDIThreads, fmt.Sprint(percentage), []string{fmt.Sprintf("%s=%d", threadVariable, percentage)}}
 }
 
-// limitOf returns the limit from the devices of a request; false if there is none.
+// limitOf returns the limit from the devices of a request; false without a limit.
 func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 	mib, driver, percentage := 0, 0, 0
 	for _, d := range devices {
@@ -82,8 +82,8 @@ func limitOf(devices []resource.Device) (limit Limit, limited bool) {
 
 // limit sets the limit of the container's devices: also by a variable if a strategy is not CDI.
 func (c *container) limit() {
-	if c.limited && !c.options.OnlyCDI() {
-		for _, variable := range c.bound.Env {
+	if c.hasLimit && !c.options.OnlyCDI() {
+		for _, variable := range c.limitValue.Env {
 			name, value, _ := strings.Cut(variable, "=")
 			c.edits.Env[name] = value
 		}
@@ -93,7 +93,7 @@ func (c *container) limit() {
 // onlyLimit returns the Edits for a request that only limits the container. The GPU comes from
 // another request.
 func (c *container) onlyLimit() Edits {
-	names := []string{qualified(c.bound.Class, c.bound.CDIName)}
+	names := []string{qualifiedName(c.limitValue.Class, c.limitValue.CDIName)}
 	for _, s := range c.options.Strategies {
 		switch s {
 		case CDIAnnotations:
@@ -108,7 +108,7 @@ func (c *container) onlyLimit() Edits {
 }
 
 // AllocatedKey is the annotation with the time at which a container was given units of memory. The
-// kubelet stores it with the response.
+// kubelet stores the annotation with the response.
 const AllocatedKey = "gpu-device-plugin.github.io/allocated"
 
 // Limits returns the limits in the edits: memory in MiB, and threads in percent; 0 for none. A CDI
@@ -124,11 +124,11 @@ func (e Edits) Limits() (mib, percentage int) {
 	percentage = read(e.Env[threadVariable], "%d")
 	for _, name := range e.cdiNames() {
 		for _, class := range []CDIClass{CDIMemory, CDIDriverMemory} {
-			if size, is := strings.CutPrefix(name, qualified(class, "")); is {
+			if size, is := strings.CutPrefix(name, qualifiedName(class, "")); is {
 				mib = read(size, "%dMi")
 			}
 		}
-		if size, is := strings.CutPrefix(name, qualified(CDIThreads, "")); is {
+		if size, is := strings.CutPrefix(name, qualifiedName(CDIThreads, "")); is {
 			percentage = read(size, "%d")
 		}
 	}
@@ -147,7 +147,7 @@ func (e Edits) cdiNames() []string {
 // IsLimitedByDriver reports whether the driver enforces the limit of the container.
 func (e Edits) IsLimitedByDriver() bool {
 	return slices.ContainsFunc(e.cdiNames(),
-		func(name string) bool { return strings.HasPrefix(name, qualified(CDIDriverMemory, "")) })
+		func(name string) bool { return strings.HasPrefix(name, qualifiedName(CDIDriverMemory, "")) })
 }
 
 // IsMPSClient reports whether the container is a client of an MPS control daemon.

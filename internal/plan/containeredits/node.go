@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A DeviceNode is a device node that a container gets.
+// A DeviceNode is a device node for a container.
 type DeviceNode struct {
 	HostPath, ContainerPath string
 	// Permissions are letters of "rwm" for the device cgroup.
@@ -48,8 +48,8 @@ func (c *container) nodes() []DeviceNode {
 	return nodes
 }
 
-// A Number identifies a device node for the kernel. Mode is the mode that the driver gives to the
-// node; 0 where any mode is allowed.
+// A Number identifies a device node for the kernel. Mode is the driver's mode of the node; 0 for
+// any mode.
 type Number struct {
 	Major, Minor int
 	Mode         uint32
@@ -90,7 +90,7 @@ func NumberOf(node string, majors inventory.Majors) (Number, bool) {
 }
 
 // DevicePaths returns the device nodes of a device: the node of the GPU, and for a MIG device the
-// nodes that give access to its instances.
+// nodes of its instances.
 func DevicePaths(d resource.Device) []string {
 	paths := []string{fmt.Sprintf("/dev/nvidia%d", d.Minor)}
 	for _, minor := range []int{d.GICap, d.CICap} {

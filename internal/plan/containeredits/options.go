@@ -7,12 +7,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Options are the parts of the configuration that decide about Edits. They are immutable, including
-// the contents of the slices.
+// Options are the parts of the configuration for Edits. They are immutable, including the contents
+// of the slices.
 type Options struct {
 	// Strategies are the ways to pass devices to the runtime. All of them are used.
 	Strategies []Strategy
-	// IDs is how devices are named for the runtime.
+	// IDs decides the names of devices for the runtime.
 	IDs IDStrategy
 	// Void sets NVIDIA_VISIBLE_DEVICES=void in CDI specs, and for the container if all strategies
 	// are CDI. It overrides the value of the image and, where the runtime supports CDI, the value
@@ -25,7 +25,7 @@ type Options struct {
 	DevRoot string
 	// AnnotationPrefix begins the keys of CDI annotations.
 	AnnotationPrefix string
-	// IMEX gives the container IMEX channel 0 where the node has it.
+	// IMEX gives the container IMEX channel 0 on nodes with the channel.
 	IMEX bool
 	// GDRCopy, GDS and MOFED decide when containers get these companions of the driver.
 	GDRCopy, GDS, MOFED Companion
@@ -63,10 +63,10 @@ type Companion int
 const (
 	// Never gives the companion to no container.
 	Never Companion = iota
-	// Always expects the companion on every node; a node without it gives none.
+	// Always expects the companion on every node; containers on a node without it get none.
 	Always
-	// Auto gives the companion on nodes that have it. RDMA devices also need GPUDirect Storage on
-	// the node, as in NVIDIA's operator.
+	// Auto gives the companion on nodes with it. RDMA devices also need GPUDirect Storage on the
+	// node, as in NVIDIA's operator.
 	Auto
 )
 
@@ -81,7 +81,7 @@ type Strategy int
 const (
 	// EnvVar lists the devices in NVIDIA_VISIBLE_DEVICES.
 	EnvVar Strategy = iota
-	// VolumeMounts mounts a file named after each device. A container cannot do so by itself.
+	// VolumeMounts mounts a file named after each device, which no container can do by itself.
 	VolumeMounts
 	// CDIAnnotations lists CDI names in an annotation.
 	CDIAnnotations
@@ -108,7 +108,7 @@ func (s Strategy) String() string {
 
 func (s Strategy) cdi() bool { return s == CDIAnnotations || s == CDICRI }
 
-// IDStrategy is how devices are named for the runtime.
+// IDStrategy decides the names of devices for the runtime.
 type IDStrategy int
 
 // The ID strategies.

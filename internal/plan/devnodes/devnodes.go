@@ -1,5 +1,5 @@
-// Package devnodes creates the driver's device nodes on the host, for containers that get the
-// host's nodes from the kubelet. Nothing else creates the nodes of a new MIG device there.
+// Package devnodes creates the driver's device nodes on the host, for containers with nodes of the
+// host from the kubelet. Nothing else creates the nodes of a new MIG device there.
 package devnodes
 
 import (
@@ -31,12 +31,12 @@ type Roots struct {
 	Driver, Container string
 	// Dev is the host's directory that contains dev/.
 	Dev string
-	// Divides reports whether this program creates MIG devices. If so, nothing else creates their
-	// nodes on the host.
+	// Divides is true if this program creates MIG devices. Then nothing else creates their nodes on
+	// the host.
 	Divides bool
 }
 
-// folder returns the path of Dev for this process; false if the process does not see Dev, or Dev
+// folder returns the path of Dev for this process; false if this process does not see Dev, or Dev
 // has no node of the driver.
 func (r Roots) folder() (string, bool) {
 	inside, err := filepath.Rel(path.Join("/", r.Driver), path.Join("/", r.Dev))
@@ -52,9 +52,9 @@ func (r Roots) folder() (string, bool) {
 // for use.
 type Maker struct {
 	// Mknod creates a character device; nil for the kernel's mknod.
-	Mknod func(name string, mode uint32, device int) error
-	last  atomic.Pointer[result]
-	swept map[string]bool // folders that no longer have temporary nodes
+	Mknod        func(name string, mode uint32, device int) error
+	last         atomic.Pointer[result]
+	sweptFolders map[string]bool // folders without temporary nodes
 }
 
 // capabilities is the folder of the nodes of MIG devices.
@@ -62,19 +62,20 @@ const capabilities = "/dev/nvidia-caps/"
 
 // result is the outcome of the last Apply.
 type result struct {
-	unseen bool              // this process does not see the host's nodes
-	unmade bool              // unseen, and nothing else creates the nodes of MIG devices
-	lacks  map[string]string // by the path in a container: why the node could not be created, or "" if it exists
+	isHidden   bool // this process does not see the host's nodes
+	lacksNodes bool // unseen, and nothing else creates the nodes of MIG devices
+	// By the path in a container: why the node could not be created, or "" for an existing node.
+	lacks map[string]string
 }
 
-// Apply creates the device nodes of a plan that the host lacks or that have the number of a
+// Apply creates missing device nodes of a plan on the host, and replaces nodes with the number of a
 // previous driver. If this process does not see the host's nodes, Apply does nothing: MIG devices
 // of this program then lack their nodes, and all other nodes count as present. The error names the
 // nodes that could not be created.
 func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Plan, o containeredits.Options) error {
 	folder, seen := roots.folder()
 	if !seen {
-		m.last.Store(&result{unseen: true, unmade: roots.Divides})
+		m.last.Store(&result{isHidden: true, lacksNodes: roots.Divides})
 		return nil
 	}
 	lacks := map[string]string{}
@@ -123,7 +124,7 @@ func nodesOf(d resource.Device, o containeredits.Options) []containeredits.Devic
 	return e.Nodes
 }
 
-// ensure creates a node, unless it exists with its number.
+// ensure creates a node, unless a node with the same number exists.
 func (m *Maker) ensure(name string, number containeredits.Number, known bool) error {
 	there, err := os.Stat(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -131,7 +132,7 @@ func (m *Maker) ensure(name string, number containeredits.Number, known bool) er
 	}
 	device := int(unix.Mkdev(uint32(number.Major), uint32(number.Minor)))
 	switch {
-	case err == nil && (!known || !outdated(there, uint64(device))):
+	case err == nil && (!known || !isOutdated(there, uint64(device))):
 		return nil
 	case !known:
 		return errors.New("the kernel tells no number for it")
@@ -147,7 +148,7 @@ func (m *Maker) ensure(name string, number containeredits.Number, known bool) er
 	}
 }
 
-// put creates a node and replaces the one at its path.
+// put creates a node in place of the node at its path.
 func (m *Maker) put(name string, number containeredits.Number, device int) error {
 	mknod := m.Mknod
 	if mknod == nil {
@@ -170,15 +171,15 @@ func (m *Maker) put(name string, number containeredits.Number, device int) error
 
 // sweep removes temporary nodes of killed processes from the folders of nodes.
 func (m *Maker) sweep(folder string, nodes []string) {
-	if m.swept == nil {
-		m.swept = map[string]bool{}
+	if m.sweptFolders == nil {
+		m.sweptFolders = map[string]bool{}
 	}
 	for _, node := range nodes {
 		at := filepath.Dir(path.Join(folder, node))
-		if m.swept[at] {
+		if m.sweptFolders[at] {
 			continue
 		}
-		m.swept[at] = true
+		m.sweptFolders[at] = true
 		entries, _ := os.ReadDir(at) // nothing can be removed from an unreadable folder
 		for _, e := range entries {
 			if statefile.IsTemporary(e.Name()) {
@@ -188,7 +189,7 @@ func (m *Maker) sweep(folder string, nodes []string) {
 	}
 }
 
-// mode returns the mode of a node: by default the mode that the driver's own tool sets.
+// mode returns the mode of a node: by default the mode set by the driver's own tool.
 func mode(n containeredits.Number) uint32 {
 	if n.Mode != 0 {
 		return n.Mode
@@ -196,13 +197,13 @@ func mode(n containeredits.Number) uint32 {
 	return 0o666
 }
 
-// outdated reports whether a file is a character device with another number.
-func outdated(there fs.FileInfo, device uint64) bool {
+// isOutdated reports whether a file is a character device with another number.
+func isOutdated(there fs.FileInfo, device uint64) bool {
 	stat, ok := there.Sys().(*syscall.Stat_t)
 	return ok && stat.Mode&syscall.S_IFMT == syscall.S_IFCHR && uint64(stat.Rdev) != device
 }
 
-// Lacks returns the devices of a plan, by UUID, whose nodes could not be created or have not been
+// Lacks returns the devices of a plan, by UUID, with nodes that could not be created or were not
 // checked yet, each with the reason.
 func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]string {
 	t := m.last.Load()
@@ -210,7 +211,7 @@ func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]s
 		t = &result{}
 	}
 	devices := map[string]string{}
-	if t.unseen && !t.unmade {
+	if t.isHidden && !t.lacksNodes {
 		return devices
 	}
 	for _, r := range plan.Resources {
@@ -218,11 +219,11 @@ func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]s
 			for _, n := range nodesOf(d, o) {
 				why, looked := t.lacks[n.ContainerPath]
 				switch {
-				case t.unseen && strings.HasPrefix(n.ContainerPath, capabilities):
+				case t.isHidden && strings.HasPrefix(n.ContainerPath, capabilities):
 					why = "its device node " + n.HostPath + " cannot be made on the host, whose /dev this process " +
 						"does not see: set hostDev in the chart or mount it as deployments/node-agent-mig does, or " +
 						"use the device list strategy cdi-cri"
-				case !t.unseen && !looked:
+				case !t.isHidden && !looked:
 					why = "it is not known yet whether its device node " + n.HostPath + " is on the host"
 				}
 				if why != "" {

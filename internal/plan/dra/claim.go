@@ -10,31 +10,32 @@ type Claim struct {
 	UID, Namespace, Name string
 	// Results are the devices, in the order of the allocation.
 	Results []Result
-	// Pods are the UIDs of the pods that the claim is reserved for.
+	// Pods are the UIDs of the pods in the claim's reservation.
 	Pods []string
 	// PodClaim is the pod's name of a claim from a template; empty for any other claim.
 	PodClaim string
-	// OwnerPod is the UID of the pod that the claim was created for; empty if it was not created for
-	// one pod. No other pod can use such a claim.
+	// OwnerPod is the UID of the pod for which the claim was created; empty for a claim not created
+	// for one pod. No other pod can use such a claim.
 	OwnerPod string
 	// Configs are the opaque configurations for this driver: first from classes, then from the
 	// claim.
 	Configs []OpaqueConfig
 }
 
-// A Result is a device that was allocated to a request of a claim.
+// A Result is a device allocated to a request of a claim.
 type Result struct {
 	// Request is the name of the request, or "<request>/<subrequest>" for an alternative of
 	// firstAvailable.
 	Request string
 	// Pool and Device name the device.
 	Pool, Device string
-	// ShareID identifies a share of a device; empty for a device that the claim has alone.
+	// ShareID identifies a share of a device; empty for a whole device.
 	ShareID string
-	// ConsumedCapacity is the claim's part of a shared device, by the name of the capacity, as
-	// Kubernetes writes quantities.
+	// ConsumedCapacity is the claim's part of a shared device, by the name of the capacity, in
+	// Kubernetes quantities.
 	ConsumedCapacity map[string]string
-	// AdminAccess gives access to the device for monitoring, also while another claim has it.
+	// AdminAccess gives access to the device for monitoring, even while another claim has the
+	// device.
 	AdminAccess bool
 	Tolerations []Toleration
 }
@@ -56,13 +57,13 @@ type OpaqueConfig struct {
 	Parameters []byte
 }
 
-// A Toleration is a kind of taint that a request tolerates, with Kubernetes' rules: an empty
-// Operator is Equal, an empty Key with Exists is every key, and an empty Effect is every effect.
+// A Toleration is a kind of taint tolerated by a request, with Kubernetes' rules: an empty Operator
+// is Equal, an empty Key with Exists is every key, and an empty Effect is every effect.
 type Toleration struct {
 	Key, Operator, Value, Effect string
 }
 
-// A Prepared is a device of a claim that is ready for containers.
+// A Prepared is a device of a claim, ready for containers.
 type Prepared struct {
 	// Requests are the requests of the claim for the device. For an alternative it is the request
 	// with the alternative.
@@ -73,7 +74,7 @@ type Prepared struct {
 	CDIDeviceIDs []string
 }
 
-// A ClaimState is a prepared claim, whose devices containers can use.
+// A ClaimState is a prepared claim. Containers can use its devices.
 type ClaimState struct {
 	UID, Namespace, Name string
 	// Since is the time of the first preparation.

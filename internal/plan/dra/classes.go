@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A DeviceClass lets pods that request a resource get devices of claims.
+// A DeviceClass gives devices of claims to pods that request a resource.
 type DeviceClass struct {
 	Name                 string `json:"name"`
 	ExtendedResourceName string `json:"extendedResourceName"`
@@ -23,7 +23,7 @@ type ClassConfig struct {
 	Opaque ClassParameters `json:"opaque"`
 }
 
-// ClassParameters are parameters for the driver with that name.
+// ClassParameters are parameters for the driver of that name.
 type ClassParameters struct {
 	Driver     string         `json:"driver"`
 	Parameters map[string]any `json:"parameters"`
@@ -39,7 +39,7 @@ func ClassNames(driver string) (gpu, mig string) {
 type NamedResource struct {
 	Name    string
 	Devices []NamedDevice
-	// Profiles are the profiles of MIG devices that can be created for claims under this name.
+	// Profiles are the profiles of MIG devices for claims under this name.
 	Profiles []string
 	// Shared reports whether several containers can have one device, and MPS whether they share by
 	// MPS.
@@ -55,7 +55,8 @@ type NamedDevice struct {
 // A Stranded resource has devices that claims cannot get.
 type Stranded struct {
 	Resource string
-	// Missing is the number of devices that no claim can get, and All the number of all devices.
+	// Missing is the number of devices without a claim that could get them, and All the number of
+	// all devices.
 	Missing, All int
 	// Reason is a sentence without a full stop.
 	Reason string
@@ -106,7 +107,7 @@ func Classes(pool Pool, of []NamedResource) (all []DeviceClass, stranded []Stran
 	return all, stranded
 }
 
-// has reports whether a device of the pool is one of the resource.
+// has reports whether a device of the pool belongs to the resource.
 func (r NamedResource) has(d Device) bool {
 	if d.Partition != nil {
 		return slices.Contains(r.Profiles, d.Partition.Profile)
@@ -115,8 +116,8 @@ func (r NamedResource) has(d Device) bool {
 	return uuid != "" && slices.ContainsFunc(r.Devices, func(n NamedDevice) bool { return n.UUID == uuid })
 }
 
-// missing returns how many devices of the resource no claim can get in the form of the resource,
-// and why.
+// missing returns the number of devices of the resource that no claim can get in the form of the
+// resource, and why.
 func (r NamedResource) missing(mine, pool []Device) (n int, reason string) {
 	for _, named := range r.Devices {
 		at := slices.IndexFunc(mine, func(d Device) bool { return d.uuid() == named.UUID })
@@ -145,7 +146,7 @@ func (d Device) uuid() string   { return d.Attributes["uuid"].Value }
 func (d Device) parent() string { return d.Attributes["parentUUID"].Value }
 func (d Device) model() string  { return d.Attributes["productName"].Value }
 
-// makes reports whether a device for claims can be created that equals a MIG device.
+// makes reports whether the device, created for a claim, would equal a MIG device.
 func (d Device) makes(of NamedDevice) bool {
 	return of.Profile != "" && d.parent() == of.GPU && d.Partition.Profile == of.Profile
 }

@@ -13,14 +13,14 @@ import (
 // ConfigVersion is the apiVersion of the configuration in claims and classes for this driver.
 const ConfigVersion = "resource.nvidia.com/v1beta1"
 
-// The kinds of configuration. NVIDIA's driver has further kinds, for devices that this driver
-// lacks.
+// The kinds of configuration. NVIDIA's driver has further kinds, for devices unknown to this
+// driver.
 const (
 	GPUConfig = "GpuConfig"       // for GPUs
 	MIGConfig = "MigDeviceConfig" // for MIG devices
 )
 
-// A SharingStrategy is how the containers of a claim share its devices.
+// A SharingStrategy is the way in which the containers of a claim share devices.
 type SharingStrategy string
 
 // The strategies.
@@ -103,10 +103,9 @@ func ParseConfig(parameters []byte) (DeviceConfig, []string) {
 }
 
 const (
-	// maxParameters is the size of the largest parameters that are read, in bytes. The API server
-	// accepts 10 KiB.
+	// maxParameters limits the parameters, in bytes. The API server accepts 10 KiB.
 	maxParameters = 64 << 10
-	// maxProblems is the largest number of reported problems.
+	// maxProblems limits the reported problems.
 	maxProblems = 10
 )
 
@@ -141,7 +140,7 @@ func (p *configParser) config(parameters []byte) DeviceConfig {
 	return c
 }
 
-// sharing reads the field of that name.
+// sharing reads the field sharing.
 func (p *configParser) sharing(o object, c *DeviceConfig) {
 	defer o.close()
 	strategy, _ := o.text("strategy")

@@ -33,9 +33,9 @@ func wholeGPU(g inventory.GPU, driver inventory.Driver, number int, links links)
 	return d
 }
 
-// migName returns the name of a MIG device on the GPU with a number, or why it has none. NVIDIA's
-// driver knows only compute instances that fill their GPU instance; other names also contain the ID
-// of the compute instance.
+// migName returns the name of a MIG device on the GPU with a number, or why the device has none.
+// NVIDIA's driver knows only compute instances that fill the GPU instance; other names also contain
+// the ID of the compute instance.
 func migName(number int, m inventory.MIGDevice) (name, reason string) {
 	if m.Placement.Size <= 0 {
 		return "", "where it lies on the GPU could not be read; only a privileged process may ask the driver for it"
@@ -58,8 +58,8 @@ var (
 	deviceName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 )
 
-// engines are the parts of a GPU that MIG devices have for themselves, with the names of NVIDIA's
-// driver for their capacities and counters.
+// engines are the exclusive parts of MIG devices, with the names of NVIDIA's driver for their
+// capacities and counters.
 var engines = []struct {
 	capacity, counter string
 	of                func(inventory.MIGAttributes) int
@@ -90,7 +90,7 @@ func migDevice(name string, g inventory.GPU, m inventory.MIGDevice, driver inven
 	return d
 }
 
-// newDevice returns a device with the attributes that GPUs and MIG devices have in common.
+// newDevice returns a device with the common attributes of GPUs and MIG devices.
 func newDevice(name, kind, uuid string, g inventory.GPU, driver inventory.Driver, health inventory.Health) Device {
 	d := Device{Name: name, Attributes: map[string]Attribute{}, Capacity: map[string]Capacity{}, Taints: taints(health)}
 	d.text("type", kind)
@@ -116,8 +116,8 @@ func newDevice(name, kind, uuid string, g inventory.GPU, driver inventory.Driver
 	return d
 }
 
-// text sets an attribute. It omits an unknown value, and one for which the API server would refuse
-// the slice.
+// text sets an attribute. It omits an unknown value, and any value refused by the API server, with
+// the whole slice.
 func (d Device) text(name, value string) {
 	if value != "" && len(value) <= maxValue && utf8.ValidString(value) {
 		d.Attributes[name] = Attribute{String, value}
@@ -148,7 +148,7 @@ func semantic(version string) string {
 	return strings.Join(parts, ".")
 }
 
-// architecture returns the name of a chip generation as NVIDIA's driver publishes it.
+// architecture returns the name of a chip generation in the form of NVIDIA's driver.
 func architecture(name string) string {
 	switch name {
 	case "":

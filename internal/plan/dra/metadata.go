@@ -33,7 +33,7 @@ type DeviceMetadata struct {
 	// reports whether each process is limited to it.
 	Memory  int64
 	Limited bool
-	// Threads is the percentage of the device's threads that a process can use; 0 for all.
+	// Threads is the percentage of the device's threads for a process; 0 for all.
 	Threads int
 }
 
@@ -100,7 +100,7 @@ func MetadataFile(driver string, claim Claim, request string, devices []DeviceMe
 	return stream.Bytes(), nil
 }
 
-// attributes returns the published attributes, and those known since the allocation.
+// attributes returns the published attributes, and attributes known since the allocation.
 func (d DeviceMetadata) attributes() map[string]Attribute {
 	all := maps.Clone(d.Attributes)
 	if all == nil {

@@ -12,8 +12,8 @@ type Numbers map[string]int
 // maxNumber is the highest number of a GPU. No driver has more minors.
 const maxNumber = 255
 
-// With returns the numbers, extended by GPUs without a number. A GPU gets its minor, or the lowest
-// free number if its minor is taken or invalid. A missing GPU keeps its number until a new GPU has
+// With returns the numbers, extended by GPUs without a number. A GPU gets the minor, or the lowest
+// free number if the minor is taken or invalid. A missing GPU keeps the number until a new GPU has
 // that minor.
 func (n Numbers) With(gpus []inventory.GPU) Numbers {
 	numbers := maps.Clone(n)

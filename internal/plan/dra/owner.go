@@ -2,7 +2,7 @@ package dra
 
 import "github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 
-// An Ownership is the way by which pods get a GPU.
+// An Ownership is the way for pods to get a GPU.
 type Ownership string
 
 // The ways. A GPU without any of them is still unknown: it is in no list of the device plugin and
@@ -19,7 +19,7 @@ const (
 	// allocated claim has the GPU.
 	LeavesDRA Ownership = "leaving-dra"
 	// OwnedByNobody: in no plan and in no slice. The GPU may still be in a slice at the API server,
-	// or in a claim that was allocated from one.
+	// or in a claim allocated from a slice.
 	OwnedByNobody Ownership = "nobody"
 )
 
@@ -48,7 +48,7 @@ func All(gpus []inventory.GPU) Owners {
 	return owners
 }
 
-// NotOffered returns the GPUs that the device plugin does not offer, by UUID, each with the reason.
+// NotOffered returns the GPUs not offered by the device plugin, by UUID, each with the reason.
 func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
 	reasons := map[string]string{}
 	for _, g := range gpus {
@@ -68,14 +68,15 @@ func (o Owners) NotOffered(gpus []inventory.GPU) map[string]string {
 	return reasons
 }
 
-// OwnerFacts are the facts that decide the owner of a GPU. Without evidence a fact is false.
+// OwnerFacts are the facts for the decision about the owner of a GPU. Without evidence a fact is
+// false.
 type OwnerFacts struct {
 	// Wanted reports whether pods should get the GPU in slices.
 	Wanted bool
 	// Before is the last decision; empty for none.
 	Before Ownership
-	// Free reports whether, since Before was decided, evidence showed that no pod has the GPU or a
-	// part of it by a device plugin, and that none gets it.
+	// Free reports whether there was evidence, since Before was decided, that no pod has or gets
+	// the GPU or a part of it by a device plugin.
 	Free bool
 	// Published reports whether the GPU may be in a slice at the API server.
 	Published bool
@@ -86,7 +87,7 @@ type OwnerFacts struct {
 	Unclaimed bool
 }
 
-// A finding is a combination of facts that decides the next owner.
+// A finding is a combination of facts. It decides the next owner.
 type finding int
 
 const (
@@ -122,9 +123,9 @@ func (f OwnerFacts) finding() finding {
 	return unpublished
 }
 
-// transitions has the next owner for each owner and finding. A GPU that can be in no slice and no
-// claim moves to the device plugin at once; every other change of the owner waits for evidence that
-// the previous owner has released the GPU. docs/dev/architecture.md has a diagram.
+// transitions has the next owner for each owner and finding. A GPU without any slice or claim moves
+// to the device plugin at once. Every other change of the owner waits for evidence that the
+// previous owner has released the GPU. docs/dev/architecture.md has a diagram.
 var transitions = map[Ownership][findings]Ownership{
 	// wantedUnknown, wantedPublished, wantedFree, prepared, published, publishedNoClaim,
 	// unpublished, noClaim

@@ -17,7 +17,7 @@ import (
 // A configParser parses configuration and records its mistakes.
 type configParser struct{ problems []string }
 
-// maxShown is the longest part of a user's name or value in a problem, in bytes.
+// maxShown limits a user's name or value in a problem, in bytes.
 const maxShown = 100
 
 // problem records a mistake in a field, in one printable line.
@@ -58,7 +58,7 @@ func (p *configParser) parse(text []byte) (object, bool) {
 	return object{p, "", fields}, err == nil && ok
 }
 
-// value parses one value. encoding/json itself takes the last of several fields with one name.
+// value parses a value. encoding/json itself takes the last of several fields with one name.
 func (p *configParser) value(decoder *json.Decoder, path string) (any, error) {
 	token, err := decoder.Token()
 	if err != nil {
@@ -97,7 +97,7 @@ func (p *configParser) value(decoder *json.Decoder, path string) (any, error) {
 	return token, nil
 }
 
-// An object is a part of the configuration whose fields are read one by one. A null field counts as
+// An object is a part of the configuration. Its fields are read one by one. A null field counts as
 // absent.
 type object struct {
 	parser *configParser
@@ -136,8 +136,8 @@ func (o object) object(name string) (object, bool) {
 	return object{o.parser, o.path + name + ".", fields}, given
 }
 
-// zero reads a list that is empty or contains only the number 0, and reports whether it contains
-// the number.
+// zero reads a list that is empty or contains only the number 0, and reports whether the number is
+// there.
 func (o object) zero(name string) bool {
 	list, _ := take[[]any](o, name, "a list")
 	if len(list) > 1 || len(list) == 1 && list[0] != json.Number("0") {
@@ -164,7 +164,7 @@ func (o object) memory(name string) int64 {
 	return bytes
 }
 
-// close records the fields that were not read.
+// close records the unread fields as mistakes.
 func (o object) close() {
 	for name := range o.fields {
 		o.parser.problem(o.path+name, "is not known")

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Divisions are the divisions of GPUs in MIG mode, and of GPUs whose mode claims switch, by the
+// Divisions are the divisions of GPUs in MIG mode, and of GPUs whose mode follows claims, by the
 // UUID of the GPU.
 type Divisions map[string]Divided
 
@@ -26,9 +26,9 @@ func (d Divisions) whole(g inventory.GPU) bool {
 	return g.MIG != inventory.MIGEnabled || d[g.UUID].Switched && d.divides(g)
 }
 
-// Steady returns a Snapshot without the effects of MIG mode on GPUs whose mode claims switch: their
-// links and memory stay as in the Snapshot that Steady returned last. A change of the mode thus
-// writes no slice.
+// Steady returns a Snapshot without the effects of MIG mode on GPUs whose mode follows claims:
+// their links and memory stay as in the last result of Steady. A change of the mode thus writes no
+// slice.
 func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapshot {
 	switched := func(uuid string) bool {
 		g, _ := s.GPU(uuid)
@@ -56,22 +56,22 @@ func Steady(s, before inventory.Snapshot, divisions Divisions) inventory.Snapsho
 	return s
 }
 
-// A Divided describes how claims have divided a GPU in MIG mode, and what they can still get.
+// A Divided describes the division of a GPU in MIG mode by claims, and the parts still available.
 type Divided struct {
 	// Profiles are the MIG profiles of the GPU.
 	Profiles []inventory.MIGProfile
 	// Switched reports whether MIG mode is switched on for claims with MIG devices of the GPU, and
 	// off for claims with the whole GPU. Both are then published, in either mode.
 	Switched bool
-	// Own are the places of the GPU instances that were created for claims.
+	// Own are the places of the GPU instances created for claims.
 	Own []inventory.MIGPlacement
-	// Fixed is why nothing on the GPU is created for claims, a sentence without a full stop; empty
-	// otherwise. A fixed GPU, or its MIG devices that were not created for claims, are published
+	// Fixed is why nothing on the GPU is created for claims, a sentence without a full stop;
+	// otherwise empty. A fixed GPU, or its MIG devices not created for claims, are published
 	// unchanged.
 	Fixed string
 }
 
-// A Partition is a GPU instance, filled by one compute instance, that is created for a claim.
+// A Partition is a GPU instance, filled by one compute instance, to be created for a claim.
 type Partition struct {
 	// Profile is the name of the MIG profile, such as "1g.10gb".
 	Profile string
@@ -82,14 +82,14 @@ type Partition struct {
 	Switched bool
 }
 
-// A CounterSet has the counters that the devices of a GPU share. The scheduler allocates devices
+// A CounterSet has the counters shared by the devices of a GPU. The scheduler allocates devices
 // while each counter is large enough.
 type CounterSet struct {
 	Name     string              `json:"name"`
 	Counters map[string]Capacity `json:"counters"`
 }
 
-// A CounterUse is the part of a CounterSet that a device takes.
+// A CounterUse is the part of a CounterSet taken by a device.
 type CounterUse struct {
 	CounterSet string              `json:"counterSet"`
 	Counters   map[string]Capacity `json:"counters"`
@@ -105,7 +105,7 @@ const (
 	maxMemorySlices  = 16 // more than any GPU has, and leaves room for the other counters
 )
 
-// usable returns the profiles that can be published.
+// usable returns the profiles for publication.
 func (d Divided) usable() []inventory.MIGProfile {
 	return slices.DeleteFunc(slices.Clone(d.Profiles), func(p inventory.MIGProfile) bool {
 		impossible := func(start int) bool { return start < 0 || start+p.Size > maxMemorySlices }
@@ -118,7 +118,7 @@ func oneExtension(p inventory.MIGProfile) bool  { return strings.HasSuffix(p.Nam
 func allExtensions(p inventory.MIGProfile) bool { return strings.HasSuffix(p.Name, "+me.all") }
 func noMedia(p inventory.MIGProfile) bool       { return strings.HasSuffix(p.Name, "-me") }
 
-// amounts returns the counters for the amounts of an instance of a profile, without its place. The
+// amounts returns the counters for the amounts of an instance of a profile, without a place. The
 // names are those of NVIDIA's driver, because quotas use them. An amount of 0 has no counter.
 func amounts(p inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
@@ -133,7 +133,7 @@ func amounts(p inventory.MIGProfile) map[string]Capacity {
 	return counters
 }
 
-// uses returns the part of the GPU's counters that an instance of a profile takes. The profiles are
+// uses returns the part of the GPU's counters taken by an instance of a profile. The profiles are
 // all profiles of the GPU.
 func uses(p inventory.MIGProfile, start int, profiles []inventory.MIGProfile) map[string]Capacity {
 	counters := map[string]Capacity{}
@@ -155,7 +155,7 @@ func uses(p inventory.MIGProfile, start int, profiles []inventory.MIGProfile) ma
 	return counters
 }
 
-// apart returns how many instances of a profile fit beside each other by their places alone.
+// apart returns the number of instances of a profile that fit beside each other by place alone.
 func apart(p inventory.MIGProfile) int {
 	n, free := 0, 0
 	for _, start := range slices.Sorted(slices.Values(p.Starts)) {
@@ -167,7 +167,7 @@ func apart(p inventory.MIGProfile) int {
 }
 
 // counterSet returns the counters of a GPU. Each counter is as large as the largest need of one
-// profile, or of all instances of one profile together: amounts refuse nothing that has a place.
+// profile, or of all instances of one profile together: amounts refuse nothing with a place.
 func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	set := CounterSet{Name: name, Counters: map[string]Capacity{}}
 	for _, p := range profiles {
@@ -186,9 +186,9 @@ func counterSet(name string, profiles []inventory.MIGProfile) CounterSet {
 	return set
 }
 
-// partitions returns the devices that can be created on a GPU, its counters, and omitted devices
-// with reasons. The scheduler takes the first device that fits: small devices come first, and
-// within a profile those that block the fewest others.
+// partitions returns the devices that can be created on a GPU, the GPU's counters, and omitted
+// devices with reasons. The scheduler takes the first suitable device: small devices come first,
+// and within a profile the devices that block the fewest others.
 func partitions(
 	g inventory.GPU, driver inventory.Driver, number int, division Divided,
 ) (found []Device, set CounterSet, leftOut []string) {
@@ -236,7 +236,7 @@ func partitions(
 	return found, set, leftOut
 }
 
-// undivided returns the device of a whole GPU whose MIG mode claims switch. It takes all counters.
+// undivided returns the device of a whole GPU whose MIG mode follows claims. It takes all counters.
 func undivided(g inventory.GPU, driver inventory.Driver, number int, links links, set CounterSet) Device {
 	d := wholeGPU(g, driver, number, links)
 	if d.Switched = true; len(set.Counters) > 0 {
@@ -250,8 +250,8 @@ func undivided(g inventory.GPU, driver inventory.Driver, number int, links links
 	return d
 }
 
-// byConflicts returns the memory slices at which instances of a profile can begin. Slices that
-// leave the most room for other instances come first.
+// byConflicts returns the possible first memory slices of a profile's instances. Slices that leave
+// the most room for other instances come first.
 func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int {
 	cost := func(start int) (sum int) {
 		for _, other := range profiles {
@@ -268,8 +268,8 @@ func byConflicts(p inventory.MIGProfile, profiles []inventory.MIGProfile) []int 
 	return starts
 }
 
-// instanceAt returns the MIG device that fills the GPU instance at a place, from the last scan; a
-// healthy one if there is none.
+// instanceAt returns the MIG device in the GPU instance at a place, from the last scan; a healthy
+// one if there is none.
 func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice {
 	for _, m := range g.MIGDevices {
 		if m.Placement == at && m.Attributes.CISlices == m.Attributes.GISlices {
@@ -283,7 +283,7 @@ func instanceAt(g inventory.GPU, at inventory.MIGPlacement) inventory.MIGDevice 
 func (d Divided) own(m inventory.MIGDevice) bool { return slices.Contains(d.Own, m.Placement) }
 
 // Unpartitioned returns the pool without counters and without MIG devices that need counters. Whole
-// GPUs then need none.
+// GPUs then need no counters.
 func (p Pool) Unpartitioned() Pool {
 	kept := []Slice{}
 	for _, slice := range p.Slices {

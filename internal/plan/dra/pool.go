@@ -54,7 +54,7 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divi
 					len(devices) > 0
 			}
 		} else {
-			devices, leftOut = fixed(g, s.Driver, number, links, division)
+			devices, leftOut = fixedDevices(g, s.Driver, number, links, division)
 		}
 		if owners[g.UUID] == LeavesDRA {
 			for i := range devices {
@@ -83,7 +83,7 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divi
 	return p
 }
 
-// A shelf has the contents of slices, each for one group of GPUs.
+// A shelf has the contents of slices, each for a group of GPUs.
 type shelf[T any] struct {
 	parts [][]T
 	last  int
@@ -98,8 +98,8 @@ func (s *shelf[T]) add(group int, content ...T) {
 	*last = append(*last, content...)
 }
 
-// fixed returns the devices of a GPU that is published unchanged, and omitted devices with reasons.
-func fixed(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device,
+// fixedDevices returns the devices of a GPU published unchanged, and omitted devices with reasons.
+func fixedDevices(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device,
 	leftOut []string) {
 	if division.Fixed != "" {
 		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are made for claims: %s", g.Index, g.UUID,

@@ -15,7 +15,7 @@ const maxName = 253
 
 // SliceName returns the name of the ResourceSlice with slice i of the pool. The scheduler tries the
 // slices of a pool in the order of their names. A number of two digits follows an a, a number of
-// three digits follows a b, so that names sort like their numbers.
+// three digits follows a b: names sort like their numbers.
 func (p Pool) SliceName(i int) string {
 	number := strconv.Itoa(i)
 	if digits := len(number); digits > 1 {
@@ -33,7 +33,7 @@ func (p Pool) SliceName(i int) string {
 
 // A PublishedSlice is a ResourceSlice of the node and the driver at the API server.
 type PublishedSlice struct {
-	// Pool is the pool's name, Generation its generation, and Count the number of its slices in
+	// Pool is the pool's name, Generation the pool's generation, and Count the number of slices in
 	// that generation.
 	Pool       string
 	Generation int64
@@ -50,12 +50,12 @@ type Write struct {
 	Published   PublishedSlice
 }
 
-// Next returns the next write that makes the API server show the pool, and false if it already
-// does. The argument there has all slices of the node and the driver, by name. Last is the
-// generation of the last written pool, 0 for none; same reports whether a slice needs no write.
+// Next returns the next write toward the pool at the API server; false if nothing is to be written.
+// The argument there has all slices of the node and the driver, by name. Last is the generation of
+// the last written pool, 0 for none; same reports whether a slice needs no write.
 //
-// The scheduler uses a pool only if it has all slices of the newest generation. A single changed
-// slice is therefore one write in the same generation. With several changed slices, the first write
+// The scheduler uses a pool only with all slices of the newest generation. A single changed slice
+// is therefore one write in the same generation. With several changed slices, the first write
 // begins a new generation, and the scheduler does not use the pool until the last write: it never
 // sees a part of the changes.
 func Next(
@@ -154,7 +154,7 @@ func (p Pool) Withheld() Pool {
 	return p
 }
 
-// Timed returns a slice in which taints without a time get the time of the same taint in another
+// Timed returns a slice whose taints without a time get the time of the same taint in another
 // slice.
 func (s Slice) Timed(other Slice) Slice {
 	before := map[string][]Taint{}
@@ -176,8 +176,8 @@ func (s Slice) Timed(other Slice) Slice {
 	return s
 }
 
-// Worse reports whether a device of the slice must not be given to new work any more: it has a
-// taint that it lacks in the other slice, or is missing there.
+// Worse reports whether a device of the slice must not be given to new work any more: a new taint
+// in comparison with the other slice, or no such device there.
 func (s Slice) Worse(other Slice) bool {
 	is := map[string]Device{}
 	for _, d := range other.Devices {

@@ -6,8 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// maxMessage is the longest message about the health of a device that the kubelet accepts, in
-// bytes.
+// maxMessage limits a message about the health of a device, in bytes, as the kubelet does.
 const maxMessage = 1024
 
 // A Verdict is a health of a device in the kubelet's API.
@@ -20,8 +19,8 @@ const (
 	VerdictUnknown   Verdict = "Unknown"
 )
 
-// A DeviceHealth is the health of a device for the kubelet, which shows it in the status of pods
-// with the device.
+// A DeviceHealth is the health of a device for the kubelet, which shows the health in the status of
+// pods with the device.
 type DeviceHealth struct {
 	// Device is the name in the pool.
 	Device  string

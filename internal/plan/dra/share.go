@@ -9,11 +9,11 @@ import (
 
 // Devices for several claims at the same time are allocated in shares. By memory, each claim takes
 // a part of the capacity memory of a GPU; a claim without such a request takes all memory and has
-// the GPU alone. Claims that know nothing of shares thus get whole GPUs. By count, and without a
-// limit, a claim without a request gets a share. Such devices have an attribute, by which a
-// DeviceClass for whole GPUs excludes them.
+// the GPU alone. Claims without knowledge of shares thus get whole GPUs. By count, and without a
+// limit, a claim without a request gets a share. An attribute marks such devices, and a DeviceClass
+// for whole GPUs excludes them.
 
-// A ShareBy is what is counted of a shared device. NVIDIA's driver has the same three forms.
+// A ShareBy is the unit of shares of a device. NVIDIA's driver has the same three forms.
 type ShareBy string
 
 // The forms.
@@ -24,17 +24,17 @@ const (
 )
 
 const (
-	// MemoryCapacity is the name of the capacity that shares by memory divide.
+	// MemoryCapacity is the name of the capacity divided by shares by memory.
 	MemoryCapacity = "memory"
 	// SharesCapacity is the name of the capacity of shares by count. Each claim takes one.
 	SharesCapacity = "shares"
-	// SharedAttribute is an attribute of devices of which a claim without a request gets a share.
+	// SharedAttribute is an attribute of devices that give a share to a claim without a request.
 	// Its value is a ShareBy.
 	SharedAttribute = Domain + "/shared"
 )
 
-// shareStep is the unit to which shares are rounded up, in bytes: MPS control daemons limit memory
-// in MiB.
+// shareStep is the unit of rounded shares, in bytes, because MPS control daemons limit memory in
+// MiB.
 const shareStep = 1 << 20
 
 // Shared returns the pool with all GPUs in shares by memory, for at most so many claims each; below
@@ -101,8 +101,8 @@ func (s Slice) Shared() bool {
 	return slices.ContainsFunc(s.Devices, func(d Device) bool { return d.SmallestShare != 0 || d.SharedBy != "" })
 }
 
-// Share returns how much memory of a device a claim has by a result, in bytes; 0 for all memory,
-// and without a request for memory. It also returns 0 for unknown shares and for shares that this
+// Share returns the memory of a device for a claim by a result, in bytes; 0 for all memory, and
+// without a request for memory. It also returns 0 for unknown shares and for shares that this
 // driver never allocates: a part of an unshared MIG device, or less memory than MPS can limit.
 func (r Result) Share(of Device) int64 {
 	bytes, known := quantity(r.ConsumedCapacity[MemoryCapacity])
@@ -113,7 +113,8 @@ func (r Result) Share(of Device) int64 {
 	return bytes
 }
 
-// Count returns how many shares of a device a claim has by a result; 0 if shares are not counted.
+// Count returns the number of a claim's shares of a device by a result; 0 if shares are not
+// counted.
 func (r Result) Count() int64 {
 	count, known := quantity(r.ConsumedCapacity[SharesCapacity])
 	if r.ShareID == "" || !known || count < 0 {
@@ -125,7 +126,7 @@ func (r Result) Count() int64 {
 // wholeSteps returns the memory of a device, rounded down to whole steps.
 func wholeSteps(d Device) Capacity { return d.Capacity[MemoryCapacity] / shareStep * shareStep }
 
-// A requestPolicy limits how much of a capacity a claim can get.
+// A requestPolicy limits the part of a capacity for a claim.
 type requestPolicy struct {
 	Default    amount     `json:"default"` // for a claim without a request
 	ValidRange validRange `json:"validRange"`
@@ -137,8 +138,8 @@ type validRange struct {
 }
 
 // policies returns the policies for the capacities of a shared device. By count, and without a
-// limit, a claim takes nothing of a capacity without requesting it: without a policy it would take
-// all.
+// limit, a claim takes nothing of a capacity without a request; without a policy the claim would
+// take all.
 func (d Device) policies() map[string]requestPolicy {
 	all := map[string]requestPolicy{}
 	if d.SharedBy == "" {
@@ -184,7 +185,7 @@ func (d Device) MarshalJSON() ([]byte, error) {
 	}{plainDevice(d), true, all})
 }
 
-// UnmarshalJSON reads a device. A device in shares by other rules than this driver's has the
+// UnmarshalJSON reads a device. A device in shares by the rules of another driver has the
 // SmallestShare -1.
 func (d *Device) UnmarshalJSON(text []byte) error {
 	var more struct {

@@ -20,13 +20,13 @@ type Pool struct {
 	Name string
 	// Driver is the name of the publishing driver.
 	Driver string
-	// Slices are the devices in the order in which the scheduler tries them. There is always at
-	// least one: a node without devices has an empty slice.
+	// Slices are the devices in the scheduler's order. There is always at least one slice: a node
+	// without devices has an empty slice.
 	Slices []Slice
 	// LeftOut are the GPUs and MIG devices outside the slices, with reasons: sentences without a
 	// full stop.
 	LeftOut []string
-	// LinksDue reports whether attributes about links may still be missing that will be known soon.
+	// LinksDue reports whether attributes about links may be missing that will be known soon.
 	LinksDue bool
 }
 
@@ -101,7 +101,7 @@ func (s Slice) Equal(other Slice) bool {
 		})
 }
 
-// A Device is a GPU or a MIG device as the scheduler sees it.
+// A Device is a GPU or a MIG device in the scheduler's view.
 type Device struct {
 	// Name is "gpu-<number>" or "gpu-<number>-mig-<profile>-<profile ID>-<first memory slice>",
 	// unique in the pool.
@@ -109,7 +109,7 @@ type Device struct {
 	// Attributes are by name; a name without a domain belongs to the domain of the driver's name.
 	Attributes map[string]Attribute `json:"attributes"`
 	Capacity   map[string]Capacity  `json:"capacity,omitempty"`
-	// ConsumesCounters is the part of its GPU's counters that a device for claims takes.
+	// ConsumesCounters is the part of its GPU's counters taken by a device for claims.
 	ConsumesCounters []CounterUse `json:"consumesCounters,omitempty"`
 	// Taints keep away new claims without a matching toleration; none for a device that can be
 	// given new work.
@@ -118,11 +118,11 @@ type Device struct {
 	Partition *Partition `json:"-"`
 	// Switched reports whether the MIG mode of a whole GPU is switched off when a claim gets it.
 	Switched bool `json:"-"`
-	// SmallestShare is the smallest part of the memory of a shared device that a claim can get, in
-	// bytes; 0 for a device for one claim.
+	// SmallestShare is the smallest part of the memory of a shared device for a claim, in bytes; 0
+	// for a device for one claim.
 	SmallestShare Capacity `json:"-"`
-	// SharedBy is ByCount or Unlimited for a device of which claims get shares without a request;
-	// empty for any other.
+	// SharedBy is ByCount or Unlimited for a device with shares for claims without a request; empty
+	// for any other.
 	SharedBy ShareBy `json:"-"`
 }
 
@@ -163,7 +163,7 @@ func (a Attribute) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[AttributeType]string{a.Type: a.Value})
 }
 
-// A Capacity is an amount of something that a device has.
+// A Capacity is an amount of a resource of a device.
 type Capacity int64
 
 // MarshalJSON returns {"value": "<quantity>"}, with a Kubernetes quantity.

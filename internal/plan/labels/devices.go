@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// The keys of labels about devices, without their prefix. The prefix is nvidia.com/gpu for whole
-// GPUs, and such as nvidia.com/mig-1g.10gb for a MIG profile under the strategy mixed. gpuSuffixes
+// The keys of labels about devices, without prefix. The prefix is nvidia.com/gpu for whole GPUs,
+// and for example nvidia.com/mig-1g.10gb for a MIG profile under the strategy mixed. gpuSuffixes
 // are the keys of whole GPUs, migSuffixes of MIG devices. Under the strategy single, whole GPUs
 // have both.
 var (
@@ -20,10 +20,10 @@ var (
 	gpuSuffixes = append([]string{"family", "compute.major", "compute.minor"}, migSuffixes...)
 )
 
-// base adds product, count, replicas and sharing of a resource. The model, followed by end, is the
+// addBase adds product, count, replicas and sharing of a resource. The model, followed by end, is the
 // product. The key is the usual name of the resource; the configuration may give the resource
 // another name.
-func (b *builder) base(key, name, model, end string, count int) {
+func (b *builder) addBase(key, name, model, end string, count int) {
 	suffix := strings.TrimPrefix(key, Prefix)
 	replicas, strategy := 1, resource.Unshared
 	sharing := b.options.Resources.Sharing
@@ -33,16 +33,16 @@ func (b *builder) base(key, name, model, end string, count int) {
 			end += "-SHARED"
 		}
 	}
-	b.product(suffix, model, end)
+	b.addProduct(suffix, model, end)
 	b.number(suffix+".count", count)
 	b.number(suffix+".replicas", replicas)
 	b.put(suffix+".sharing-strategy", strategy.String())
 }
 
-// wholeGPUs adds the labels of the GPUs. A label has one value, so that one model counts: the model
-// of most GPUs, with equal numbers the lowest index. Models with a GPU outside MIG mode come first.
-// The count includes the model's GPUs in MIG mode.
-func (b *builder) wholeGPUs() {
+// addWholeGPUs adds the labels of the GPUs. A label has one value, so one model counts: the model
+// of most GPUs, with equal numbers of the lowest index. Models with a GPU outside MIG mode come
+// first. The count includes the model's GPUs in MIG mode.
+func (b *builder) addWholeGPUs() {
 	type model struct {
 		first, whole *inventory.GPU
 		count        int
@@ -71,9 +71,9 @@ func (b *builder) wholeGPUs() {
 	g := best.first
 	if best.whole != nil {
 		g = best.whole
-		b.base(resource.WholeGPU, b.options.Resources.GPUName(g.Model), g.Model, "", best.count)
+		b.addBase(resource.WholeGPU, b.options.Resources.GPUName(g.Model), g.Model, "", best.count)
 	} else {
-		b.product("gpu", g.Model, "")
+		b.addProduct("gpu", g.Model, "")
 		b.number("gpu.count", best.count)
 		b.number("gpu.replicas", 0)
 		b.put("gpu.sharing-strategy", resource.Unshared.String())
@@ -114,10 +114,10 @@ func (b *builder) profiles() []*profileDevices {
 	return all
 }
 
-// migDevices adds the labels of MIG devices of one profile.
-func (b *builder) migDevices(key string, k *profileDevices) {
-	b.base(key, b.options.Resources.MIGName(k.profile), k.parent.Model, "-MIG-"+strings.ReplaceAll(k.profile, "+", "."),
-		k.count)
+// addMIGDevices adds the labels of MIG devices of one profile.
+func (b *builder) addMIGDevices(key string, k *profileDevices) {
+	b.addBase(key, b.options.Resources.MIGName(k.profile), k.parent.Model, "-MIG-"+strings.ReplaceAll(k.profile,
+		"+", "."), k.count)
 	suffix := strings.TrimPrefix(key, Prefix)
 	b.put(suffix+".memory", mib(k.first.MemoryBytes))
 	a := k.first.Attributes
@@ -131,17 +131,17 @@ func (b *builder) migDevices(key string, k *profileDevices) {
 	}
 }
 
-// mixed adds the labels of the MIG devices under the strategy mixed.
-func (b *builder) mixed() {
+// addMixed adds the labels of the MIG devices under the strategy mixed.
+func (b *builder) addMixed() {
 	for _, k := range b.profiles() {
-		b.migDevices(resource.ProfileName(k.profile), k)
+		b.addMIGDevices(resource.ProfileName(k.profile), k)
 	}
 }
 
-// single makes the labels of whole GPUs describe the MIG devices, under the strategy single. On a
-// node with several kinds of devices the labels say "invalid", as NVIDIA's do, although the daemon
-// serves the most common kind there.
-func (b *builder) single() {
+// addSingle adds the labels of the MIG devices under the strategy single, in place of the labels of
+// whole GPUs. On a node with several kinds of devices the labels say "invalid", as NVIDIA's do,
+// although the daemon serves the most common kind there.
+func (b *builder) addSingle() {
 	var enabled []inventory.GPU
 	empty := false
 	for _, g := range b.gpus {
@@ -155,10 +155,10 @@ func (b *builder) single() {
 	case len(enabled) == 0:
 		return
 	case !empty && len(enabled) == len(b.gpus) && len(kinds) == 1:
-		b.migDevices(resource.WholeGPU, kinds[0])
+		b.addMIGDevices(resource.WholeGPU, kinds[0])
 		return
 	}
-	b.product("gpu", enabled[0].Model, "-MIG-INVALID")
+	b.addProduct("gpu", enabled[0].Model, "-MIG-INVALID")
 	b.number("gpu.count", 0)
 	b.number("gpu.replicas", 0)
 	b.number("gpu.memory", 0)

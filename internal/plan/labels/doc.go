@@ -2,5 +2,5 @@
 // for bit, and some of our own. It is the only home of their names; docs/reference.md lists them.
 //
 // The package is policy: it turns a Snapshot and Options into labels. Package featurefile and the
-// writers of package kubeapi publish them.
+// tasks of package cluster publish them.
 package labels

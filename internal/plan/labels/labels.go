@@ -15,18 +15,18 @@ import (
 
 // Prefixes of the keys.
 const (
-	// Prefix is the prefix of labels that NVIDIA's programs also write.
+	// Prefix is the prefix of labels written also by NVIDIA's programs.
 	Prefix = "nvidia.com/"
-	// OwnPrefix is the prefix of labels that only this program writes.
+	// OwnPrefix is the prefix of labels written only by this program.
 	OwnPrefix = "gpu-device-plugin.github.io/"
 )
 
 // Keys of labels outside NVIDIA's feature discovery.
 const (
-	// Present says that the node has GPUs. NVIDIA's operator also writes it.
+	// Present says that the node has GPUs. NVIDIA's operator also writes this label.
 	Present = Prefix + "gpu.present"
-	// PCIPresent says that the node has PCI devices of NVIDIA. node-feature-discovery writes it if
-	// configured to.
+	// PCIPresent says that the node has PCI devices of NVIDIA. node-feature-discovery writes this
+	// label if configured.
 	PCIPresent = "feature.node.kubernetes.io/pci-10de.present"
 	// Health is the worst health on the node in one word: HealthHealthy, HealthDegraded or
 	// HealthUnhealthy.
@@ -73,27 +73,27 @@ func Discovered(s inventory.Snapshot, o Options) map[string]string {
 		b.number("gfd.timestamp", int(o.Timestamp))
 	}
 	b.put("gpu.machine", o.Machine)
-	b.vgpu()
+	b.addVGPU()
 	if len(b.gpus) == 0 {
 		return b.set
 	}
-	b.driver(s.Driver)
-	b.node()
-	b.wholeGPUs()
+	b.addDriver(s.Driver)
+	b.addNode()
+	b.addWholeGPUs()
 	switch o.Resources.MIG {
 	case resource.MIGSingle:
 		b.put("mig.strategy", "single")
-		b.single()
+		b.addSingle()
 	case resource.MIGMixed:
 		b.put("mig.strategy", "mixed")
-		b.mixed()
+		b.addMixed()
 	case resource.MIGNone:
 	}
 	return b.set
 }
 
-// All returns the labels that the daemon writes to a node: Discovered, and the labels that only
-// this program or NVIDIA's operator writes.
+// All returns all labels for a node: Discovered, and the labels of this program or NVIDIA's
+// operator alone.
 func All(s inventory.Snapshot, o Options) map[string]string {
 	set := Discovered(s, o)
 	gpus := slices.DeleteFunc(slices.Clone(s.GPUs), isLost)
@@ -149,9 +149,9 @@ func plain(text string) string {
 	return strings.Join(strings.Fields(unwanted.ReplaceAllString(text, "")), "-")
 }
 
-// legal returns text followed by end as the value of a label: at most 63 characters, with a letter
-// or digit first and last; empty if there is none. If the value is too long, text is shortened and
-// gets a hash of its full length. Two long texts thus stay distinct, and end is kept.
+// legal returns text and end as the value of a label: at most 63 characters, with a letter or digit
+// first and last; empty without such characters. For a long value, text is shortened and gets a
+// hash of its full length. Two long texts thus stay distinct, and end is kept.
 func legal(text, end string) string {
 	text, end = strings.TrimLeft(plain(text), edges), plain(end)
 	whole := strings.Trim(text+end, edges)
@@ -216,7 +216,7 @@ func link(gpus []inventory.GPU) string {
 	return LinkDirect
 }
 
-// A builder makes the labels of a node.
+// A builder builds the labels of a node.
 type builder struct {
 	set     map[string]string
 	options Options
@@ -226,8 +226,8 @@ type builder struct {
 // put adds one of NVIDIA's labels.
 func (b *builder) put(suffix, value string) { b.set[Prefix+suffix] = legal(value, "") }
 
-// product adds the name of a model, with an end that distinguishes its devices.
-func (b *builder) product(suffix, model, end string) {
+// addProduct adds the name of a model, with an end that distinguishes its devices.
+func (b *builder) addProduct(suffix, model, end string) {
 	b.set[Prefix+suffix+".product"] = legal(model, end)
 }
 

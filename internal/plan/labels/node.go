@@ -20,9 +20,9 @@ var nodeSuffixes = []string{
 	"vgpu.present", "vgpu.host-driver-version", "vgpu.host-driver-branch",
 }
 
-// driver adds the versions. It omits versions of an unknown driver, or in another form than X.Y or
+// addDriver adds the versions. It omits versions of an unknown driver, or in another form than X.Y or
 // X.Y.Z.
-func (b *builder) driver(d inventory.Driver) {
+func (b *builder) addDriver(d inventory.Driver) {
 	if parts := strings.Split(d.Version, "."); len(parts) == 2 || len(parts) == 3 {
 		parts = append(parts, "")
 		b.put("cuda.driver-version.full", d.Version)
@@ -44,8 +44,8 @@ func (b *builder) driver(d inventory.Driver) {
 	}
 }
 
-// vgpu adds what virtual GPUs report about the hypervisor; the last GPU counts.
-func (b *builder) vgpu() {
+// addVGPU adds the labels of the hypervisor, as reported by virtual GPUs; the last GPU counts.
+func (b *builder) addVGPU() {
 	present := false
 	for _, g := range b.gpus {
 		if !g.VGPU.Present {
@@ -58,8 +58,8 @@ func (b *builder) vgpu() {
 	b.put("vgpu.present", strconv.FormatBool(present))
 }
 
-// node adds the labels that apply to all GPUs of the node.
-func (b *builder) node() {
+// addNode adds the common labels of all GPUs of the node.
+func (b *builder) addNode() {
 	capable, partitioned, cliques := false, false, map[string]bool{}
 	for _, g := range b.gpus {
 		capable = capable || g.MIG != inventory.MIGUnsupported

@@ -15,9 +15,9 @@ const (
 	AllBalanced = "all-balanced"
 )
 
-// Builtin returns the layouts of GPUs without a file. Names are those that mig-parted generates:
-// all-disabled, all-enabled, all-balanced, and for each profile a layout with as many instances as
-// fit, such as all-1g.10gb or all-1g.10gb.me.
+// Builtin returns the layouts of GPUs without a file, with the names of mig-parted: all-disabled,
+// all-enabled, all-balanced, and for each profile a layout with as many instances as fit, such as
+// all-1g.10gb or all-1g.10gb.me.
 func Builtin(gpus []GPU) File {
 	f := File{layouts: map[string][]Item{
 		AllDisabled: {{All: true}},
@@ -53,7 +53,7 @@ func (f File) add(name string, g GPU, devices map[string]int) {
 
 // balanced returns the devices of all-balanced: on GPUs with seven compute slices one device of
 // three slices, one of two and two of one; on GPUs with four slices one device of two and two of
-// one. It uses the profiles without an attribute of which most instances fit.
+// one. It prefers the profiles with the most instances, and uses no profile with an attribute.
 func balanced(profiles []inventory.MIGProfile) map[string]int {
 	best := map[int]inventory.MIGProfile{} // by compute slices
 	most := 0

@@ -41,10 +41,9 @@ type GPUChange struct {
 	Before, After Division
 	// Steps lead from Before to After, in this order; none if there is nothing to do.
 	Steps []Step
-	// Reason says why the layout is impossible on this GPU and gives the remedy; empty if it is
-	// possible.
+	// Reason says why the layout is impossible on this GPU, with the remedy; empty if possible.
 	Reason string
-	// Note says why the layout does not concern this GPU; empty if it does.
+	// Note says why the layout does not concern this GPU; empty otherwise.
 	Note string
 }
 
@@ -57,10 +56,10 @@ type Division struct {
 	Instances []Part
 }
 
-// A Part is a GPU instance of a Division. It has no ID before it is created.
+// A Part is a GPU instance of a Division. It has no ID before its creation.
 type Part struct {
 	inventory.GPUInstance
-	// ComputeSlices is the number of slices that its compute instances share.
+	// ComputeSlices is the number of slices for the compute instances together.
 	ComputeSlices int
 	// Exists reports whether the instance exists before the change, and InUse whether it is then in
 	// use.
@@ -82,7 +81,7 @@ func (i Part) Devices() []string {
 type Step struct {
 	Action inventory.MIGAction
 	// Part is the GPU instance of the step, unless the step changes the mode. An instance from an
-	// earlier step has no ID; its Start identifies it.
+	// earlier step has no ID; Start identifies it.
 	Part Part
 	// Compute is the created or destroyed compute instance.
 	Compute inventory.ComputeInstance
@@ -185,8 +184,8 @@ func distinct(words []string) (once []string) {
 	return once
 }
 
-// Restore returns how a GPU regains an earlier division: the mode, and the instances at their
-// places. Instances get new IDs.
+// Restore returns the steps back to an earlier division of a GPU: the mode, and the instances at
+// their places. Instances get new IDs.
 func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) GPUChange {
 	now := division(g)
 	c := GPUChange{GPU: g, Before: now, After: now}
@@ -318,9 +317,9 @@ func (item Item) apply(g GPU) (Division, error) {
 	if err != nil {
 		return Division{}, err
 	}
-	have := make([]existing, len(now.Instances))
+	have := make([]existingInstance, len(now.Instances))
 	for i, e := range now.Instances {
-		have[i] = existing{e.GPUInstance, costInstance}
+		have[i] = existingInstance{e.GPUInstance, costInstance}
 		if e.InUse {
 			have[i].cost = costInUse
 		}
@@ -334,8 +333,8 @@ func (item Item) apply(g GPU) (Division, error) {
 		instance := Part{ComputeSlices: k.slices, profile: k.profile.ID, GPUInstance: inventory.GPUInstance{
 			Profile: k.profile.Name, Start: s.start, Size: k.profile.Size, Computes: k.computes,
 		}}
-		if s.existing >= 0 {
-			instance = now.Instances[s.existing]
+		if s.existingIndex >= 0 {
+			instance = now.Instances[s.existingIndex]
 			if len(instance.Computes) == 0 {
 				instance.Computes = k.computes
 			}
@@ -345,8 +344,8 @@ func (item Item) apply(g GPU) (Division, error) {
 	return after, nil
 }
 
-// kinds returns the instances that the item wants on a GPU with these profiles, largest first, or
-// why the GPU cannot have them in any placement.
+// kinds returns the item's instances on a GPU with these profiles, largest first, or why the GPU
+// has no room for them in any placement.
 func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) {
 	if len(profiles) == 0 {
 		return nil, errors.New(
@@ -417,7 +416,7 @@ func names(profiles []inventory.MIGProfile) []string {
 	return names
 }
 
-// unplaceable returns why kinds do not fit together, and what fits.
+// unplaceable returns why kinds do not fit together, and the kinds that fit.
 func unplaceable(kinds []instanceKind, slices int) string {
 	sizes := 0
 	for _, k := range kinds {
@@ -430,7 +429,7 @@ func unplaceable(kinds []instanceKind, slices int) string {
 	return "there is no placement for all of these instances at once: " + fits(kinds, slices)
 }
 
-// fits returns how much of the wanted instances fits.
+// fits describes the wanted instances that fit.
 func fits(kinds []instanceKind, memorySlices int) string {
 	found, _ := solve(kinds, memorySlices, nil, true)
 	counts := make([]int, len(kinds))
@@ -448,7 +447,7 @@ func fits(kinds []instanceKind, memorySlices int) string {
 	return "of them, " + strings.Join(parts, ", ") + " would fit"
 }
 
-// steps returns the way from one division of a GPU to another.
+// steps returns the steps from one division of a GPU to another.
 func steps(g GPU, before, after Division) []Step {
 	var list []Step
 	kept := func(i Part) bool {

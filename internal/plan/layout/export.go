@@ -8,11 +8,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// Exported is the name of the layout from Export. mig-parted uses the same name.
+// Exported is the name of the layout from Export, as in mig-parted.
 const Exported = "current"
 
 // Export returns the present layout of the GPUs, with one item for all equal GPUs, and the parts
-// that a layout cannot express. It omits GPUs without multi-instance mode.
+// without an expression in a layout. It omits GPUs without multi-instance mode.
 func Export(gpus []GPU) (Layout, []string) {
 	l := Layout{Name: Exported}
 	var lost []string

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// A File has layouts by name: the configuration file v1 of NVIDIA's mig-parted, in which devices
-// may also be UUIDs of GPUs.
+// A File has layouts by name: the configuration file v1 of NVIDIA's mig-parted. Devices may also be
+// UUIDs of GPUs.
 type File struct {
 	layouts map[string][]Item
 }
@@ -34,9 +34,9 @@ type Item struct {
 	All     bool
 	Indexes []int
 	UUIDs   []string
-	// Filters are PCI device IDs; if there are any, the item matches only GPUs with one of them.
+	// Filters are PCI device IDs; with filters, the item matches only GPUs with one of these IDs.
 	Filters []Filter
-	// Enabled decides whether multi-instance mode is on.
+	// Enabled says whether multi-instance mode is on.
 	Enabled bool
 	// Devices are the numbers of MIG devices of the GPU, by the name of their size. Without devices
 	// only the mode matters.
@@ -92,7 +92,7 @@ func Parse(data []byte) (File, error) {
 // otherFile describes a file without layouts, and names the right file.
 func otherFile(top map[string]json.RawMessage) error {
 	var kind string
-	_ = json.Unmarshal(top["kind"], &kind) // a kind that is not a text does not count
+	_ = json.Unmarshal(top["kind"], &kind) // only a kind that is a text counts
 	switch {
 	case top["mig-configs"] != nil:
 		return nil // its other keys are unknown

@@ -1,6 +1,6 @@
 // Package layout decides the division of GPUs in multi-instance mode (MIG). It reads files of
 // layouts, finds a placement for the instances of a layout, and returns the steps from the present
-// division. Existing instances are kept if the layout wants them. The package is policy: it changes
+// division. Existing instances are kept if the layout has them. The package is policy: it changes
 // nothing itself.
 package layout
 
@@ -33,7 +33,7 @@ func parseSize(name string) (size, error) {
 		return size{}, fmt.Errorf("%q is not the name of a MIG profile: write it as in 1g.10gb, 1g.10gb+me or "+
 			"1c.3g.40gb", name)
 	}
-	// the pattern matches only numbers here
+	// The pattern matches only numbers here.
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n }
 	s := size{slices: number(m[2]), gib: number(m[3]), suffix: m[4]}
 	s.compute = cmp.Or(number(m[1]), s.slices)

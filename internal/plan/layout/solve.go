@@ -21,8 +21,8 @@ type instanceKind struct {
 type spot struct {
 	kind  int // position in the list of kinds
 	start int
-	// existing is the position of the kept GPU instance, or -1 for a new one.
-	existing int
+	// existingIndex is the position of the kept GPU instance, or -1 for a new one.
+	existingIndex int
 }
 
 // The costs of not keeping an existing instance. One instance in use outweighs all unused ones.
@@ -38,22 +38,22 @@ const (
 type search struct {
 	kinds  []instanceKind
 	slices int
-	have   []existing
+	have   []existingInstance
 	// most is the number of memory slices of wanted instances that may be omitted.
 	most int
 
-	unplaced []int // number of unplaced instances of each kind
-	sizes    int   // memory slices of the unplaced instances
-	here     []spot
-	cost     int
+	unplacedCounts []int // number of unplaced instances of each kind
+	sizes          int   // memory slices of the unplaced instances
+	here           []spot
+	cost           int
 
 	found bool
 	best  []spot
 	value value
 }
 
-// An existing is an existing GPU instance with the cost of not keeping it.
-type existing struct {
+// An existingInstance is an existing GPU instance with the cost of not keeping it.
+type existingInstance struct {
 	inventory.GPUInstance
 	cost int
 }
@@ -69,10 +69,10 @@ func (v value) compare(other value) int {
 
 // solve returns the best solution and whether there is one. It tries the kinds in order. With
 // partial, a solution may omit wanted instances.
-func solve(kinds []instanceKind, memorySlices int, have []existing, partial bool) ([]spot, bool) {
+func solve(kinds []instanceKind, memorySlices int, have []existingInstance, partial bool) ([]spot, bool) {
 	s := search{kinds: kinds, slices: memorySlices, have: have}
 	for _, k := range kinds {
-		s.unplaced = append(s.unplaced, k.count)
+		s.unplacedCounts = append(s.unplacedCounts, k.count)
 		s.sizes += k.count * k.profile.Size
 	}
 	if partial {
@@ -98,11 +98,12 @@ func (s *search) from(slice int) {
 		return
 	}
 	for i, k := range s.kinds {
-		if s.unplaced[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room || s.clashes(k) {
+		if s.unplacedCounts[i] == 0 || !slices.Contains(k.profile.Starts, slice) || k.profile.Size > room ||
+			s.clashes(k) {
 			continue
 		}
 		position, saved := s.keep(k, slice)
-		s.unplaced[i]--
+		s.unplacedCounts[i]--
 		s.sizes -= k.profile.Size
 		s.cost -= saved
 		s.here = append(s.here, spot{i, slice, position})
@@ -110,7 +111,7 @@ func (s *search) from(slice int) {
 		s.here = s.here[:len(s.here)-1]
 		s.cost += saved
 		s.sizes += k.profile.Size
-		s.unplaced[i]++
+		s.unplacedCounts[i]++
 	}
 	s.from(slice + 1)
 }
@@ -120,7 +121,7 @@ func (s *search) clashes(k instanceKind) bool {
 	return slices.ContainsFunc(s.here, func(p spot) bool { return clash(k.profile.Name, s.kinds[p.kind].profile.Name) })
 }
 
-// keep returns the existing instance for a kind at a slice, and the cost that keeping it saves.
+// keep returns the existing instance for a kind at a slice, and the cost saved by keeping it.
 func (s *search) keep(k instanceKind, start int) (position, saved int) {
 	for i, e := range s.have {
 		switch {
@@ -134,8 +135,8 @@ func (s *search) keep(k instanceKind, start int) (position, saved int) {
 	return -1, 0
 }
 
-// keeps reports whether an existing instance is of the kind, or becomes so by creating its compute
-// instances.
+// keeps reports whether an existing instance is of the kind, or becomes so after the creation of
+// its compute instances.
 func (k instanceKind) keeps(i inventory.GPUInstance) bool {
 	return i.Profile == k.profile.Name && (len(i.Computes) == 0 || sameComputes(i.Computes, k.computes))
 }
@@ -186,8 +187,8 @@ func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
 	return nil
 }
 
-// packInto puts the sizes into GPU instances whose used compute slices are in used. The first size
-// goes into instance first or a later one.
+// packInto puts the sizes into GPU instances; used has the used compute slices. The first size goes
+// into instance first or a later one.
 func packInto(sizes []int, first, giSlices int, used []uint, packed [][]inventory.ComputeInstance) bool {
 	if len(sizes) == 0 {
 		return true

@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// The tables contain the driver's answers about each model, for use without the privileges to ask
+// The tables contain the driver's answers about each model, for use without the privileges to call
 // the driver. Profiles and counts are from "Supported MIG Profiles" in NVIDIA's MIG User Guide
 // (https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html), numbers
 // and placements from nvidia-smi mig -lgip and -lgipp, for A100 and H100 from the guide's "Getting
@@ -71,7 +71,7 @@ var rtxPRO6000 = []inventory.MIGProfile{
 	{Name: "4g.96gb+gfx", ID: 32, Count: 1, Size: 12, Starts: []int{0}},
 }
 
-// computeStarts are the compute slices of a GPU instance at which a compute instance can begin, by
+// computeStarts are the possible first compute slices of a compute instance in a GPU instance, by
 // the slices of both, as in the mock GPUs of NVIDIA's go-nvml.
 var computeStarts = map[[2]int][]int{
 	{1, 1}: {0},
