@@ -91,7 +91,7 @@ func TestCommandsThatWereGivenUp(t *testing.T) {
 	}
 	log := h.stop()
 	for call := range given {
-		for _, why := range []string{"the time in which the caller wanted an answer is over", "the caller has gone"} {
+		for _, why := range []string{"the deadline of the caller has passed", "the caller has gone"} {
 			refused := regexp.MustCompile(fmt.Sprintf(`"Control call" call=%q .*%s: nothing was begun`, call, why))
 			if n := len(refused.FindAllString(log, -1)); n != 1 {
 				t.Errorf("%s is refused %d times because %s, want once", call, n, why)

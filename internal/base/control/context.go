@@ -11,11 +11,11 @@ import (
 )
 
 var (
-	errLate = errors.New("the time in which the caller wanted an answer is over: nothing was begun")
+	errLate = errors.New("the deadline of the caller has passed: nothing was begun")
 	errGone = errors.New("the caller has gone: nothing was begun")
 	// errStopping is the answer to a call that the end of the server cut off. A change may have begun.
-	errStopping = errors.New("the daemon is stopping and did not complete the call; run the command again when the daemon " +
-		"runs again")
+	errStopping = errors.New("the daemon is stopping and did not complete the call; run the command again when the " +
+		"daemon runs again")
 )
 
 // An instant is a time of the node's monotonic clock, in nanoseconds. All processes on the node

@@ -73,7 +73,7 @@ const (
 var remedies = map[int]string{
 	outOfMemory: "something else holds the memory of the GPU: end it",
 	deviceUnavailable: "another process has the GPU for itself, or its compute mode forbids computing: nvidia-smi " +
-		"-q -d COMPUTE,PIDS tells",
+		"-q -d COMPUTE,PIDS shows both",
 	noDevice:        inventory.LacksDeviceNodes,
 	invalidDevice:   inventory.LacksDeviceNodes,
 	operatingSystem: inventory.LacksDeviceNodes,

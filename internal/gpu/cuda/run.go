@@ -182,7 +182,7 @@ func (c *child) watch(ctx context.Context) (*Failure, int64) {
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return &Failure{Kind: Hangs, Function: function}, most
 			}
-			return &Failure{Kind: NotStarted, Text: "it was given up"}, most
+			return &Failure{Kind: NotStarted, Text: "the check was cancelled"}, most
 		case <-tick.C:
 			if most = max(most, ownMemory(c.command.Process.Pid)); most > MaxMemory {
 				return &Failure{Kind: TooLarge, Function: c.end()}, most

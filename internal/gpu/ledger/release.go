@@ -35,7 +35,7 @@ func ReadRelease(dir, boot string) (*Release, error) {
 	found, err := statefile.ReadState(filepath.Join(dir, releaseFile), maxLedger, releaseVersion, r)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read what quiesce has left, which is kept as %s: %w", releaseFile+statefile.Damaged,
+		return nil, fmt.Errorf("read the file of quiesce, kept as %s: %w", releaseFile+statefile.Damaged,
 			err)
 	case !found:
 		return nil, nil

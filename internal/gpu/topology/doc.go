@@ -5,16 +5,16 @@
 // The links of a node are read once, into a Graph: every pair of GPUs has a score (see the table in
 // score.go). For whole GPUs the objective is lexicographic:
 //
-//  1. the highest score within the set: the sum of the scores of its pairs;
-//  2. among equals, the least damage to what stays: the least of 8 times the score between the set and the GPUs that
-//     stay free, plus the score between the set and the busy GPUs. A set that has few neighbours leaves good
-//     neighbourhoods whole for later pods, and fills up those that are broken already;
-//  3. among equals, the lowest positions, that is PCI order; so the answer never depends on the order of the request.
+//  1. The highest score within the set: the sum of the scores of its pairs.
+//  2. Among equals, the least damage to the remaining GPUs: 8 times the score between the set and
+//     the free GPUs, plus the score between the set and the busy GPUs. A set with few neighbours
+//     leaves good neighbourhoods whole for later pods, and fills up broken neighbourhoods.
+//  3. Among equals, the lowest positions in PCI order. The answer thus never depends on the order
+//     of the request.
 //
-// The search is exact (depth-first over bitmasks with an upper bound, GPUs that are interchangeable
-// taken in order only). Up to 16 GPUs it always runs to its end; beyond, it ends after a fixed
-// amount of work, and the answer says how much better the best set could be at most. It allocates
-// nothing that grows with the search.
+// The search is depth-first over bitmasks with an upper bound, and takes interchangeable GPUs only
+// in order. Up to 16 GPUs the search is exact. With more GPUs it ends after a fixed amount of work,
+// and the answer has a bound for the score of the best set. The memory of a search has a fixed size.
 //
 // The package is pure policy: no I/O, clock, goroutine or log.
 package topology

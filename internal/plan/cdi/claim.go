@@ -140,7 +140,7 @@ func (g DeviceEdits) Claim(driver, uid string, devices map[string]ClaimedDevice,
 	for _, name := range slices.Sorted(maps.Keys(devices)) {
 		given, known := g.devices[devices[name].UUID]
 		if !known {
-			return nil, fmt.Errorf("it is not known what a container is given with %s", devices[name].UUID)
+			return nil, fmt.Errorf("the CDI edits for device %s are not known", devices[name].UUID)
 		}
 		given, err := g.with(devices[name], given)
 		if err != nil {

@@ -157,7 +157,7 @@ func (h hook) unlimitedReason(root fs.FS) string {
 	case !h.calls(hookApplyMemoryLimits):
 		return "limits by the driver need driver " + strconv.Itoa(resource.DriverLimitsSince) +
 			" and NVIDIA's hook with the subcommand " +
-			hookApplyMemoryLimits + ", which was not seen; install NVIDIA's container toolkit 1.20.1 or newer, and " +
+			hookApplyMemoryLimits + ", which was not found; install NVIDIA's container toolkit 1.20.1 or newer, and " +
 			"check --nvidia-cdi-hook-path " +
 			"and --cdi-disable-hooks"
 	case !exists(root, "sys/fs/cgroup/cgroup.controllers"):

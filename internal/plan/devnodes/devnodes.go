@@ -87,7 +87,7 @@ func (m *Maker) Apply(roots Roots, snapshot inventory.Snapshot, plan resource.Pl
 		host := path.Join("/", o.DevRoot, node)
 		number, known := containeredits.NumberOf(node, snapshot.Majors)
 		if err := m.ensure(path.Join(folder, node), number, known); err != nil {
-			lacks[node] = fmt.Sprintf("its device node %s is not on the host, and cannot be made: %v", host, err)
+			lacks[node] = fmt.Sprintf("its device node %s is not on the host, and cannot be created: %v", host, err)
 			if known {
 				lacks[node] += fmt.Sprintf("; make it there: mknod -m %o %s c %d %d", mode(number), host, number.Major,
 					number.Minor)
@@ -135,7 +135,7 @@ func (m *Maker) ensure(name string, number containeredits.Number, known bool) er
 	case err == nil && (!known || !isOutdated(there, uint64(device))):
 		return nil
 	case !known:
-		return errors.New("the kernel tells no number for it")
+		return errors.New("the kernel has no number for it")
 	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -220,7 +220,7 @@ func (m *Maker) Lacks(plan resource.Plan, o containeredits.Options) map[string]s
 				why, looked := t.lacks[n.ContainerPath]
 				switch {
 				case t.isHidden && strings.HasPrefix(n.ContainerPath, capabilities):
-					why = "its device node " + n.HostPath + " cannot be made on the host, whose /dev this process " +
+					why = "its device node " + n.HostPath + " cannot be created on the host, whose /dev this process " +
 						"does not see: set hostDev in the chart or mount it as deployments/node-agent-mig does, or " +
 						"use the device list strategy cdi-cri"
 				case !t.isHidden && !looked:

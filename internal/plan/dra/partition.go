@@ -195,7 +195,7 @@ func partitions(
 	profiles := division.usable()
 	set = counterSet(fmt.Sprintf("gpu-%d", number), profiles)
 	if len(profiles) == 0 || len(set.Counters) > maxCounters {
-		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not tell which MIG devices it can have",
+		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not report its possible MIG devices",
 			g.Index, g.UUID)}
 	}
 	slices.SortStableFunc(profiles, func(a, b inventory.MIGProfile) int {

@@ -102,7 +102,7 @@ func (s *shelf[T]) add(group int, content ...T) {
 func fixedDevices(g inventory.GPU, driver inventory.Driver, number int, links links, division Divided) (found []Device,
 	leftOut []string) {
 	if division.Fixed != "" {
-		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are made for claims: %s", g.Index, g.UUID,
+		leftOut = append(leftOut, fmt.Sprintf("GPU %d (%s): no MIG devices are created for claims: %s", g.Index, g.UUID,
 			division.Fixed))
 	}
 	if g.MIG != inventory.MIGEnabled {
@@ -121,7 +121,7 @@ func fixedDevices(g inventory.GPU, driver inventory.Driver, number int, links li
 		name, reason := migName(number, m)
 		switch {
 		case division.own(m):
-			reason = "it was made for a claim, and ends with it"
+			reason = "it was created for a claim, and is removed with the claim"
 		case reason == "" && names[name]:
 			reason = fmt.Sprintf("another MIG device has the name %s", name)
 		case reason == "" && len(found) == devicesOfGPU:

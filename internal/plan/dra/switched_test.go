@@ -82,9 +82,9 @@ func TestNotSwitched(t *testing.T) {
 	t.Parallel()
 	s := scan(t, "h100-nvl-x4")
 	for want, division := range map[string]dra.Divided{
-		"no MIG devices are made for claims: a reset":            {Fixed: "a reset"},
-		"the driver does not tell which MIG devices it can have": {Switched: true},
-		"no MIG devices are made for claims: another program has one": {Switched: true,
+		"no MIG devices are created for claims: a reset":      {Fixed: "a reset"},
+		"the driver does not report its possible MIG devices": {Switched: true},
+		"no MIG devices are created for claims: another program has one": {Switched: true,
 			Fixed: "another program has one"},
 	} {
 		pool := dividedPool(s, dra.Divisions{s.GPUs[0].UUID: division})

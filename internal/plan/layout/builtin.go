@@ -88,7 +88,7 @@ func Find(name string, file *File, gpus []GPU) (Layout, error) {
 	l, err := f.Layout(name)
 	if err != nil && slices.ContainsFunc(gpus,
 		func(g GPU) bool { return g.Mode != inventory.MIGUnsupported && len(profilesOf(g)) == 0 }) {
-		err = fmt.Errorf("%w; the profiles of some GPUs are not known: run this as root, so that the driver tells them",
+		err = fmt.Errorf("%w; the profiles of some GPUs are not known: run this as root to read them from the driver",
 			err)
 	}
 	return l, err

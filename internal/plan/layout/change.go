@@ -349,7 +349,7 @@ func (item Item) apply(g GPU) (Division, error) {
 func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) {
 	if len(profiles) == 0 {
 		return nil, errors.New(
-			"the profiles of this GPU are not known: run this as root, so that the driver tells them")
+			"the profiles of this GPU are not known: run this as root to read them from the driver")
 	}
 	byInstance := map[string][]int{} // the wanted compute instances in instances of a profile
 	for _, name := range slices.Sorted(maps.Keys(item.Devices)) {

@@ -252,7 +252,7 @@ func TestImpossible(t *testing.T) {
 		},
 		"an unknown model": {
 			gpu(0x999910de), map[string]int{"1g.10gb": 1},
-			"the profiles of this GPU are not known: run this as root, so that the driver tells them",
+			"the profiles of this GPU are not known: run this as root to read them from the driver",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
