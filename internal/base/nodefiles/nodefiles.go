@@ -89,7 +89,8 @@ func (r Root) List(name string) ([]string, error) {
 		return nil, err
 	}
 	if !info.IsDir() {
-		return nil, &fs.PathError{Op: "list", Path: "/" + strings.TrimPrefix(name, "/"), Err: errors.New("is not a folder")}
+		return nil, &fs.PathError{Op: "list", Path: "/" + strings.TrimPrefix(name, "/"),
+			Err: errors.New("is not a folder")}
 	}
 	f, err := r.Open(resolved)
 	if err != nil {
