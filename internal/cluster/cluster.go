@@ -34,8 +34,9 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
-	keeper *keeper     // set by Choose
-	claims claimReader // for the driver
+	keeper  *keeper // set by Choose
+	rollout *rollout
+	claims  claimReader // for the driver
 	// Used by ClaimsOf, which runs once at a time: the result of the last list of claims, and the time
 	// before which there are too many claims to list.
 	lastClaims map[string][]string
@@ -49,7 +50,7 @@ type Cluster struct {
 }
 
 // New returns a Cluster that does nothing yet.
-func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread()} }
+func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread(), rollout: newRollout()} }
 
 // Commands returns the commands that need the API server.
 func (c *Cluster) Commands() []*cobra.Command {
@@ -197,7 +198,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("Node", d, c.writeNode))
+		c.underLead("Node", d, c.writeNode), c.underLead("slot of the cluster", d, c.followSlots))
 }
 
 // Labels returns the tasks that write labels without a watch of the Node.

@@ -20,7 +20,7 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 	var known []string
 	for key := range keysOf(reflect.TypeFor[v1.Config](), "") {
 		block, _, _ := strings.Cut(key, ".")
-		if slices.Contains([]string{"flags", "imex", "features", "mig", "driver"}, block) {
+		if slices.Contains([]string{"flags", "imex", "features", "mig", "rollout", "driver"}, block) {
 			known = append(known, key)
 		}
 	}
@@ -139,7 +139,8 @@ var everything = []string{
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition",
 	"--node-taint", "--node-quiesce", "--node-change-taint", "--node-startup-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-reset-in-vm",
-	"--mig-disruption=pause",
+	"--mig-disruption=pause", "--mig-budget", "--rollout-slots=1", "--rollout-namespace=a", "--rollout-wave-label=a",
+	"--rollout-topology-label=a", "--rollout-windows=22:00-04:00",
 	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--dra-mode=split",
 	"--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
 	"--dra-metadata",

@@ -57,6 +57,8 @@ type Config struct {
 	Features Features
 	// MIG decides how GPUs are divided.
 	MIG MIG
+	// Rollout limits how many nodes change at the same time.
+	Rollout Rollout
 	// DRA chooses the GPUs that pods get by Dynamic Resource Allocation.
 	DRA DRA
 	// Discovery is only for the program gpu-feature-discovery.

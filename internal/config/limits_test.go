@@ -56,7 +56,7 @@ func TestHostileFiles(t *testing.T) {
 		"as many unknown keys as are listed": {
 			file: each(50, func(i int) string { return fmt.Sprintf("k%d: 1\n", i) }) + "version: v1\n",
 			want: "line 50: k49: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, " +
-				"units, health, driver, features, mig, dra",
+				"units, health, driver, features, mig, rollout, dra",
 		},
 		"a key of a megabyte": {file: "version: v1\n? " + strings.Repeat("k", 1_000_000) + "\n: 1\n", want: "…"},
 		"a name of a megabyte": {

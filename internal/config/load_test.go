@@ -58,8 +58,9 @@ func defaults() config.Config {
 			LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
 			MachineTypeFile: "/sys/class/dmi/id/product_name",
 		},
-		MIG: config.MIG{EvictTimeout: 10 * time.Minute},
-		DRA: config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
+		MIG:     config.MIG{EvictTimeout: 10 * time.Minute},
+		Rollout: config.Rollout{WaveSoak: 10 * time.Minute},
+		DRA:     config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
 		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, Void: true, DevRoot: "/",
 			AnnotationPrefix: "cdi.k8s.io/"},
 	}
@@ -340,7 +341,7 @@ func TestAllProblemsAreReportedInOrder(t *testing.T) {
 			want: []string{"file: has text after its document that is not YAML: line 1: did not find expected <document start>"},
 		},
 		{name: "not a mapping", file: "- 1", want: []string{"line 1: file: must be a mapping with the keys version, flags, " +
-			"resources, sharing, imex, selectors, units, health, driver, features, mig, dra"}},
+			"resources, sharing, imex, selectors, units, health, driver, features, mig, rollout, dra"}},
 		{name: "merge of nothing", file: "flags:\n  <<: 1\n", want: []string{"line 2: flags: << must refer to a mapping"}},
 		{name: "anchor in itself", file: "flags: &a\n  <<: *a\n", want: []string{"file: has an anchor that contains itself"}},
 		{
@@ -407,7 +408,7 @@ func TestWarnings(t *testing.T) {
 		"CDI_FEATURE_FLAGS: has no effect: this program does not use NVIDIA's CDI spec generator",
 		`environment: DP_DISABLE_HEALTHCHECKS: "often" is neither an XID nor "all" and is left out`,
 		"line 2: flag: unknown key, ignored; known keys: version, flags, resources, sharing, imex, selectors, units, " +
-			"health, driver, features, mig, dra",
+			"health, driver, features, mig, rollout, dra",
 		"line 4: flags.MigStrategy: is read as migStrategy",
 		"line 6: flags.plugin.deviceIdStrategies: unknown key, ignored; known keys: passDeviceSpecs, deviceListStrategy, " +
 			"deviceIDStrategy, cdiAnnotationPrefix, nvidiaCTKPath, containerDriverRoot, sharedDevicesAllocationPolicy, " +

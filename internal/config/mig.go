@@ -30,10 +30,12 @@ type MIG struct {
 	// PauseClients also pauses DaemonSets whose pods have such a GPU open, by the labels
 	// nvidia.com/gpu.deploy.NAME of the node. It is never set without Evict.
 	PauseClients bool
+	// Budget makes a change of the layout take a slot of the cluster.
+	Budget bool
 }
 
 // NeedsAPIServer reports whether these settings need the API server.
-func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict) }
+func (m MIG) NeedsAPIServer() bool { return m.Enabled && (m.Label || m.Evict || m.Budget) }
 
 // migOptions are the settings of layouts.
 var migOptions = []option{
@@ -83,6 +85,11 @@ var migOptions = []option{
 		usage: "time limit for evicting pods before the change is postponed, 1m to 24h",
 		set:   setInterval(func(c *Config) *time.Duration { return &c.MIG.EvictTimeout }, time.Minute, 24*time.Hour),
 	},
+	{
+		flag: "mig-budget", env: []string{"MIG_BUDGET"}, key: "mig.budget", fallback: "false", kind: kindBool,
+		usage: "change the layout only with a slot of the cluster; see --rollout-slots",
+		set:   truth(func(c *Config) *bool { return &c.MIG.Budget }),
+	},
 }
 
 // setDisruption sets what is allowed to happen to pods for a change of the layout.
@@ -106,7 +113,7 @@ var builtinLayout = regexp.MustCompile(`^all-(disabled|enabled|balanced|[0-9]g\.
 // mig checks the settings of layouts.
 func (d *document) mig(c *Config, s Sources) {
 	m := c.MIG
-	if !d.reads("mig-enabled", "mig-layout", "mig-config-file") {
+	if !d.reads("mig-enabled", "mig-layout", "mig-config-file", "mig-budget", "rollout-slots") {
 		return
 	}
 	if !m.Enabled {
@@ -118,6 +125,13 @@ func (d *document) mig(c *Config, s Sources) {
 	if m.File == "" && m.Layout != "" && !builtinLayout.MatchString(m.Layout) {
 		d.refuse("mig.layout", fmt.Sprintf("%q is not a built-in layout: use all-disabled, all-enabled, "+
 			"all-balanced or all-PROFILE, such as all-1g.10gb, or give mig.configFile, which has others", m.Layout))
+	}
+	if m.Budget && c.Rollout.Slots == 0 {
+		d.refuse("mig.budget", "the cluster has no slots, so no layout could change: set rollout.slots")
+	}
+	if m.Budget && c.Rollout.WaveLabel != "" && !m.Label {
+		d.refuse("rollout.waveLabel", "other nodes see whether a node has its layout by the label "+
+			"nvidia.com/mig.config.state only: set mig.label, and choose the layout by the label nvidia.com/mig.config")
 	}
 	if m.PauseClients && s.OwnPIDNamespace && c.Simulate == "" {
 		d.warn("mig.disruption", d.line("mig.disruption"),

@@ -19,7 +19,7 @@ import (
 )
 
 // options are all settings with a flag or an environment variable.
-var options = slices.Concat(daemonOptions, clusterOptions, migOptions, draOptions)
+var options = slices.Concat(daemonOptions, clusterOptions, rolloutOptions, migOptions, draOptions)
 
 // daemonOptions are the options of NVIDIA's device plugin, then our own.
 var daemonOptions = []option{

@@ -48,6 +48,9 @@ type Options struct {
 	// Blocked returns another reason why no GPU may be changed now; nil if there is none. It may be
 	// nil.
 	Blocked func() error
+	// Admit returns why a change to a layout must not begin now; nil if it may. A change that has
+	// begun, and instances that a restart of the node removed, are not asked about. It may be nil.
+	Admit func(layout string) error
 	// BootID is the node's boot ID; empty if unknown.
 	BootID string
 }
@@ -105,6 +108,9 @@ type gpuState struct {
 func New(o Options) *Controller {
 	if o.Blocked == nil {
 		o.Blocked = func() error { return nil }
+	}
+	if o.Admit == nil {
+		o.Admit = func(string) error { return nil }
 	}
 	if o.PreviousLeader == nil {
 		o.PreviousLeader = func() error { return nil }

@@ -309,7 +309,11 @@ func (r *reconciler) checkBlockers(c layout.GPUChange, record journalRecord, end
 	case err != nil:
 		return r.journalFailed(err, record, hold), true
 	}
-	if err := r.options.Blocked(); err != nil {
+	err := r.options.Blocked()
+	if err == nil && record.Change == nil && !record.restarted && end == PhaseDone {
+		err = r.options.Admit(r.desired.Layout)
+	}
+	if err != nil {
 		return r.requeue(PhaseWaiting, err.Error(), slowPoll, hold), true
 	}
 	return res, false

@@ -10,5 +10,6 @@
 //   - devnodes: creates device nodes on the host.
 //   - labels: Snapshot and options to the labels of the Node.
 //   - layout: a file of MIG layouts and the GPUs' present division to the steps between them.
+//   - slots: whether a node may change now, beside the other nodes of the cluster.
 //   - dra: Snapshot to the devices in ResourceSlices; who owns a GPU.
 package plan

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -41,6 +42,7 @@ var resources = map[string]resource{
 	"nodes":      {name: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), status: true},
 	"pods":       {name: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), namespaced: true},
 	"daemonsets": {name: "daemonsets", kind: appsv1.SchemeGroupVersion.WithKind("DaemonSet"), namespaced: true},
+	"leases":     {name: "leases", kind: coordinationv1.SchemeGroupVersion.WithKind("Lease"), namespaced: true},
 	"events":     {name: "events", kind: eventsv1.SchemeGroupVersion.WithKind("Event"), namespaced: true},
 	"resourceslices": {name: "resourceslices", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
 		versioned: true},
@@ -253,4 +255,23 @@ var patchTypes = map[string]types.PatchType{
 	string(types.StrategicMergePatchType): types.StrategicMergePatchType,
 	string(types.ApplyYAMLPatchType):      types.ApplyYAMLPatchType,
 	string(types.JSONPatchType):           types.JSONPatchType,
+}
+
+// Leases returns the Leases in a namespace, by name.
+func (s *Server) Leases(namespace string) []*coordinationv1.Lease {
+	objects, _ := s.store.list(func(k key, _ fields.Set) bool {
+		return k.resource == "leases" && k.namespace == namespace
+	})
+	leases := make([]*coordinationv1.Lease, len(objects))
+	for i, object := range objects {
+		leases[i] = object.(*coordinationv1.Lease)
+	}
+	return leases
+}
+
+// DeleteLease deletes a Lease, as an operator does, or the API server after the Node of its owner.
+func (s *Server) DeleteLease(namespace, name string) error {
+	_, err := s.store.update(key{"leases", namespace, name},
+		func(runtime.Object) (runtime.Object, error) { return nil, nil })
+	return err
 }

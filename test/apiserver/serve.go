@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
@@ -207,6 +208,25 @@ func (t target) matcher(selector string) (match, error) {
 	}, nil
 }
 
+// labelled returns the objects that match a label selector.
+func labelled(objects []runtime.Object, selector string) ([]runtime.Object, error) {
+	parsed, err := labels.Parse(selector)
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	var matching []runtime.Object
+	for _, object := range objects {
+		accessor, err := meta.Accessor(object)
+		if err != nil {
+			return nil, fmt.Errorf("read metadata: %w", err)
+		}
+		if parsed.Matches(labels.Set(accessor.GetLabels())) {
+			matching = append(matching, object)
+		}
+	}
+	return matching, nil
+}
+
 func (s *Server) list(w http.ResponseWriter, t target, query url.Values) error {
 	match, err := t.matcher(query.Get("fieldSelector"))
 	if err != nil {
@@ -222,6 +242,9 @@ func (s *Server) list(w http.ResponseWriter, t target, query url.Values) error {
 		s.mu.Lock()
 		s.latest[t.resource.name]++
 		s.mu.Unlock()
+	}
+	if objects, err = labelled(objects, query.Get("labelSelector")); err != nil {
+		return err
 	}
 	objects, listMeta := page(objects, version, query)
 	items := make([]any, len(objects))

@@ -59,7 +59,7 @@ var wings = []wing{
 var programs = map[string]string{
 	"cmd/gpu-device-plugin": "app/cli",
 	"cmd/gpu-node-agent":    "app/cli cluster",
-	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory report/status", // a module of its own: ADR 57
+	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/slots report/status", // a module of its own: ADR 57
 	"api/config/v1":         "",
 }
 
@@ -127,7 +127,7 @@ var callHomes = []struct {
 // They import no other packages of the project than pure ones and those of pureReads.
 var pure = []string{
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
-	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra",
+	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra", "internal/plan/slots",
 	"internal/plan/holders", "internal/plan/listing", "internal/maintenance/driver/preflight",
 }
 

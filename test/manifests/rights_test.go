@@ -18,8 +18,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/authentication/user"
 )
 
 // rights returns what the account of the daemon's pod may do at the API server, and what its
@@ -110,6 +114,7 @@ var (
 		"disruption: evict": {"cluster:  pods/eviction create"},
 		"disruption: pause": {"cluster:  nodes patch", "cluster:  pods list", "cluster:  pods/eviction create",
 			"policy gpu-device-plugin-nodes"},
+		"budget: true": {"kube-system: coordination.k8s.io leases list,create,update,delete", "policy gpu-device-plugin-slots"},
 		"label: true, disruption: evict": {"cluster:  nodes patch", "cluster:  pods/eviction create",
 			"policy gpu-device-plugin-nodes"},
 	}
@@ -158,6 +163,77 @@ func TestMIGValues(t *testing.T) {
 	if i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "mig" }); i < 0 ||
 		pod.Volumes[i].ConfigMap.Name != "default-mig-parted-config" {
 		t.Errorf("volumes %v", pod.Volumes)
+	}
+}
+
+// TestRolloutValues: values reach the daemon; the account may write Leases in the namespace of the
+// slots, and of those the slots of its own node alone.
+func TestRolloutValues(t *testing.T) {
+	t.Parallel()
+	objects := decode(t, "chart", render(t, "{mig: {enabled: true, label: true, budget: true}, rollout: {slots: 3, namespace: gpu, "+
+		"waveLabel: wave, waveSoak: 1h, topologyLabel: rack, windows: [\"Sat 22:00-04:00\", \"01:00-05:00\"]}}"))
+	got := map[string]string{}
+	for _, e := range daemonSet(t, objects, "gpu-device-plugin").Spec.Template.Spec.Containers[0].Env {
+		if strings.Contains(e.Name, "ROLLOUT_") || e.Name == "MIG_BUDGET" {
+			got[e.Name] = e.Value
+		}
+	}
+	want := map[string]string{
+		"MIG_BUDGET": "true", "ROLLOUT_SLOTS": "3", "ROLLOUT_NAMESPACE": "gpu", "ROLLOUT_WAVE_LABEL": "wave", "ROLLOUT_WAVE_SOAK": "1h",
+		"ROLLOUT_TOPOLOGY_LABEL": "rack", "ROLLOUT_WINDOWS": "Sat 22:00-04:00,01:00-05:00",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("env (-want +got):\n%s", diff)
+	}
+	if found := rights(t, objects); !slices.Contains(found, "gpu: coordination.k8s.io leases list,create,update,delete") {
+		t.Errorf("rights: %v", found)
+	}
+	i := slices.IndexFunc(objects, func(o runtime.Object) bool {
+		p, is := o.(*admissionv1.ValidatingAdmissionPolicy)
+		return is && p.Name == "gpu-device-plugin-slots"
+	})
+	if i < 0 {
+		t.Fatal("there is no policy for slots")
+	}
+	agent := &user.DefaultInfo{Name: "system:serviceaccount:kube-system:gpu-device-plugin",
+		Extra: map[string][]string{"authentication.kubernetes.io/node-name": {"n"}}}
+	kind := schema.GroupVersionKind{Group: "coordination.k8s.io", Version: "v1", Kind: "Lease"}
+	leases := kind.GroupVersion().WithResource("leases")
+	lease := func(name, holder string) map[string]any {
+		return map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+			"metadata": map[string]any{"name": name, "namespace": "gpu"}, "spec": map[string]any{"holderIdentity": holder}}
+	}
+	for _, tt := range []struct {
+		what             string
+		object, previous map[string]any
+		refused          string
+	}{
+		{"takes a slot", lease("gpu-change-0", "n"), nil, ""},
+		{"renews it", lease("gpu-change-12", "n"), lease("gpu-change-12", "n"), ""},
+		{"gives it back", nil, lease("gpu-change-0", "n"), ""},
+		{"takes a slot for another node", lease("gpu-change-0", "m"), nil, "of another node"},
+		{"takes the slot of another node", lease("gpu-change-0", "n"), lease("gpu-change-0", "m"), "of another node"},
+		{"frees the slot of another node", nil, lease("gpu-change-0", "m"), "of another node"},
+		{"pauses", lease("gpu-change-paused", "n"), nil, "no other Leases"},
+		{"resumes", nil, map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+			"metadata": map[string]any{"name": "gpu-change-paused", "namespace": "gpu"}}, "of another node"},
+		{"leads another program", lease("kube-scheduler", "n"), nil, "no other Leases"},
+	} {
+		var operation admission.Operation
+		var object, previous runtime.Object // nil for none
+		if operation = admission.Delete; tt.object != nil {
+			object, operation = &unstructured.Unstructured{Object: tt.object}, admission.Update
+		}
+		if tt.previous == nil {
+			operation = admission.Create
+		} else {
+			previous = &unstructured.Unstructured{Object: tt.previous}
+		}
+		refused := strings.Join(judgeRequest(t, objects[i].(*admissionv1.ValidatingAdmissionPolicy),
+			admission.NewAttributesRecord(object, previous, kind, "gpu", "", leases, "", operation, nil, false, agent)), "; ")
+		if (refused == "") != (tt.refused == "") || !strings.Contains(refused, tt.refused) {
+			t.Errorf("a node that %s: %q, want %q", tt.what, refused, tt.refused)
+		}
 	}
 }
 

@@ -23,6 +23,17 @@ import (
 // validation that fails, none if the policy is not about the pod.
 func judge(t *testing.T, policy *admissionv1.ValidatingAdmissionPolicy, pod *corev1.Pod) (refused []string) {
 	t.Helper()
+	kind := schema.GroupVersionKind{Version: "v1", Kind: "Pod"}
+	resource := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	return judgeRequest(t, policy, admission.NewAttributesRecord(pod, nil, kind, "default", pod.Name, resource, "",
+		admission.Create, &metav1.CreateOptions{}, false, nil))
+}
+
+// judgeRequest is judge for any request that writes.
+func judgeRequest(
+	t *testing.T, policy *admissionv1.ValidatingAdmissionPolicy, attributes admission.Attributes,
+) (refused []string) {
+	t.Helper()
 	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 	if err != nil {
 		t.Fatal(err)
@@ -56,13 +67,10 @@ func judge(t *testing.T, policy *admissionv1.ValidatingAdmissionPolicy, pod *cor
 		compiler.CompileCondition(nil, declared, environment.StoredExpressions),
 		compiler.CompileCondition(messages, cel.OptionalVariableDeclarations{},
 			environment.StoredExpressions), policy.Spec.FailurePolicy, nil)
-	kind := schema.GroupVersionKind{Version: "v1", Kind: "Pod"}
-	resource := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
-	attributes := admission.NewAttributesRecord(pod, nil, kind, "default", pod.Name, resource, "", admission.Create,
-		&metav1.CreateOptions{}, false, nil)
-	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: kind,
-		VersionedObject: admission.NewLazyObject(pod)}
-	result := validator.Validate(context.Background(), resource, versioned, nil, &corev1.Namespace{},
+	versioned := &admission.VersionedAttributes{Attributes: attributes, VersionedKind: attributes.GetKind(),
+		VersionedObject:    admission.NewLazyObject(attributes.GetObject()),
+		VersionedOldObject: admission.NewLazyObject(attributes.GetOldObject())}
+	result := validator.Validate(context.Background(), attributes.GetResource(), versioned, nil, &corev1.Namespace{},
 		celconfig.RuntimeCELCostBudget, nil)
 	for _, d := range result.Decisions {
 		if d.Action == validating.ActionDeny {

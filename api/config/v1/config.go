@@ -36,6 +36,8 @@ type Config struct {
 	Features *Features `json:"features,omitempty"`
 	// MIG decides how GPUs are divided in multi-instance mode. An extension.
 	MIG *MIG `json:"mig,omitempty"`
+	// Rollout limits how many nodes change at the same time.
+	Rollout *Rollout `json:"rollout,omitempty"`
 	// DRA chooses the GPUs that pods get by Dynamic Resource Allocation. An extension.
 	DRA *DRA `json:"dra,omitempty"`
 }
@@ -120,6 +122,28 @@ type MIG struct {
 	// EvictTimeout is the time limit of evictions before the change is postponed: 1m to
 	// 24h.
 	EvictTimeout *Duration `json:"evictTimeout,omitempty"`
+	// Budget makes a change of the layout take a slot of Rollout.
+	Budget *bool `json:"budget,omitempty"`
+}
+
+// Rollout is an extension: it limits how many nodes of the cluster change at the same time. It needs
+// the program gpu-node-agent.
+type Rollout struct {
+	// Slots is how many nodes may change at the same time, up to 1000; 0 (default) for none.
+	Slots *int `json:"slots,omitempty"`
+	// Namespace is the namespace of the Leases, which are the slots; by default that of the pod.
+	Namespace *string `json:"namespace,omitempty"`
+	// WaveLabel is the label of nodes with the number of their wave: a wave begins when all nodes of
+	// the earlier waves have changed. Nodes without the label are the last wave.
+	WaveLabel *string `json:"waveLabel,omitempty"`
+	// WaveSoak is how long all nodes of the earlier waves must have been well: 1m to 168h.
+	WaveSoak *Duration `json:"waveSoak,omitempty"`
+	// TopologyLabel is a label of nodes, for example of their rack: of the nodes with the same value
+	// only one changes at a time.
+	TopologyLabel *string `json:"topologyLabel,omitempty"`
+	// Windows are the times in UTC at which a change may begin, such as "Sat 22:00-04:00",
+	// "Mon-Fri 01:00-05:00" or "22:00-04:00"; without any, a change may begin at any time.
+	Windows *StringList `json:"windows,omitempty"`
 }
 
 // Features is an extension: it chooses the reports of the node to the cluster. All are off

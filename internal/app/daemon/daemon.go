@@ -72,6 +72,10 @@ type Cluster interface {
 	Evict(ctx context.Context, pod mig.Pod) error
 	// Pause pauses the DaemonSets of pods with these UIDs.
 	Pause(ctx context.Context, pods []string) error
+	// MayChange returns why a change of the node must not begin, by the rules of the cluster; nil if
+	// it may. change says in a few words what would change. The caller repeats the call each second
+	// until the change begins.
+	MayChange(change string) error
 	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// ClaimsOf returns the claims on a node with devices of the given GPUs, as
@@ -294,9 +298,17 @@ func (d *daemon) newMIG() *mig.Controller {
 		o.Refuse = d.dividedForClaims
 	}
 	if d.cluster != nil {
-		o.Pauser = d.cluster
+		o.Pauser, o.Admit = d.cluster, d.admitLayout
 	}
 	return mig.New(o)
+}
+
+// admitLayout returns why a change to a MIG layout must not begin, by the slots of the cluster.
+func (d *daemon) admitLayout(layout string) error {
+	if !d.watcher.Configs().Value().MIG.Budget {
+		return nil
+	}
+	return d.cluster.MayChange("MIG layout " + layout)
 }
 
 // isDivided reports whether GPUs of the node are in MIG mode. The answer is unknown before

@@ -124,6 +124,8 @@ func (c *Client) count(r request, code int) {
 		resource = "resourceslices"
 	case strings.Contains(r.path, "/resourceclaims"):
 		resource = "resourceclaims"
+	case strings.HasPrefix(r.path, leasePath):
+		resource = "leases"
 	case strings.HasSuffix(r.path, "/eviction"):
 		resource = "pods/eviction"
 	case strings.HasPrefix(r.path, "/api/v1/namespaces/"), r.path == "/api/v1/pods":

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	appsclient "k8s.io/client-go/kubernetes/typed/apps/v1"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	resourceclient "k8s.io/client-go/kubernetes/typed/resource/v1"
 	"k8s.io/client-go/rest"
@@ -35,6 +36,8 @@ type Client struct {
 	core     coreclient.CoreV1Interface
 	apps     appsclient.AppsV1Interface
 	resource resourceclient.ResourceV1Interface
+
+	coordination coordinationclient.CoordinationV1Interface
 }
 
 // New returns a Client. The caller must not change config afterwards.
@@ -61,7 +64,12 @@ func New(config *rest.Config, o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	return &Client{options: o, selector: selector, config: config, core: core, apps: apps, resource: resource}, nil
+	coordination, err := coordinationclient.NewForConfig(binary)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	return &Client{options: o, selector: selector, config: config, core: core, apps: apps, resource: resource,
+		coordination: coordination}, nil
 }
 
 // IsDaemon reports whether a pod belongs to the daemon. Any pod can have the labels, so the pod

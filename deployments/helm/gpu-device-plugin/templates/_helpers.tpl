@@ -306,7 +306,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPause, dra. A value counts before the files. */}}
+taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPause, rollout, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -314,6 +314,7 @@ taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPa
 {{- if include "gpu-device-plugin.says" (list . "mig" "label") }}{{ $_ := set $on "migLabel" true }}{{ end }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "evict" "pause") }}{{ $_ := set $on "migEvict" true }}{{ end }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
+{{- if include "gpu-device-plugin.says" (list . "mig" "budget") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
@@ -427,13 +428,18 @@ rollingUpdate:
 
 {{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "rollout" "dra") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
 {{- define "gpu-device-plugin.kubeletRoot" -}}
 {{- $root := .Values.kubeletRoot | trimSuffix "/" }}
 {{- if ne $root "/var/lib/kubelet" }}{{ $root }}{{ end }}
+{{- end }}
+
+{{- /* The namespace of the Leases that are the slots of the cluster. */}}
+{{- define "gpu-device-plugin.slotNamespace" -}}
+{{- default (include "gpu-device-plugin.namespace" .) .Values.rollout.namespace }}
 {{- end }}
 
 {{- /* The mode of Dynamic Resource Allocation that the daemon is told; empty where a file says it. */}}
@@ -791,6 +797,7 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "MIG_LABEL" "mig.enabled and mig.label" $true $on.migLabel)
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "evict|pause" $on.migEvict)
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "pause" $on.migPause)
+  (list "MIG_BUDGET" "mig.enabled and mig.budget" $true $on.rollout)
   (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
   (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
   (list "NODE_LABELS" "features.labels" "^node$" (get $on "labels-node"))
@@ -846,6 +853,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "sharing.mps" .Values.mps.enabled "." (include "gpu-device-plugin.mps" .) "mps.enabled")
   (list "mig.enabled" .Values.mig.enabled "true" true "mig.enabled")
   (list "mig.disruption" .Values.mig.disruption "evict|pause" true "mig.disruption")
+  (list "mig.budget" .Values.mig.budget "true" true "mig.budget")
   (list "dra.mode" .Values.dra.mode "dra|split" .Values.dra.enabled "dra.enabled")
   (list "dra.driverName" (include "gpu-device-plugin.draDriverName" .) "." false "dra.driverName")
 }}
@@ -1008,6 +1016,13 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "MIG_RESET_IN_VM" .Values.mig.resetInVM)
   (list "MIG_DISRUPTION" .Values.mig.disruption)
   (list "MIG_EVICT_TIMEOUT" .Values.mig.evictTimeout)
+  (list "MIG_BUDGET" .Values.mig.budget)
+  (list "ROLLOUT_SLOTS" .Values.rollout.slots)
+  (list "ROLLOUT_NAMESPACE" (ternary (include "gpu-device-plugin.slotNamespace" .) nil (not (empty (include "gpu-device-plugin.feature" (list . "rollout"))))))
+  (list "ROLLOUT_WAVE_LABEL" .Values.rollout.waveLabel)
+  (list "ROLLOUT_WAVE_SOAK" .Values.rollout.waveSoak)
+  (list "ROLLOUT_TOPOLOGY_LABEL" .Values.rollout.topologyLabel)
+  (list "ROLLOUT_WINDOWS" .Values.rollout.windows)
   (list "DRA_MODE" (include "gpu-device-plugin.draMode" .))
   (list "DRA_DRIVER_NAME" (include "gpu-device-plugin.draDriverName" .))
   (list "DRA_SHARES" .Values.dra.shares)

@@ -1,0 +1,400 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
+)
+
+// The annotations of a slot. kubectl-gpu shows them.
+const (
+	slotChange = "gpu-device-plugin.github.io/change"
+	slotState  = "gpu-device-plugin.github.io/change.state"
+	slotReason = "gpu-device-plugin.github.io/change.reason"
+	slotWave   = "gpu-device-plugin.github.io/change.wave"
+	slotDomain = "gpu-device-plugin.github.io/change.domain"
+)
+
+const (
+	// A waiting node reads the slots after firstPoll, and then less and less often, up to lastPoll. All
+	// times are random by half, so that the nodes of a cluster do not read together.
+	firstPoll = 5 * time.Second
+	lastPoll  = time.Minute
+	// renewEvery is how often a node renews its slot.
+	renewEvery = time.Minute
+	// requestLife is how long a request for a slot counts. The daemon repeats its request each second
+	// while the change waits, and after a failure in up to five minutes.
+	requestLife = 10 * time.Second
+)
+
+// A rollout has the slot of this node. The daemon requests a slot with MayChange before a change
+// begins. The task takes a slot, and gives it back when the change is done. All state is in the
+// Lease: a process that starts reads whether the node has a slot.
+type rollout struct {
+	client *kubeapi.Client
+	daemon daemon.View
+	alarm  *feed.Alarm
+	asked  *feed.Feed[struct{}] // published at the first request
+
+	mu        sync.Mutex // guards all following fields
+	change    string     // what the latest request is about
+	requested time.Time  // time of the latest request
+	granted   bool
+	reason    string // why no slot is granted
+
+	// Used by the task alone.
+	listed    bool           // the slots were read since the start
+	own       *kubeapi.Lease // this node's slot; nil if it has none
+	poll      time.Duration  // the next time between two reads
+	nextRead  time.Time      // a waiting node does not read earlier
+	wellSince time.Time      // since when the earlier waves have been well; zero if they are not
+}
+
+func newRollout() *rollout {
+	return &rollout{alarm: new(feed.Alarm), asked: feed.New(struct{}{}), reason: "waiting for a slot of the cluster"}
+}
+
+// MayChange returns why a change of this node must not begin now; nil while the node has a slot. The
+// caller repeats the request until then.
+func (c *Cluster) MayChange(change string) error {
+	r := c.rollout
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	isNew := time.Since(r.requested) >= requestLife
+	r.change, r.requested = change, time.Now()
+	if isNew {
+		r.asked.Publish(struct{}{})
+	}
+	if r.granted {
+		return nil
+	}
+	return errors.New(r.reason)
+}
+
+// answer sets what MayChange returns.
+func (r *rollout) answer(granted bool, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.granted, r.reason = granted, cmp.Or(reason, "waiting for a slot of the cluster")
+}
+
+// request returns what a slot is requested for; empty if none is.
+func (r *rollout) request(now time.Time) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Sub(r.requested) >= requestLife {
+		return ""
+	}
+	return r.change
+}
+
+// followSlots keeps the slot of this node until ctx ends.
+func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
+	if d.MIG == nil {
+		return
+	}
+	r := c.rollout
+	r.client, r.daemon, r.listed, r.own = c.client, d, false, nil
+	defer r.answer(false, "this process does not lead")
+	wake := func() []<-chan struct{} {
+		_, node := r.client.Nodes().Latest()
+		_, configured := d.Configs.Latest()
+		_, progress := d.MIG.Latest()
+		_, asked := r.asked.Latest()
+		return []<-chan struct{}{node, configured, progress, asked, r.alarm.Rings()}
+	}
+	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "slots of the cluster", wake, func(ctx context.Context) error {
+		err := r.step(ctx)
+		if err != nil {
+			r.answer(r.own != nil && stateOf(*r.own) != slots.Checking, err.Error())
+		}
+		return err
+	})
+}
+
+// step takes, keeps or gives back the slot of this node.
+func (r *rollout) step(ctx context.Context) error {
+	c, node, now := r.daemon.Configs.Value(), r.client.Nodes().Value(), time.Now()
+	change, progress := r.request(now), r.daemon.MIG.Value()
+	enabled := c.MIG.Enabled && c.MIG.Budget
+	wanted := enabled && !isDone(progress)
+	switch {
+	case node.UID == "", !enabled && r.own == nil, r.own == nil && now.Before(r.nextRead):
+		return nil
+	case r.own == nil && r.listed && (!wanted || change == ""):
+		r.poll, r.wellSince = firstPoll, time.Time{}
+		return nil
+	case r.own != nil && wanted && stateOf(*r.own) != slots.Checking && !r.mustWrite(progress, now):
+		r.alarm.After(ctx, renewEvery)
+		return nil
+	}
+	namespace := cmp.Or(c.Rollout.Namespace, c.Namespace)
+	others, err := r.read(ctx, namespace, node)
+	if err != nil {
+		return err
+	}
+	if r.own != nil && !wanted {
+		return r.giveBack(ctx, namespace)
+	}
+	wave, err := waveOf(node, c.Rollout.WaveLabel)
+	if err != nil {
+		r.answer(false, err.Error())
+		return nil
+	}
+	request := slots.Request{Node: node.Name, Wave: wave, Domain: node.Labels[c.Rollout.TopologyLabel]}
+	rules := slots.Rules{Slots: c.Rollout.Slots, Soak: c.Rollout.WaveSoak, Windows: c.Rollout.Windows}
+	switch {
+	case r.own != nil && stateOf(*r.own) != slots.Checking:
+		return r.keep(ctx, namespace, progress, now)
+	case r.own == nil && (!wanted || change == ""):
+		r.answer(false, "")
+		return nil
+	}
+	if err := r.readEarlierWaves(ctx, c.Rollout, request, &others, now); err != nil {
+		return err
+	}
+	if r.own == nil {
+		name, reason := slots.Take(request, rules, others, now)
+		if reason != "" {
+			r.wait(ctx, reason)
+			return nil
+		}
+		if taken, err := r.take(ctx, namespace, name, change, request, node, now); err != nil || !taken {
+			return err
+		}
+		if others, err = r.read(ctx, namespace, node); err != nil {
+			return err
+		}
+	}
+	return r.confirm(ctx, namespace, request, rules, others, now)
+}
+
+// read reads all slots. It returns those of other nodes, and sets own.
+func (r *rollout) read(ctx context.Context, namespace string, node kubeapi.Node) (slots.Cluster, error) {
+	leases, err := r.client.Leases(ctx, namespace, r.own != nil || !r.listed)
+	if err != nil {
+		return slots.Cluster{}, err
+	}
+	r.listed, r.own = true, nil
+	var c slots.Cluster
+	for _, l := range leases {
+		switch {
+		case l.Name == slots.Paused:
+			c.Paused, c.Reason = true, l.Annotations[slotReason]
+		case !strings.HasPrefix(l.Name, slots.Prefix):
+		case l.Holder == node.Name && l.HolderUID == node.UID:
+			r.own = &l
+		default: // also that of an earlier Node of this name, which the API server deletes
+			wave, err := strconv.Atoi(l.Annotations[slotWave])
+			if err != nil {
+				wave = slots.LastWave
+			}
+			c.Slots = append(c.Slots, slots.Slot{
+				Name: l.Name, Node: cmp.Or(l.Holder, "unknown"), State: stateOf(l), Wave: wave,
+				Domain: l.Annotations[slotDomain],
+			})
+		}
+	}
+	return c, nil
+}
+
+// stateOf returns the state of the change of a node with a slot.
+func stateOf(l kubeapi.Lease) slots.State {
+	switch s := slots.State(l.Annotations[slotState]); s {
+	case slots.Working, slots.Failed:
+		return s
+	}
+	return slots.Checking
+}
+
+// waveOf returns the wave of a node.
+func waveOf(n kubeapi.Node, label string) (int, error) {
+	text, has := n.Labels[label]
+	if label == "" || !has {
+		return slots.LastWave, nil
+	}
+	wave, err := strconv.Atoi(text)
+	if err != nil || wave < 0 || wave > maxWave {
+		return 0, fmt.Errorf("label %s of the node is %q; the wave must be a number from 0 to %d", label, text, maxWave)
+	}
+	return wave, nil
+}
+
+// maxWave bounds the waves: a node asks for the nodes of all earlier waves in one request.
+const maxWave = 99
+
+// readEarlierWaves finds out whether the nodes of the earlier waves are done.
+func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, request slots.Request, c *slots.Cluster,
+	now time.Time,
+) (err error) {
+	if o.WaveLabel == "" || request.Wave == 0 {
+		c.WellSince = time.Time{}
+		return nil
+	}
+	selector := o.WaveLabel
+	if request.Wave <= maxWave {
+		earlier := make([]string, request.Wave)
+		for i := range earlier {
+			earlier[i] = strconv.Itoa(i)
+		}
+		selector += " in (" + strings.Join(earlier, ",") + ")"
+	}
+	selector += "," + migStateLabel + " in (pending,failed,rebooting)"
+	if c.Unfinished, err = r.client.NodesWith(ctx, selector); err != nil {
+		return err
+	}
+	busy := len(c.Unfinished) > 0
+	for _, s := range c.Slots {
+		busy = busy || s.Wave < request.Wave
+	}
+	switch {
+	case busy:
+		r.wellSince = time.Time{}
+	case r.wellSince.IsZero():
+		r.wellSince = now
+	}
+	c.WellSince = cmp.Or(r.wellSince, now)
+	return nil
+}
+
+// wait answers with a reason, and reads the slots again after a while.
+func (r *rollout) wait(ctx context.Context, reason string) {
+	r.answer(false, "waiting for a slot of the cluster: "+reason)
+	r.poll = min(cmp.Or(r.poll, firstPoll), lastPoll)
+	delay := r.poll/2 + rand.N(r.poll)
+	r.nextRead = time.Now().Add(delay)
+	r.alarm.After(ctx, delay)
+	r.poll += r.poll / 3
+}
+
+// take creates the Lease of a slot. It returns false if another node was faster.
+func (r *rollout) take(
+	ctx context.Context, namespace, name, change string, request slots.Request, node kubeapi.Node, now time.Time,
+) (bool, error) {
+	l := kubeapi.Lease{
+		Name: name, Holder: node.Name, HolderUID: node.UID, Acquired: now, Renewed: now,
+		Annotations: map[string]string{
+			slotChange: oneLine(change), slotState: string(slots.Checking),
+			slotWave: strconv.Itoa(request.Wave), slotDomain: request.Domain,
+		},
+	}
+	created, err := r.client.CreateLease(ctx, namespace, l)
+	if kubeapi.IsStale(err) {
+		r.wait(ctx, "another node took the free slot")
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	r.own = &created
+	return true, nil
+}
+
+// confirm begins the change, or gives the slot back if another node took a slot at the same time
+// that excludes this node.
+func (r *rollout) confirm(ctx context.Context, namespace string, request slots.Request, rules slots.Rules,
+	others slots.Cluster, now time.Time,
+) error {
+	if r.own == nil { // an operator deleted it at once
+		r.wait(ctx, "an operator took the slot away")
+		return nil
+	}
+	others.WellSince = r.wellSince
+	if reason := slots.Refusal(request, rules, others, now); reason != "" {
+		if err := r.giveBack(ctx, namespace); err != nil {
+			return err
+		}
+		r.wait(ctx, reason)
+		return nil
+	}
+	if err := r.write(ctx, namespace, slots.Working, "", now); err != nil || r.own == nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Took a slot of the cluster", "slot", r.own.Name, "change",
+		r.own.Annotations[slotChange])
+	r.answer(true, "")
+	r.poll = firstPoll
+	r.alarm.After(ctx, renewEvery)
+	return nil
+}
+
+// outcome returns the state of the change, and why it failed.
+func outcome(progress mig.Status) (state slots.State, reason string) {
+	if progress.State == mig.StateFailed {
+		return slots.Failed, oneLine(progress.Reason)
+	}
+	return slots.Working, ""
+}
+
+// mustWrite reports whether the slot lacks the present state of the change, or must be renewed.
+func (r *rollout) mustWrite(progress mig.Status, now time.Time) bool {
+	state, reason := outcome(progress)
+	return stateOf(*r.own) != state || r.own.Annotations[slotReason] != reason || now.Sub(r.own.Renewed) >= renewEvery
+}
+
+// keep writes the state of the change, and renews the slot.
+func (r *rollout) keep(ctx context.Context, namespace string, progress mig.Status, now time.Time) error {
+	r.answer(true, "")
+	r.alarm.After(ctx, renewEvery)
+	if !r.mustWrite(progress, now) {
+		return nil
+	}
+	state, reason := outcome(progress)
+	if state == slots.Failed && stateOf(*r.own) != slots.Failed {
+		klog.FromContext(ctx).Info("The change failed; the node keeps its slot of the cluster", "slot", r.own.Name,
+			"reason", reason)
+	}
+	return r.write(ctx, namespace, state, reason, now)
+}
+
+// write writes the state of the change into the slot. If the slot was taken away, own is nil
+// afterwards.
+func (r *rollout) write(ctx context.Context, namespace string, state slots.State, reason string, now time.Time) error {
+	next := *r.own
+	next.Renewed, next.Annotations = now, maps.Clone(r.own.Annotations)
+	next.Annotations[slotState], next.Annotations[slotReason] = string(state), reason
+	stored, err := r.client.UpdateLease(ctx, namespace, next)
+	if kubeapi.IsStale(err) {
+		r.own = nil
+		r.wait(ctx, "an operator took the slot away")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r.own = &stored
+	return nil
+}
+
+// giveBack deletes the slot.
+func (r *rollout) giveBack(ctx context.Context, namespace string) error {
+	r.answer(false, "")
+	if err := r.client.DeleteLease(ctx, namespace, *r.own); err != nil {
+		return err
+	}
+	if stateOf(*r.own) != slots.Checking {
+		klog.FromContext(ctx).Info("Gave a slot of the cluster back", "slot", r.own.Name)
+	}
+	r.own, r.nextRead = nil, time.Time{}
+	return nil
+}
+
+// isDone reports whether nothing is left to change.
+func isDone(s mig.Status) bool { return s.State == mig.StateSuccess || s.State == mig.StateNone }
