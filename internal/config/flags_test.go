@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
-var update = flag.Bool("update", false, "write the table of docs/reference.md anew")
+var update = flag.Bool("update", false, "update the table of docs/reference.md")
 
 const (
 	flagsPage  = "../../docs/reference.md"
@@ -19,7 +19,7 @@ const (
 )
 
 // TestFlagsPage holds the table in docs/reference.md to the options there are. `go test
-// ./internal/config -run TestFlagsPage -update` writes it anew.
+// ./internal/config -run TestFlagsPage -update` updates the table.
 func TestFlagsPage(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(flagsPage)

@@ -52,7 +52,7 @@ type ConfigState string
 const (
 	// StateNone: no layout is wanted.
 	StateNone ConfigState = ""
-	// StatePending: some GPUs are being changed, or wait until nobody uses them.
+	// StatePending: some GPUs are being changed, or are still in use.
 	StatePending ConfigState = "pending"
 	// StateRebooting: a MIG mode is set, and takes effect after a reset of the GPU or a restart of the
 	// node. This program never restarts the node.

@@ -235,7 +235,7 @@ func hiddenReason(instances []string, snapshot inventory.Snapshot, index int) st
 		reasons[0])
 }
 
-// change executes a change as soon as nobody uses the affected devices.
+// change executes a change as soon as the affected devices are not in use.
 func (r *reconciler) change(ctx context.Context, c layout.GPUChange, record journalRecord, end Phase,
 	reason string) result {
 	hold := holdFor(c)

@@ -108,7 +108,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-var update = flag.Bool("update", false, "write the parts of docs/reference.md anew that are made from the code")
+var update = flag.Bool("update", false, "update the parts of docs/reference.md that are made from the code")
 
 const doctorDoc = "../../../docs/reference.md"
 
@@ -182,7 +182,7 @@ func TestDoctorDoc(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("it is not what the code makes; write it anew: go test ./internal/app/cli -run TestDoctorDoc -update")
+		t.Fatal("it differs from the code; update it: go test ./internal/app/cli -run TestDoctorDoc -update")
 	}
 	if err := os.WriteFile(doctorDoc, []byte(written), 0o644); err != nil {
 		t.Fatal(err)

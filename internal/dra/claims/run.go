@@ -352,7 +352,7 @@ const leakQueryTimeout = 30 * time.Second
 // meanwhile.
 const forgottenPatience = refreshInterval / 2
 
-// leaks are the records whose claim nobody knows, and since when.
+// leaks are the records of unknown claims, and since when the claims are unknown.
 type leaks struct {
 	since     map[string]time.Time
 	lastQuery time.Time

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the tables in docs/reference.md anew")
+var update = flag.Bool("update", false, "update the tables in docs/reference.md")
 
 const (
 	docs       = "../../../docs/reference.md"
@@ -47,7 +47,7 @@ func TestDocs(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatal("the tables in docs/reference.md are not those of the code; write them anew: go test " +
+		t.Fatal("the tables in docs/reference.md differ from the code; update them: go test " +
 			"./internal/report/nodeevents -run TestDocs -update")
 	}
 	if err := os.WriteFile(docs, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {

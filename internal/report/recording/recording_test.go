@@ -26,7 +26,7 @@ import (
 )
 
 var (
-	update  = flag.Bool("update", false, "write the verdicts of the recordings in testdata anew")
+	update  = flag.Bool("update", false, "update the verdicts of the recordings in testdata")
 	seed    = flag.Uint64("seed", 1, "seed of the random nodes; 0 for another each time, which is printed")
 	stories = flag.Int("stories", 8, "number of random nodes")
 )

@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 )
 
-var update = flag.Bool("update", false, "write the tables of metrics in docs anew")
+var update = flag.Bool("update", false, "update the tables of metrics in docs")
 
 const (
 	tableBegin = "<!-- metrics: written by internal/report/telemetry's TestDocs -->\n"
@@ -41,7 +41,7 @@ func TestDocs(t *testing.T) {
 			t.Errorf("%s has no place for the tables: %q … %q", file, tableBegin, tableEnd)
 		case have == want:
 		case !*update:
-			t.Errorf("the tables in %s are not those of the code; write them anew: go test "+
+			t.Errorf("the tables in %s differ from the code; update them: go test "+
 				"./internal/report/telemetry -run TestDocs -update", file)
 		default:
 			if err := os.WriteFile(file, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
