@@ -80,7 +80,7 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	return d.watch(ctx, p, askEvery)
 }
 
-// allowOtherUsers lets other users reach the pipe folder, whatever the umask is, because a server
+// allowOtherUsers opens the pipe folder to other users, whatever the umask, because a server
 // without -multiuser-server runs as the user of its client. Folders above the root of MPS state are
 // not mounted into containers.
 func (d *daemon) allowOtherUsers() error {
@@ -114,8 +114,8 @@ func makeFolder(path string) error {
 // quitCommand is the command that stops a daemon.
 func quitCommand() string { return fmt.Sprintf("quit -t %d", int(quitGrace.Seconds())) }
 
-// multiUser lets clients of different users compute at the same time. Without the option, the
-// clients of one user wait for the end of the clients of another user.
+// multiUser lets clients of different users compute at the same time. Without the option, users
+// wait for each other.
 const multiUser = "-multiuser-server"
 
 // begin starts the daemon and waits for the first answer. With the option for several users, the
@@ -267,9 +267,8 @@ func (d *daemon) watch(ctx context.Context, p *startedDaemon, every time.Duratio
 	}
 }
 
-// drain stops the work of the clients through the servers: a client killed during its work may
-// block the other clients, and the GPU. Daemons that do not know the commands answer with a message
-// instead of numbers.
+// drain stops the clients through the servers: a client killed at work may block the other clients,
+// and the GPU. Daemons without these commands answer with a message instead of numbers.
 func (d *daemon) drain(ctx context.Context) {
 	for _, server := range d.numbers(ctx, "get_server_list") {
 		for _, client := range d.numbers(ctx, "get_client_list "+server) {

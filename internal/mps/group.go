@@ -32,8 +32,8 @@ type GPU struct {
 	Replicas int
 }
 
-// Groups returns the groups of a plan, in the order of the devices. Lost GPUs are in no group,
-// because CUDA would not count the GPUs after a lost one.
+// Groups returns the groups of a plan, in the order of the devices. Lost GPUs are in no group: CUDA
+// would not count the GPUs after a lost one.
 func Groups(snapshot inventory.Snapshot, plan resource.Plan) []Group {
 	groups := []Group{}
 	for _, r := range plan.Resources {
@@ -87,7 +87,7 @@ func (g Group) exclusive() []string {
 }
 
 // threads returns the share of a GPU's threads for each client, in percent; 0 for no limit. A
-// daemon has one figure for all GPUs, so the GPU with most clients decides.
+// daemon has one figure for all GPUs: the GPU with most clients decides.
 func (g Group) threads() int {
 	switch {
 	case g.Claim != nil:

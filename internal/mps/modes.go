@@ -20,9 +20,9 @@ type Modes interface {
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 }
 
-// exclusiveMark, in the root, exists while GPUs are in a mode set for MPS, and lists the UUIDs of
-// the GPUs, a line each. A mark found at the start was left by a process that could not restore the
-// modes. A GPU stays in the mark until its mode is restored, even across processes.
+// exclusiveMark, in the root, exists while GPUs are in a mode set for MPS, and lists their UUIDs, a
+// line each. At the start, a mark comes from a process that could not restore the modes. A GPU
+// stays in the mark until its mode is restored, even across processes.
 const exclusiveMark = ".exclusive"
 
 // maxMark limits the bytes read from a mark.

@@ -25,9 +25,8 @@ const (
 	// may have been restarted between two probes.
 	checkInterval = time.Second
 	askRarely     = 10 * time.Second
-	// probeTimeout limits the time of a probe. The program of the probe then has another second to
-	// exit; after diskTimeout, the probe counts as failed. A new resource is not listed before the end
-	// of the first probe.
+	// probeTimeout limits a probe. The program then has another second to exit; after diskTimeout,
+	// the probe counts as failed. A new resource is not listed before the end of the first probe.
 	probeTimeout = 4 * time.Second
 	diskTimeout  = probeTimeout + time.Second
 )
@@ -65,8 +64,8 @@ func NewProber(root string, c clock.WithTicker) *Prober {
 	}
 }
 
-// Unready returns the feed of the unusable resources, by name, each with the reason: a sentence
-// without a full stop. A followed resource is in the feed until its daemon has answered.
+// Unready returns the feed of the unusable resources, by name, with reasons: sentences without a
+// full stop. A followed resource is in the feed until its daemon has answered.
 func (p *Prober) Unready() *feed.Feed[map[string]string] { return p.unready }
 
 // HasResult reports whether the daemon of a followed resource has answered, or has had 5 s to

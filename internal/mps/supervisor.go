@@ -48,7 +48,7 @@ func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Superv
 var backoff = supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute}
 
 // Run runs daemons until ctx ends. Then it stops the daemons, restores the modes of the GPUs, and
-// returns nil. It waits while another process holds the lock of the root.
+// returns nil. It waits for another process with the lock of the root.
 func (s *Supervisor) Run(ctx context.Context) error { return supervise.Run(ctx, backoff, s.work) }
 
 func (s *Supervisor) work(ctx context.Context) error {

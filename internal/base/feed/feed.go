@@ -4,7 +4,7 @@ package feed
 
 import "sync"
 
-// A Feed holds the latest value published by its owner.
+// A Feed holds the latest value of its owner.
 //
 // The zero value is ready for use and holds the zero value of T. Values are shared, not copied:
 // nobody may change a published value.
@@ -28,7 +28,7 @@ func (f *Feed[T]) Publish(value T) {
 	}
 }
 
-// Latest returns the latest value and a channel that is closed when a newer value is published.
+// Latest returns the latest value and a channel. A newer value closes the channel.
 func (f *Feed[T]) Latest() (value T, changed <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -46,8 +46,8 @@ func (a *Alarm) Rings() <-chan struct{} {
 	return rings
 }
 
-// After sets the Alarm to ring after a time, unless it already rings earlier. The Alarm does not
-// ring after ctx has ended.
+// After sets the Alarm to ring after a time, unless an earlier ring is due. After the end of ctx
+// the Alarm does not ring.
 func (a *Alarm) After(ctx context.Context, d time.Duration) {
 	now := time.Now()
 	select {

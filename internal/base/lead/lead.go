@@ -40,10 +40,10 @@ const (
 	// exitTimeout limits the same wait when the process exits. Longer calls are forwarded to the next
 	// leader.
 	exitTimeout = 10 * time.Second
-	// retryInterval is the time between two checks of a folder while another process takes the lead or
-	// hands it over.
+	// retryInterval is the interval of checks of a folder while another process takes the lead or
+	// hands over.
 	retryInterval = 50 * time.Millisecond
-	// refusedInterval is the time until a process retries after it failed to take the lead.
+	// refusedInterval is the pause after a failure to take the lead.
 	refusedInterval = time.Minute
 )
 
@@ -55,8 +55,7 @@ type Options struct {
 	// Dir is the folder in which the processes of a node meet. It is created if necessary, but not
 	// the parent folder. With an empty Dir, this process always leads.
 	Dir string
-	// Name identifies this process to people. Token is greater than the tokens of all earlier
-	// processes.
+	// Name identifies this process to people. Token is greater than all earlier tokens.
 	Name, Token string
 	// Busy reports whether a hardware change started by this process is still running; nil means
 	// never.
@@ -76,13 +75,13 @@ type Status struct {
 	// Later is true if the leader started later than this process. Then this process does not ask
 	// for the lead.
 	Later bool
-	// Standbys is the number of processes waiting for the lead of this process.
+	// Standbys is the number of processes waiting for the lead.
 	Standbys int
 	// PreviousLeader is the name of an earlier leader that may still change hardware, or "an
 	// earlier process"; empty if there is none. Until then the leader changes no hardware.
 	PreviousLeader string
-	// Problem is the reason why this process cannot take the lead, a sentence without a full stop;
-	// empty if there is none.
+	// Problem is why this process cannot take the lead, a sentence without a full stop; empty if
+	// there is none.
 	Problem string
 }
 
@@ -138,8 +137,8 @@ func (l *Lead) Statuses() *feed.Feed[Status] { return &l.statuses }
 // the tenure have ended, except after a loss of the lead.
 func (l *Lead) Leads() *feed.Feed[bool] { return &l.leads }
 
-// Ask makes this process ask for the lead from now on. Call Ask when this process can serve at
-// least as much as the leader. A leader that started later is not asked.
+// Ask makes this process ask for the lead from now on, unless the leader started later. Call Ask
+// when this process can serve at least as much as the leader.
 func (l *Lead) Ask() {
 	if !l.wantsLead.Value() {
 		l.wantsLead.Publish(true)
@@ -188,7 +187,7 @@ func (l *Lead) set(change func(*Status)) {
 }
 
 // Run takes the lead, or waits for the lead, until ctx ends. It then waits for the tasks of the
-// tenure, for 10 s at most, gives up the lead, and returns nil.
+// tenure, at most 10 s, gives up the lead, and returns nil.
 func (l *Lead) Run(ctx context.Context) error {
 	if l.o.Dir == "" {
 		<-ctx.Done()
@@ -219,8 +218,8 @@ func (l *Lead) Run(ctx context.Context) error {
 	return nil
 }
 
-// reportProblem publishes the reason why this process cannot take the lead, logs each new reason
-// once, and delays the next request for the lead.
+// reportProblem publishes why this process cannot take the lead, logs each new reason once, and
+// delays the next request for the lead.
 func (l *Lead) reportProblem(ctx context.Context, err error) {
 	if l.statuses.Value().Problem != err.Error() {
 		klog.FromContext(ctx).Info("Cannot take the lead of the node", "reason", err.Error())

@@ -67,8 +67,8 @@ func (l *Lead) hold(o *leadership) {
 	l.leadership = o
 }
 
-// release lets other processes change the hardware once all tasks and hardware changes of this
-// tenure have ended. It waits only briefly for the end, and may be called again.
+// release lets other processes change the hardware once all tasks and hardware changes of the
+// tenure have ended. It waits only briefly, and may be called again.
 func (o *leadership) release(ended <-chan struct{}) {
 	released := make(chan struct{})
 	go func() {
@@ -92,8 +92,8 @@ func (o *leadership) previousHolder() string {
 	return cmp.Or(o.previous, "an earlier process") // the name is unknown
 }
 
-// follow waits until this process loses the lead, ctx ends, or a standby asks for the lead. In the
-// last case it returns the link to the standby.
+// follow waits until this process loses the lead, ctx ends, or a standby asks for the lead. Then it
+// returns the link to the standby.
 func (o *leadership) follow(ctx context.Context) (to *link) {
 	for {
 		var due <-chan time.Time
@@ -113,8 +113,8 @@ func (o *leadership) follow(ctx context.Context) (to *link) {
 	}
 }
 
-// handOver waits for the tasks of the tenure, tells a standby to take the lead, and waits until the
-// standby has it. If the standby does not take the lead, any process may.
+// handOver waits for the tasks of the tenure, and then for a standby to take the lead. If the
+// standby fails to, any process may take the lead.
 func (o *leadership) handOver(ctx context.Context, to *link, ended <-chan struct{}) {
 	klog.FromContext(ctx).Info("Handing the lead over to a process that started later")
 	select {

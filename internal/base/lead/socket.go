@@ -25,8 +25,8 @@ const (
 )
 
 // lockTimeout limits the wait for another process that takes the lead and may be stopped meanwhile.
-// The lock keeps two standbys from taking the lead one after the other. Even without the lock, only
-// the last process leads, because the identity of the socket decides.
+// The lock keeps two standbys from taking the lead in turn. Only the last process leads in any
+// case, because the identity of the socket decides.
 const lockTimeout = time.Second
 
 // errTaken is returned if another process took the lead first.
@@ -46,8 +46,7 @@ func identityOf(path string) identity {
 }
 
 // A socket is the listener of a leading process. The process keeps a share of the lock as long as
-// it may change hardware. Without a share a process does not lead, because other processes would
-// not notice.
+// it may change hardware. A process without a share does not lead, because others would not notice.
 type socket struct {
 	*net.UnixListener
 	identity identity
@@ -195,7 +194,7 @@ func (k *link) send(m message) {
 	_, _ = k.conn.Write(text)
 }
 
-// sendAside sends a message without blocking the caller, as the other process may be stopped.
+// sendAside sends a message without blocking, because the other process may be stopped.
 func (k *link) sendAside(m message) {
 	if k != nil {
 		go k.send(m)
@@ -208,8 +207,8 @@ func (k *link) close() {
 	}
 }
 
-// dial connects to the leader. It returns false if no process listens; conn is nil if the
-// connection failed for another reason.
+// dial connects to the leader. listening is false without a listening process; conn is nil after
+// any other failure.
 func dial(ctx context.Context, path string) (conn net.Conn, listening bool) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {

@@ -7,8 +7,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// standBy stays connected to the leader with the current socket. When this process may take the
-// lead, it returns true and the link to the previous leader, if there is a link.
+// standBy stays connected to the leader with the current socket. It returns true, and any link to
+// the previous leader, when this process may take the lead.
 func (l *Lead) standBy(ctx context.Context, current identity) (may bool, previous *link) {
 	conn, listening := dial(ctx, l.path)
 	if !listening {
@@ -64,8 +64,8 @@ func (l *Lead) standBy(ctx context.Context, current identity) (may bool, previou
 	}
 }
 
-// ask asks for the lead. It returns false if this process could not take the lead; the next attempt
-// is later.
+// ask asks for the lead. It returns false after a failure of this process; the next attempt is
+// later.
 func (l *Lead) ask(ctx context.Context, k *link) bool {
 	if err := l.checkCanTake(ctx); err != nil {
 		l.reportProblem(ctx, err)

@@ -55,9 +55,8 @@ func (l *Lead) endTenure(t tenure) <-chan struct{} {
 	return done
 }
 
-// While runs a task in each tenure of this process until ctx ends or the task fails. A task that
-// returns nil is not repeated in the same tenure. A task that does not end is not started again:
-// see Alive.
+// While runs a task in each tenure of this process until ctx ends or the task fails. A nil result
+// ends the task for this tenure. A task that does not end is not started again: see Alive.
 func (l *Lead) While(ctx context.Context, name string, task func(context.Context) error) error {
 	for {
 		t, changed := l.tenures.Latest()
@@ -81,15 +80,15 @@ func (l *Lead) While(ctx context.Context, name string, task func(context.Context
 	}
 }
 
-// Tenure reports whether tasks may run under the lead of this process, and returns a channel that
-// is closed when the answer changes. The answer becomes false before the value of Leads does.
+// Tenure reports whether tasks may run under the lead of this process. The channel is closed when
+// the answer changes. The answer becomes false before Leads does.
 func (l *Lead) Tenure() (working bool, changed <-chan struct{}) {
 	t, changed := l.tenures.Latest()
 	return t != nil, changed
 }
 
-// Alive waits, while this process leads, for tasks of an earlier tenure. If ctx ends first, the
-// error names a task that has not ended.
+// Alive waits, while this process leads, for tasks of an earlier tenure. At the end of ctx, the
+// error names a remaining task.
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
 		t, changed := l.tenures.Latest()

@@ -16,9 +16,9 @@ type Disk struct{ busy chan struct{} }
 // NewDisk returns an idle Disk.
 func NewDisk() *Disk { return &Disk{make(chan struct{}, 1)} }
 
-// Do calls work and returns the error of work. Only one function runs at a time. Do returns
-// ErrHangs after the limit, and the error of ctx when ctx ends: work then never starts, or ends
-// later. Work that may end later must store the result itself.
+// Do calls work, one function at a time, and returns its error. It returns ErrHangs after the
+// limit, and the error of ctx when ctx ends. Work then never starts, or ends later and must store
+// the result itself.
 func (d *Disk) Do(ctx context.Context, limit time.Duration, work func() error) error {
 	late := time.After(limit)
 	select {

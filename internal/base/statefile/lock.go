@@ -16,7 +16,7 @@ import (
 var ErrLocked = errors.New("another instance has the lock")
 
 // LockFolder takes the exclusive lock of a folder. It never waits: the error wraps ErrLocked if
-// another process has the lock. The kernel releases the locks of a process that exits.
+// another process has the lock. The exit of a process releases the lock.
 func LockFolder(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0o600)
 	if err != nil {
@@ -54,13 +54,12 @@ func AwaitLock(ctx context.Context, c clock.Clock, limit, pause time.Duration, t
 	}
 }
 
-// A Lock is a lock of an open file (F_OFD_SETLK of fcntl(2)). The lock shows that a killed process
-// still exists: the kernel keeps the lock as long as a thread of the process is in the driver.
-// Other processes can query the lock without taking it.
+// A Lock is a lock of an open file (F_OFD_SETLK of fcntl(2)). The kernel keeps the lock of a killed
+// process while a thread is in the driver. Other processes can query the lock without taking it.
 type Lock struct{ f *os.File }
 
-// TakeLock takes the exclusive lock of a file, and creates the file if necessary. It never waits:
-// the error wraps ErrLocked if another process has the lock or a share. Close releases the lock.
+// TakeLock takes the exclusive lock of a file, which it creates if necessary. It never waits: the
+// error wraps ErrLocked if another process has the lock or a share.
 func TakeLock(path string) (*Lock, error) { return take(path, unix.F_WRLCK) }
 
 // TakeShare takes a share of the same lock, as TakeLock does.

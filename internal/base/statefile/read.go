@@ -9,9 +9,8 @@ import (
 	"syscall"
 )
 
-// Open opens the regular file at path, or the null device, for reading. It returns an error for
-// anything else without blocking: opening or reading a FIFO, a socket or a device can block
-// forever.
+// Open opens the regular file at path, or the null device, for reading. Other files are an error:
+// opening or reading a FIFO, a socket or a device can block forever.
 func Open(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -32,8 +31,7 @@ func isNull(info fs.FileInfo) bool {
 	return os.SameFile(info, null)
 }
 
-// IsAbsent reports whether an error means that there is no file at a path: the file does not exist,
-// or its folder is a file.
+// IsAbsent reports whether an error means a missing file: no such file, or its folder is a file.
 func IsAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
@@ -41,8 +39,8 @@ func IsAbsent(err error) bool {
 // ErrTooLarge is wrapped by the error of Read for a file larger than the limit.
 var ErrTooLarge = errors.New("is larger than")
 
-// Read returns the content of the file at path, opened as by Open, of at most limit bytes. It
-// returns an error for a larger file.
+// Read returns the content of the file at path, opened as by Open. A file larger than limit bytes
+// is an error.
 func Read(path string, limit int64) ([]byte, error) {
 	f, err := Open(path)
 	if err != nil {

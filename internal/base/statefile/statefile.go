@@ -11,8 +11,7 @@ import (
 const MaxSocketPath = 107
 
 // Listen creates a Unix socket at path, which must be free, and listens. Only the user of this
-// process may connect, whatever the umask: the kernel gives the file the mode of the socket, so
-// other users have no moment to connect.
+// process may connect, whatever the umask: the kernel gives the file the mode of the socket.
 func Listen(ctx context.Context, path string) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var refused error

@@ -13,7 +13,7 @@ import (
 )
 
 // temporarySuffix is the suffix of a file before the rename to the final path. The name also has
-// random digits, because two processes may both be process 1 of their containers.
+// random digits, because two processes may have the same process ID, 1.
 const temporarySuffix = ".gpu-device-plugin.tmp"
 
 // sweptFolders holds the folders already swept by this process.
@@ -30,7 +30,7 @@ func createTemporary(path string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		// In between, a sweeping process may take the file for a leftover.
+		// In between, another process may sweep the file.
 		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK})
 		if _, gone := os.Lstat(f.Name()); !errors.Is(err, unix.EAGAIN) && gone == nil {
 			return f, nil // a file system without locks is not swept
@@ -60,8 +60,8 @@ func IsTemporary(name string) bool {
 	return strings.HasPrefix(name, ".") && strings.HasSuffix(name, temporarySuffix)
 }
 
-// TemporaryName returns a temporary path for a file that Write does not create, such as a device
-// node. Each attempt and each process needs a different token.
+// TemporaryName returns a temporary path for other files than those of Write, such as device nodes.
+// Each attempt and each process needs a different token.
 func TemporaryName(path, token string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"."+token+temporarySuffix)
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Unknown holds the unknown fields of a JSON object, as a JSON object; empty without any. They are
-// kept because a newer version of this program may have written them.
+// Unknown holds the unknown fields of a JSON object, as a JSON object; empty without any. A newer
+// version of this program may have written them.
 type Unknown string
 
 // Decode reads a JSON object into the struct at the pointer known, and returns the fields missing

@@ -9,11 +9,10 @@ import (
 )
 
 // Write replaces the file at path by a file with the given content and mode. A reader finds the old
-// or the new file, never a part. The content is on the disk when Write returns nil.
+// or the new file, never a part. When Write returns nil, the content is on the disk.
 //
 // Before the replacement, check is called with the path of the temporary file; after an error of
-// check, the old file stays. A nil check accepts everything. A failed Write leaves no temporary
-// file.
+// check, the old file stays. check may be nil. A failed Write leaves no temporary file.
 func Write(path string, content []byte, mode fs.FileMode, check func(temporary string) error) error {
 	return write(path, content, mode, (*os.File).Sync, check)
 }

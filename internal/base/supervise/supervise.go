@@ -19,16 +19,15 @@ type Backoff struct {
 	First, Most time.Duration
 	// Proven is the duration of a run after which a failure counts as the first again.
 	Proven time.Duration
-	// Nudge, if not nil, returns a channel that is closed to start the next run immediately. Run
+	// Nudge may be nil. It returns a channel that is closed to start the next run immediately. Run
 	// calls Nudge before each run: a nudge during the run counts.
 	Nudge func() <-chan struct{}
 	// Clock is used for waiting; nil means the real clock.
 	Clock clock.Clock
 }
 
-// Run calls life until ctx ends, and then returns nil. After a nil result of life, the next run
-// starts immediately. After an error, Run logs the error once and starts the next run after the
-// backoff.
+// Run calls life until ctx ends, and then returns nil. After a nil result, the next run starts
+// immediately. An error is logged once, and the next run starts after the backoff.
 func Run(ctx context.Context, b Backoff, life func(context.Context) error) error {
 	b.Clock = cmp.Or[clock.Clock](b.Clock, clock.RealClock{})
 	if b.Nudge == nil {

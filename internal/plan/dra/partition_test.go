@@ -314,7 +314,7 @@ func TestDividedPool(t *testing.T) {
 		t.Errorf("devices of a GPU that another program divided: %q, %d counters", names, len(counters(fixed)))
 	}
 	if left := strings.Join(fixed.LeftOut, "\n"); !strings.Contains(left, "another program made one") ||
-		!strings.Contains(left, "made for a claim") {
+		!strings.Contains(left, "created for a claim") {
 		t.Errorf("left out: %s", left)
 	}
 
