@@ -179,7 +179,8 @@ func TestStatusOfADaemon(t *testing.T) {
 	d.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})
 	d.readiness.Answer().Publish(status.Readiness{Ready: true, Reason: "r"})
 	d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"},
-		Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-9", Hidden: true, Node: true}}})
+		Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-8", Row: resource.RowOwner},
+			{UUID: "GPU-9", Hidden: true, Node: true}}})
 	if err := d.monitor.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}

@@ -174,6 +174,9 @@ func addPlan(to []status.Resource, plan resource.Plan) {
 func holds(put []resource.Hold) []status.Hold {
 	var holds []status.Hold
 	for _, h := range put {
+		if h.Row.IsRoutine() { // neither a problem nor awaited
+			continue
+		}
 		holds = append(holds, status.Hold{Device: h.UUID, Resource: h.Resource, Reason: h.Reason, Listed: !h.Hidden,
 			Node: h.Node, Waits: h.Waits})
 	}

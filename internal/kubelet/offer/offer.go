@@ -167,7 +167,7 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	unasked := slices.DeleteFunc(byMPS, l.MPS.HasResult)
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
-		plan = plan.Under(holdsOnAll(plan, why))
+		plan = plan.Under(holdsOnAll(plan, resource.Hold{Reason: why, Row: resource.RowDriver}))
 	}
 	if l.Proofs == nil {
 		return plan
@@ -175,12 +175,13 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	return plan.Under(holdsOfProofs(plan, l.Proofs.Unproven(snapshot)))
 }
 
-// holdsOnAll returns holds on all devices, which are listed as Unhealthy.
-func holdsOnAll(plan resource.Plan, why string) []resource.Hold {
+// holdsOnAll returns a hold on each device.
+func holdsOnAll(plan resource.Plan, h resource.Hold) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
 		for _, d := range r.Devices {
-			holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+			h.Resource, h.UUID = r.Name, d.UUID
+			holds = append(holds, h)
 		}
 	}
 	return holds
@@ -192,7 +193,7 @@ func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Ho
 	for _, r := range plan.Resources {
 		for _, d := range r.Devices {
 			if why := unproven[d.UUID]; why != "" {
-				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why})
+				holds = append(holds, resource.Hold{Resource: r.Name, UUID: d.UUID, Reason: why, Row: resource.RowCUDA})
 			}
 		}
 	}
@@ -208,7 +209,8 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 		for _, d := range r.Members() {
 			if why, missing := unready[d.MPSDaemon()]; missing {
 				holds = append(holds, resource.Hold{
-					Resource: r.Name, UUID: d.UUID, Reason: why, Hidden: slices.Contains(unasked, d.MPSDaemon()),
+					Resource: r.Name, UUID: d.UUID, Reason: why, Row: resource.RowMPS,
+					Hidden: slices.Contains(unasked, d.MPSDaemon()),
 				})
 			}
 		}

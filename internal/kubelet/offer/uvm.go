@@ -39,13 +39,7 @@ func (u *uvmWait) plan(plan resource.Plan, snapshot inventory.Snapshot, c config
 	case u.timer == nil:
 		u.timer = u.clock.NewTimer(inventory.UVMPatience)
 	}
-	var holds []resource.Hold
-	for _, r := range plan.Resources {
-		for _, d := range r.Devices {
-			holds = append(holds, resource.Hold{UUID: d.UUID, Reason: uvmMissing, Hidden: true})
-		}
-	}
-	return plan.Under(holds)
+	return plan.Under(holdsOnAll(plan, resource.Hold{Reason: uvmMissing, Row: resource.RowUVM, Hidden: true}))
 }
 
 // ended returns when the wait is long enough.

@@ -72,7 +72,7 @@ func (n *step) decide() *Decision {
 		}
 		withheld[h.Resource][h.UUID] = true
 	}
-	d := &Decision{Plan: n.limitGrowth(n.plan.Under(holds)), Lists: map[string]List{}}
+	d := &Decision{Plan: n.plan.Under(holds).Under(n.limitGrowth()), Lists: map[string]List{}}
 	if why := n.holders.Silence(); why != "" {
 		d.Plan.Warnings = append(slices.Clone(d.Plan.Warnings),
 			"it is not known which devices pods hold: a GPU whose name or sharing "+
@@ -89,6 +89,9 @@ func (n *step) decide() *Decision {
 			r.Name = name
 		}
 		d.Lists[name] = n.list(name, l, r, withheld[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.lists)) {
+		d.Plan.Holds = append(slices.Clip(d.Plan.Holds), n.holdsOnUnits(name, n.lists[name])...)
 	}
 	if !n.shrink.since.IsZero() {
 		d.Pending = n.shrink.number
@@ -155,46 +158,34 @@ func (n *step) onNode(name string, left resource.Device) resource.Device {
 	return device
 }
 
-// limitGrowth withholds devices of GPUs that have just changed their form, beyond the number on
-// offer in the old form. The kubelet may allocate such a GPU once more in its old form, and then
+// limitGrowth returns holds on devices of GPUs that have just changed their form, beyond the number
+// on offer in the old form. The kubelet may allocate such a GPU once more in its old form, and then
 // the devices in the new form are withheld. The count must not rise before that and then fall,
 // because the scheduler would send pods for missing devices.
-func (n *step) limitGrowth(plan resource.Plan) resource.Plan {
-	type devices struct{ resource, uuid string }
-	before := map[devices]int{}
+func (n *step) limitGrowth() []resource.Hold {
+	before := map[resource.Hold]int{}
 	n.growsAt = time.Time{}
 	for name, l := range n.lists {
+		// a unit that left and is given once more takes the place of a free unit of its GPU
+		r, _ := n.plan.Resource(name)
 		for _, d := range l.retiring {
 			if at := d.lastOffered.Add(growsAfter); !d.offered && n.now.Before(at) {
-				before[devices{name, d.device.UUID}]++
 				if n.growsAt.IsZero() || at.Before(n.growsAt) {
 					n.growsAt = at
+				}
+				if !r.InUnits() {
+					before[resource.Hold{Resource: name, UUID: d.device.UUID, Row: resource.RowGrowth,
+						Reason: "its GPU was on offer in another form a moment ago"}]++
 				}
 			}
 		}
 	}
-	if len(before) == 0 {
-		return plan
+	holds := make([]resource.Hold, 0, len(before))
+	for h, count := range before {
+		h.Spared = count
+		holds = append(holds, h)
 	}
-	plan.Resources = slices.Clone(plan.Resources)
-	for i, r := range plan.Resources {
-		if r.InUnits() {
-			continue // a unit that left and is given once more takes the place of a free unit of its GPU
-		}
-		all := slices.Clone(r.Devices)
-		for j, d := range all {
-			of := devices{r.Name, d.UUID}
-			switch left, limited := before[of]; {
-			case !limited || !d.Healthy:
-			case left > 0:
-				before[of]--
-			default:
-				all[j].Healthy, all[j].Reason = false, "its GPU was on offer in another form a moment ago"
-			}
-		}
-		plan.Resources[i].Devices = all
-	}
-	return plan
+	return holds
 }
 
 // An oldForm is a retiring device in one form, with all its replicas.

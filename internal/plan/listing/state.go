@@ -71,7 +71,7 @@ func (d retiring) Counts() bool { return d.keptOnOffer || d.State.Counts() }
 func (d retiring) heldForm() resource.HeldShape {
 	form := resource.HeldShape{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.WaitsFor()}
 	if d.keptOnOffer {
-		form.Reason = waitsForTaint
+		form.Reason, form.Row = waitsForTaint, resource.RowTaint
 	}
 	return form
 }

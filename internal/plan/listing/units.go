@@ -86,6 +86,33 @@ func (n *step) offerUnits(name string, l *list) {
 	l.units.offered, l.units.gpu, l.units.used = offered, gpu, len(containers)
 }
 
+// holdsOnUnits returns holds on the healthy GPUs of a list with units that are not on offer.
+func (n *step) holdsOnUnits(name string, l *list) (holds []resource.Hold) {
+	if !l.resource.InUnits() {
+		return nil
+	}
+	use, from := n.useOf(name, l, n.holders.Containers(name)), 0
+	for _, d := range l.resource.Devices {
+		count := l.resource.UnitCount(d.UUID)
+		offered := l.units.offered[from : from+count]
+		from += count
+		if !d.Healthy || !slices.Contains(offered, false) {
+			continue
+		}
+		h := resource.Hold{Resource: name, UUID: d.UUID, Row: resource.RowUnits}
+		switch {
+		case use.Containers[d.UUID] >= l.resource.UnitClients(d.UUID):
+			h.Reason = "no container more can use its GPU"
+		case l.units.gpu != "" && l.units.gpu != d.UUID:
+			h.Reason = "another GPU offers its free units"
+		default:
+			h.Reason = "containers still hold units of its GPU that left the plan"
+		}
+		holds = append(holds, h)
+	}
+	return holds
+}
+
 // offerKept offers, by the UUID of the GPU, the given number of kept units without a container, and
 // returns which units are on offer.
 func (l *list) offerKept(count map[string]int, containers map[string]string) (offered []bool) {

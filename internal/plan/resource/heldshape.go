@@ -15,6 +15,8 @@ type HeldShape struct {
 	GPU string
 	// Reason names the pod that holds the device, or says why the pod is unknown.
 	Reason string
+	// Row is the row of holds for the device, if it is not RowForm.
+	Row Row
 }
 
 // Conflicts returns holds on the devices of the plan whose GPU is held in another form, so that two
@@ -47,7 +49,7 @@ func (p Plan) Conflicts(held []HeldShape) []Hold {
 			for _, c := range claimed[d.GPU] {
 				if key := [2]string{r.Name, d.UUID}; !done[key] && c.Conflicts(d) {
 					done[key] = true
-					holds = append(holds, Hold{Resource: r.Name, UUID: d.UUID,
+					holds = append(holds, Hold{Resource: r.Name, UUID: d.UUID, Row: cmp.Or(c.Row, RowForm),
 						Reason: fmt.Sprintf("its GPU may still be in use as %s %s (%s)", c.Resource, c.ID, c.Reason)})
 				}
 			}

@@ -1,21 +1,53 @@
 package resource
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
+
+// A Row is the place of a kind of hold in the order of all reasons that keep a device from pods: its
+// row in the table of ADR 76. Of several holds on a device, the hold with the lowest row counts.
+type Row int
+
+// The rows with holds.
+const (
+	RowOwner  Row = iota + 2 // pods get the GPU by claims
+	_                        // the health of the device, which is no hold
+	RowMPS                   // the MPS control daemon does not run
+	RowDriver                // the driver is newer than the configuration accepts
+	RowCUDA                  // CUDA is not proven on the device
+	RowGPU                   // the GPU is being divided or reset
+	RowFiles                 // the CDI spec or the device node is missing
+	RowUVM                   // the device node nvidia-uvm is missing
+	RowForm                  // the GPU may be in use in another form
+	RowTaint                 // the form before stays on offer until the Node has its taint
+	RowGrowth                // the GPU was on offer in another form a moment ago
+	RowUnits                 // another GPU offers its free units, or no container more can use the GPU
+)
+
+// IsRoutine reports whether the holds of a row are part of normal operation: nothing is missing, and
+// nobody waits for their end.
+func (r Row) IsRoutine() bool { return r == RowOwner || r == RowUnits }
 
 // A Hold makes devices of a plan temporarily not allocatable.
 type Hold struct {
 	// Resource is the resource of the devices; empty for any.
 	Resource string
-	// UUID is the UUID of the GPU or MIG device. The hold applies to all its replicas.
+	// UUID is the UUID of the GPU or MIG device. The hold applies to all its replicas, or to units that
+	// a rule of their own withholds.
 	UUID string
 	// Reason is a sentence without a full stop.
 	Reason string
+	// Row orders the holds on a device.
+	Row Row
+	// Spared is the number of Healthy replicas, from the first, to which the hold does not apply.
+	Spared int
 	// Hidden devices are in no list. Others stay in their lists as Unhealthy.
 	Hidden bool
 	// Node reports whether the reason is a missing device node.
 	Node bool
 	// Waits says that another reason keeps the device from pods and counts first: the device is not
-	// Healthy, an earlier hold applies, or the device is hidden. Under sets it in Plan.Holds.
+	// Healthy, another hold has a lower row, or the device is hidden. Under sets it in Plan.Holds.
 	Waits bool
 }
 
@@ -39,67 +71,101 @@ func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 			case d.Sharing == Percentage:
 			case !decided:
 				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided",
-					Hidden: true})
+					Row: RowGPU, Hidden: true})
 			case h.Reason != "" && !slices.Contains(h.Kept, d.GI):
-				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason})
+				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason, Row: RowGPU})
 			}
 		}
 	}
 	return p.Under(list)
 }
 
-// Under returns the plan with holds on its devices. Of several holds on a device a hidden one
-// counts, otherwise the first.
+// compareHolds orders the holds on one device: the first one counts.
+func compareHolds(a, b Hold) int {
+	if a.Hidden != b.Hidden {
+		if a.Hidden {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Compare(a.Row, b.Row)
+}
+
+// Under returns the plan with further holds on its devices. Of the holds on a device, a hidden one
+// counts, otherwise the one with the lowest row, and among equals the first. Of several of the given
+// holds on a device, the plan gets only the one that counts; a hold for one resource precedes a hold
+// for all.
 func (p Plan) Under(holds []Hold) Plan {
 	if len(holds) == 0 {
 		return p
 	}
-	of := map[[2]string]Hold{} // by resource and UUID
+	type key struct{ resource, uuid string }
+	of := map[key]Hold{}
 	for _, h := range holds {
-		key := [2]string{h.Resource, h.UUID}
-		if before, twice := of[key]; !twice || h.Hidden && !before.Hidden {
-			of[key] = h
+		if before, twice := of[key{h.Resource, h.UUID}]; !twice || h.Hidden && !before.Hidden {
+			of[key{h.Resource, h.UUID}] = h
 		}
 	}
-	held := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds),
+	all := map[key][]Hold{} // the holds on each device, without Waits
+	held := map[key]bool{}  // devices that a hold of p keeps from pods
+	for _, h := range p.Holds {
+		held[key{h.Resource, h.UUID}] = held[key{h.Resource, h.UUID}] || !h.Waits
+		h.Waits = false
+		all[key{h.Resource, h.UUID}] = append(all[key{h.Resource, h.UUID}], h)
+	}
+	next := Plan{LeftOut: slices.Clone(p.LeftOut), Warnings: slices.Clone(p.Warnings), Holds: slices.Clone(p.Holds),
 		node: p.node}
-	leftOut := map[string]bool{}
+	sick, spared, leftOut := map[key]bool{}, map[key]int{}, map[string]bool{}
 	for _, r := range p.Resources {
 		devices, changed := make([]Device, 0, len(r.Devices)), false
 		for _, d := range r.Devices {
-			h, here := of[[2]string{r.Name, d.UUID}]
-			if every, anywhere := of[[2]string{"", d.UUID}]; anywhere && (!here || every.Hidden && !h.Hidden) {
+			k := key{r.Name, d.UUID}
+			h, here := of[k]
+			if every, anywhere := of[key{"", d.UUID}]; anywhere && (!here || every.Hidden && !h.Hidden) {
 				h, here = every, true
 			}
-			h.Resource, h.UUID, h.Waits = r.Name, d.UUID, !d.Healthy && !h.Hidden
-			same := func(other Hold) bool { other.Waits = h.Waits; return other == h }
-			if here && !slices.ContainsFunc(held.Holds, same) {
-				held.Holds = append(held.Holds, h)
+			if !here {
+				devices = append(devices, d)
+				continue
 			}
-			switch {
-			case here && h.Hidden:
+			if h.Resource, h.UUID, h.Waits = r.Name, d.UUID, false; !slices.Contains(all[k], h) {
+				all[k], next.Holds = append(all[k], h), append(next.Holds, h)
+				slices.SortStableFunc(all[k], compareHolds)
+			}
+			sick[k] = !d.Healthy && !held[k]
+			switch first := all[k][0]; {
+			case first.Hidden:
 				changed = true
-				for i, other := range held.Holds {
-					held.Holds[i].Waits = other.Waits || !same(other) && other.Resource == r.Name && other.UUID == d.UUID
-				}
 				if !leftOut[d.UUID] {
 					leftOut[d.UUID] = true
-					held.LeftOut = append(held.LeftOut, LeftOut{UUID: d.UUID, Index: d.Index, Reason: h.Reason})
-					held.Warnings = append(held.Warnings, notOffered(d.Index, d.UUID, h.Reason))
+					next.LeftOut = append(next.LeftOut, LeftOut{UUID: d.UUID, Index: d.Index, Reason: first.Reason})
+					next.Warnings = append(next.Warnings, notOffered(d.Index, d.UUID, first.Reason))
 				}
 				continue
-			case here && d.Healthy:
-				d.Healthy, d.Reason, changed = false, h.Reason, true
+			case sick[k]:
+			case d.Healthy && spared[k] < first.Spared:
+				spared[k]++
+			default:
+				changed = changed || d.Healthy || d.Reason != first.Reason
+				d.Healthy, d.Reason = false, first.Reason
 			}
 			devices = append(devices, d)
 		}
 		switch {
 		case !changed:
-			held.Resources = append(held.Resources, r)
+			next.Resources = append(next.Resources, r)
 		case len(devices) > 0:
-			held.Resources = append(held.Resources, r.with(devices))
+			next.Resources = append(next.Resources, r.with(devices))
 		}
 	}
-	slices.SortStableFunc(held.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
-	return held
+	for i, h := range next.Holds {
+		k := key{h.Resource, h.UUID}
+		if isSick, changed := sick[k]; changed {
+			h.Waits = false
+			next.Holds[i].Waits = h != all[k][0] || isSick && !h.Hidden
+		}
+	}
+	slices.SortStableFunc(next.Holds, func(a, b Hold) int { return cmp.Compare(a.Row, b.Row) })
+	slices.SortStableFunc(next.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	return next
 }

@@ -200,3 +200,63 @@ func TestHoldsThatWait(t *testing.T) {
 		}
 	}
 }
+
+// TestTheOrderOfHolds: whatever is put on first, the hold with the lowest row counts, the holds are
+// listed by row, and the others wait.
+func TestTheOrderOfHolds(t *testing.T) {
+	t.Parallel()
+	hold := func(row resource.Row, reason string) resource.Hold {
+		return resource.Hold{Resource: "a", UUID: "GPU-0", Row: row, Reason: reason}
+	}
+	mps, files, form := hold(resource.RowMPS, "mps"), hold(resource.RowFiles, "files"), hold(resource.RowForm, "form")
+	for _, order := range [][]resource.Hold{
+		{mps, files, form}, {mps, form, files}, {files, mps, form}, {files, form, mps}, {form, mps, files}, {form, files, mps},
+	} {
+		plan := twoResources()
+		for _, h := range order {
+			plan = plan.Under([]resource.Hold{h})
+		}
+		if d := plan.Resources[0].Devices[0]; d.Healthy || d.Reason != "mps" {
+			t.Errorf("%v: the device is Healthy: %v, by %q", order, d.Healthy, d.Reason)
+		}
+		for i, want := range []resource.Hold{mps, files, form} {
+			if want.Waits = i > 0; plan.Holds[i] != want {
+				t.Errorf("%v: hold %d is %+v", order, i, plan.Holds[i])
+			}
+		}
+		files := files
+		files.Hidden, files.Reason = true, "lost"
+		if plan = plan.Under([]resource.Hold{files}); !plan.Resources[0].Lacks("GPU-0") || !plan.Holds[0].Waits {
+			t.Errorf("%v: a hidden device is listed, or the hold %+v counts", order, plan.Holds[0])
+		}
+	}
+}
+
+// TestSparedReplicas: a hold leaves the first Healthy replicas alone.
+func TestSparedReplicas(t *testing.T) {
+	t.Parallel()
+	o := resource.Options{Sharing: resource.Sharing{Mode: resource.TimeSliced,
+		Rules: []resource.SharingRule{{Name: resource.WholeGPU, Replicas: 3}}}}
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1)}}, o)
+	plan = plan.Under([]resource.Hold{{UUID: "GPU-b", Reason: "sick", Row: resource.RowCUDA}})
+	plan = plan.Under([]resource.Hold{{UUID: "GPU-a", Reason: "a moment ago", Row: resource.RowGrowth, Spared: 2},
+		{UUID: "GPU-b", Reason: "a moment ago", Row: resource.RowGrowth, Spared: 2}})
+	var got []string
+	for _, d := range plan.Resources[0].Devices {
+		got = append(got, d.Reason)
+	}
+	if want := []string{"", "", "a moment ago", "sick", "sick", "sick"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestHoldsOfAnotherOwner: a GPU that pods get by claims has a hold with that reason.
+func TestHoldsOfAnotherOwner(t *testing.T) {
+	t.Parallel()
+	o := resource.Options{NotOffered: map[string]string{"GPU-a": "pods get it by claims"}}
+	plan := resource.New(inventory.Snapshot{GPUs: []inventory.GPU{gpu(0), gpu(1)}}, o)
+	want := []resource.Hold{{UUID: "GPU-a", Reason: "pods get it by claims", Row: resource.RowOwner, Hidden: true}}
+	if diff := cmp.Diff(want, plan.Holds); diff != "" || !want[0].Row.IsRoutine() {
+		t.Errorf("holds (-want +got):\n%s", diff)
+	}
+}

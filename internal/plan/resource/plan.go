@@ -22,8 +22,8 @@ type Plan struct {
 	// Warnings are sentences for the operator about unexpected parts of the plan. They include the
 	// devices in LeftOut, except for excluded ones.
 	Warnings []string
-	// Holds are the holds on devices of the plan, each with the name of its resource, in the order
-	// of the devices.
+	// Holds are the holds on devices of the plan, by row, and then in the order of the devices. Each
+	// has the name of its resource, except for devices of another owner: these have no resource.
 	Holds []Hold
 
 	node map[string]Device // by UUID: the devices of the node, offered or not
@@ -246,7 +246,8 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 	}
 	return slices.DeleteFunc(all, func(c candidate) bool {
-		if p.options.NotOffered[c.gpu.UUID] != "" {
+		if why := p.options.NotOffered[c.gpu.UUID]; why != "" {
+			p.plan.Holds = append(p.plan.Holds, Hold{UUID: c.uuid(), Reason: why, Row: RowOwner, Hidden: true})
 			return true
 		}
 		if s := p.selector(c); s != nil && s.Exclude {
