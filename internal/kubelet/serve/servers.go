@@ -74,7 +74,8 @@ type Collaborators struct {
 	CheckpointVersion func() string
 	Inspector         Inspector
 	// MayGive returns why no device plugin may give these devices to a pod now, as a sentence, or nil.
-	// Each call of Allocate calls MayGive, so it returns at once. A nil function allows all GPUs.
+	// Each call of Allocate calls MayGive under the lock of Servers: it returns at once, and calls no
+	// method of Servers. A nil function allows all GPUs.
 	MayGive func(devices []resource.Device) error
 	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end
 	// of the server that registered last. The argument is the user agent of the kubelet's calls. Nil
@@ -297,7 +298,7 @@ func (s *Servers) add(name string) *servedResource {
 func (s *Servers) allocating(name string, containers [][]string) (listing.Answer, Options) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next, answer := s.listing.Allocate(name, containers, s.holders, s.collaborators.Clock.Now())
+	next, answer := s.listing.Allocate(name, containers, s.collaborators.MayGive, s.holders, s.collaborators.Clock.Now())
 	s.decide(next)
 	if answer.Resource.InUnits() {
 		s.wakeReaper()

@@ -163,9 +163,6 @@ func (s *service) editsFor(
 	answer listing.Answer, ids []string, o containeredits.Options,
 ) (e containeredits.Edits, err error) {
 	devices, err := answer.Devices(ids)
-	if err == nil && s.MayGive != nil {
-		err = s.MayGive(devices)
-	}
 	if err == nil {
 		e, err = containeredits.For(devices, o)
 	}

@@ -275,13 +275,17 @@ func TestADeviceThatNoProcessMustGive(t *testing.T) {
 func TestGPUsThatMayNotBeGiven(t *testing.T) {
 	t.Parallel()
 	mayGive := func(d []resource.Device) error { return errors.New(d[0].GPU + d[1].GPU + ": a claim has it") }
-	s := alone(&registration{Collaborators: Collaborators{MayGive: mayGive},
-		list:       newList(resource.WholeGPU),
-		allocating: func([][]string) (listing.Answer, Options) { return listing.Answer{List: whole(2)}, Options{} }})
+	set := NewServers(Collaborators{Clock: clock.RealClock{}, MayGive: mayGive})
+	set.Apply(resource.Plan{Resources: []resource.Resource{whole(2).Resource}}, Options{}, 1)
+	s := alone(&registration{list: set.resources[gpuName].list,
+		allocating: func(ids [][]string) (listing.Answer, Options) { return set.allocating(gpuName, ids) }})
 	ids := []string{"GPU-0", "GPU-1"}
 	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "GPU-0GPU-1: a claim has it") {
 		t.Errorf("Allocate() = %v", err)
+	}
+	if set.holders.IsHeld(keyOf(gpuName, "GPU-0")) {
+		t.Error("a pod that got nothing counts as a holder")
 	}
 }
 

@@ -14,17 +14,29 @@ import (
 // An Answer answers a call of Allocate by one list.
 type Answer struct {
 	List
-	refusal string // why the call gets nothing; empty if it may get devices
+	refusal error // why the call gets nothing; nil if it may get devices
 }
 
-// Allocate records a call of Allocate for devices of a resource, by container, and returns the list
-// that answers the call. From now on the devices of the call count as held.
+// Allocate records a call of Allocate for devices of a resource, by container, and returns the
+// answer. From now on the devices of the call count as held. mayGive returns why the node must not
+// give these devices to a pod now, or nil; a nil function allows all.
 //
 // The kubelet may have chosen a retiring device just before it received the list with the GPU's new
 // form. Then the device is on offer again, unless the GPU was allocated in its new form meanwhile.
-func (s State) Allocate(name string, containers [][]string, h *holders.Holders, now time.Time) (State, Answer) {
+func (s State) Allocate(
+	name string, containers [][]string, mayGive func([]resource.Device) error, h *holders.Holders, now time.Time,
+) (State, Answer) {
 	if !s.Has(name) {
 		return s, Answer{List: List{Resource: resource.Resource{Name: name}}}
+	}
+	for _, ids := range containers {
+		for _, id := range ids {
+			h.Ask(holders.Key{Resource: name, ID: id}, now)
+		}
+	}
+	list := s.latest.Lists[name]
+	if refused, err := list.refuses(containers, mayGive); refused {
+		return s, Answer{list, err}
 	}
 	n := step{s.clone(), h, now}
 	l, changed := n.lists[name], false
@@ -33,9 +45,9 @@ func (s State) Allocate(name string, containers [][]string, h *holders.Holders, 
 			changed = n.give(name, l, id) || changed
 		}
 	}
-	refusal := ""
+	var refusal error
 	for _, ids := range containers {
-		if refusal == "" {
+		if refusal == nil {
 			refusal = n.giveUnits(name, l, ids)
 		}
 	}
@@ -43,14 +55,39 @@ func (s State) Allocate(name string, containers [][]string, h *holders.Holders, 
 	if changed {
 		next = n.Again(h, now)
 	}
-	return next, Answer{List: next.latest.Lists[name], refusal: refusal}
+	return next, Answer{next.latest.Lists[name], refusal}
 }
 
-// give records that the kubelet asks for a device, and that a pod gets the device if it may. It
-// reports whether the lists change.
+// refuses reports whether a call gets nothing, as far as that is known before retiring devices are
+// given again: a pod whose call is refused holds nothing. The error is the refusal of mayGive; nil
+// if the list itself says why, by Devices.
+func (l List) refuses(containers [][]string, mayGive func([]resource.Device) error) (refused bool, err error) {
+	for _, ids := range containers {
+		if !slices.ContainsFunc(ids, func(id string) bool { _, is := l.retiring[id]; return is }) {
+			if _, err := (Answer{List: l}).Devices(ids); err != nil {
+				return true, nil
+			}
+		}
+		var devices []resource.Device
+		for _, id := range ids {
+			if d, held := l.PossiblyHeld(id); held {
+				devices = append(devices, d)
+			}
+		}
+		if mayGive == nil || len(devices) == 0 {
+			continue
+		}
+		if err := mayGive(devices); err != nil {
+			return true, refuse(Withheld, "%v", err)
+		}
+	}
+	return false, nil
+}
+
+// give records that a pod gets a device for which the kubelet asks, if the pod may. It reports
+// whether the lists change.
 func (n *step) give(name string, l *list, id string) (changed bool) {
 	key := holders.Key{Resource: name, ID: id}
-	n.holders.Ask(key, n.now)
 	device, planned := l.resource.Device(id)
 	d, isRetiring := l.retiring[id]
 	switch {
@@ -135,8 +172,8 @@ func (a Answer) Devices(ids []string) ([]resource.Device, error) {
 	switch {
 	case len(ids) == 0:
 		return nil, refuse(Invalid, "a container asks for no device")
-	case a.refusal != "":
-		return nil, refuse(Withheld, "%s", a.refusal)
+	case a.refusal != nil:
+		return nil, a.refusal
 	}
 	devices := make([]resource.Device, 0, len(ids))
 	seen := make(map[string]struct{}, len(ids))

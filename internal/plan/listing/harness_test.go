@@ -31,6 +31,7 @@ type node struct {
 	gpus     []inventory.GPU
 	held     map[holders.Key]holders.Holder
 	announce bool
+	mayGive  func([]resource.Device) error
 }
 
 func newNode(t *testing.T, gpus int) *node {
@@ -86,7 +87,7 @@ func (n *node) apply(plan resource.Plan) {
 func (n *node) allocate(id string) string { return n.allocateOf(gpuName, id) }
 
 func (n *node) allocateOf(name string, ids ...string) string {
-	next, answer := n.Allocate(name, [][]string{ids}, n.holders, n.now)
+	next, answer := n.Allocate(name, [][]string{ids}, n.mayGive, n.holders, n.now)
 	n.State = next
 	devices, err := answer.Devices(ids)
 	if err != nil {

@@ -1,7 +1,6 @@
 package listing
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -146,8 +145,8 @@ func (n *step) readUnits(name string, l *list, a holders.Account) (outdated, cha
 }
 
 // overbooked returns why a container cannot get units: as many containers as can use its GPU at the
-// same time hold units already.
-func (n *step) overbooked(name string, l *list, ids []string) string {
+// same time hold units already. It returns nil if the container can.
+func (n *step) overbooked(name string, l *list, ids []string) error {
 	containers := n.holders.Containers(name)
 	uuid, _ := resource.SplitID(ids[0])
 	others := map[string]bool{}
@@ -161,24 +160,24 @@ func (n *step) overbooked(name string, l *list, ids []string) string {
 	}
 	most := l.resource.UnitClients(uuid)
 	if most == 0 || len(others) < most {
-		return ""
+		return nil
 	}
-	return fmt.Sprintf("%d containers have units of GPU %s, and no more can use it at the same time; create the pod "+
+	return refuse(Withheld, "%d containers have units of GPU %s, and no more can use it at the same time; create the pod "+
 		"again, so that the scheduler chooses again", len(others), uuid)
 }
 
-// giveUnits records that a container receives units, and returns why it must not; empty if it may.
+// giveUnits records that a container receives units, and returns why it must not; nil if it may.
 // Units of two GPUs are refused later, so no container holds them.
-func (n *step) giveUnits(name string, l *list, ids []string) (refusal string) {
+func (n *step) giveUnits(name string, l *list, ids []string) error {
 	if !l.resource.InUnits() || len(ids) == 0 {
-		return ""
+		return nil
 	}
 	first, _ := resource.SplitID(ids[0])
 	if slices.ContainsFunc(ids, func(id string) bool { uuid, _ := resource.SplitID(id); return uuid != first }) {
-		return ""
+		return nil
 	}
-	if refusal = n.overbooked(name, l, ids); refusal != "" {
-		return refusal
+	if err := n.overbooked(name, l, ids); err != nil {
+		return err
 	}
 	given := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 		device, planned := l.resource.Device(id)
@@ -187,5 +186,5 @@ func (n *step) giveUnits(name string, l *list, ids []string) (refusal string) {
 	if n.holders.Occupy(name, given, n.now); len(given) > 0 {
 		l.units.lastCall = n.now
 	}
-	return ""
+	return nil
 }
