@@ -1,5 +1,6 @@
-// Package offer makes a plan of every Snapshot and Config, adds the holds, and passes the plan to
-// the plugin servers. It has the CDI specs of new devices written before the devices are offered.
+// Package offer makes a plan of every Snapshot and Config, adds the holds, and
+// passes the plan to the plugin servers. It has the CDI specs of new devices
+// written before the devices are offered.
 package offer
 
 import (
@@ -30,11 +31,13 @@ type Loop struct {
 	Set       *serve.Servers
 	Specs     Specs
 	MPS       MPS
-	// MIG are the holds on GPUs whose MIG layout is being changed, by UUID. A GPU without an entry is
-	// not offered. The value or the feed is nil if nothing changes layouts.
+	// MIG are the holds on GPUs whose MIG layout is being changed, by UUID. A GPU
+	// without an entry is not offered. The value or the feed is nil if nothing
+	// changes layouts.
 	MIG *feed.Feed[map[string]resource.GPUHold]
-	// Owners says which GPUs belong to the device plugin. While the value is nil, nothing is offered.
-	// A nil feed means that all GPUs belong to the device plugin.
+	// Owners says which GPUs belong to the device plugin. While the value is nil,
+	// nothing is offered. A nil feed means that all GPUs belong to the device
+	// plugin.
 	Owners *feed.Feed[dra.Owners]
 	// Proofs says on which devices CUDA is not proven; nil if no proof is required.
 	Proofs Proofs
@@ -50,23 +53,27 @@ type Loop struct {
 type Proofs interface {
 	// Unproven returns why devices may not be given to pods, by UUID.
 	Unproven(inventory.Snapshot) map[string]string
-	// Changed returns a channel that is closed when the answer changes for a Snapshot.
+	// Changed returns a channel that is closed when the answer changes for a
+	// Snapshot.
 	Changed() <-chan struct{}
 }
 
-// MPS checks whether the control daemons of resources shared by CUDA's Multi-Process Service run.
+// MPS checks whether the control daemons of resources shared by CUDA's
+// Multi-Process Service run.
 type MPS interface {
-	// Follow sets the resources whose daemons are checked from now on. It does not wait for them.
+	// Follow sets the resources whose daemons are checked from now on. It does not
+	// wait for them.
 	Follow(resources []string)
-	// Unready is the feed of the resources whose daemons do not answer, each with the reason.
+	// Unready is the feed of the resources whose daemons do not answer, each with
+	// the reason.
 	Unready() *feed.Feed[map[string]string]
-	// HasResult reports whether the daemon of a followed resource has answered or has used up its time to
-	// answer.
+	// HasResult reports whether the daemon of a followed resource has answered or
+	// has used up its time to answer.
 	HasResult(resource string) bool
 }
 
-// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx ends. Then it
-// returns nil.
+// Run makes a plan of every Snapshot and Config, and writes CDI specs, until ctx
+// ends. Then it returns nil.
 func (l *Loop) Run(ctx context.Context) error {
 	specs := newSpecTask(l.Specs)
 	group, ctx := errgroup.WithContext(ctx)
@@ -76,8 +83,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is Unhealthy in the
-// plan.
+// follow makes plans until ctx ends. A device that is Unhealthy in the Snapshot is
+// Unhealthy in the plan.
 func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	var wanted config.Config
 	var epoch uint64
@@ -140,8 +147,8 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	}
 }
 
-// oldWay is the warning, without its reason, of a plan whose devices still use the previous
-// configuration.
+// oldWay is the warning, without its reason, of a plan whose devices still use the
+// previous configuration.
 const oldWay = "containers get devices as before the last change of the configuration, because no device could be " +
 	"offered by the new one: "
 
@@ -153,8 +160,8 @@ func (l *Loop) proven() <-chan struct{} {
 	return l.Proofs.Changed()
 }
 
-// plan makes the plan of a Snapshot and a Config, and adds the holds of MPS and of devices without
-// a proof of CUDA.
+// plan makes the plan of a Snapshot and a Config, and adds the holds of MPS and of
+// devices without a proof of CUDA.
 func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
 	options := c.Resource
 	if l.Owners != nil {
@@ -163,7 +170,8 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	plan := resource.New(snapshot, options)
 	byMPS := plan.MPSDaemons()
 	l.MPS.Follow(byMPS)
-	// Read first, so that an answer arriving now does not make an earlier reason count.
+	// Read first, so that an answer arriving now does not make an earlier reason
+	// count.
 	unasked := slices.DeleteFunc(byMPS, l.MPS.HasResult)
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
@@ -200,9 +208,10 @@ func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Ho
 	return holds
 }
 
-// holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the
-// reasons, by daemon. Devices of unasked daemons are hidden: a list with such a device as Unhealthy
-// for a moment would change the status of the pods that hold it.
+// holdsOfMPS returns the holds on devices whose MPS control daemon does not run.
+// unready has the reasons, by daemon. Devices of unasked daemons are hidden: a list
+// with such a device as Unhealthy for a moment would change the status of the pods
+// that hold it.
 func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
@@ -218,11 +227,12 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 	return holds
 }
 
-// warnAfter is the delay before the warnings of a plan are logged. During a healthy start, CDI
-// specs are written and MPS control daemons answer within that time.
+// warnAfter is the delay before the warnings of a plan are logged. During a healthy
+// start, CDI specs are written and MPS control daemons answer within that time.
 const warnAfter = time.Second
 
-// warn logs the warnings of plans, each one when it appears and persists, until ctx ends.
+// warn logs the warnings of plans, each one when it appears and persists, until ctx
+// ends.
 func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 	var before resource.Plan
 	for {

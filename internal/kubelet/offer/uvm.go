@@ -18,16 +18,16 @@ const (
 		"nvidia-modprobe -u -c 0"
 )
 
-// A uvmWait waits for the device node nvidia-uvm. With the strategy envvar there is no wait:
-// NVIDIA's runtime loads the module itself.
+// A uvmWait waits for the device node nvidia-uvm. With the strategy envvar there is
+// no wait: NVIDIA's runtime loads the module itself.
 type uvmWait struct {
 	clock clock.Clock
 	timer clock.Timer // since the node was seen to be missing; nil while it is not
 	over  bool
 }
 
-// plan returns the plan without the waiting devices and, once the wait is long enough, with a
-// warning.
+// plan returns the plan without the waiting devices and, once the wait is long
+// enough, with a warning.
 func (u *uvmWait) plan(plan resource.Plan, snapshot inventory.Snapshot, c config.Config) resource.Plan {
 	switch {
 	case !(c.Edits.UsesCDI() && snapshot.LacksUVM(true) || c.Edits.GivesNodes() && snapshot.LacksUVM(false)):

@@ -14,11 +14,12 @@ import (
 )
 
 const (
-	// checkSoon is the time between sending a list and comparing the kubelet's account with it. The
-	// kubelet processes a list within milliseconds, and a second leaves room for a busy node.
+	// checkSoon is the time between sending a list and comparing the kubelet's
+	// account with it. The kubelet processes a list within milliseconds, and a
+	// second leaves room for a busy node.
 	checkSoon = time.Second
-	// checkLater is the longest pause between two comparisons. Each pause is twice as long as the
-	// previous pause.
+	// checkLater is the longest pause between two comparisons. Each pause is twice
+	// as long as the previous pause.
 	checkLater = 30 * time.Second
 	// askAgain is the first pause after a failed question or a differing account.
 	askAgain = 100 * time.Millisecond
@@ -26,32 +27,34 @@ const (
 	accountTimeout = 2 * time.Second
 	// differsFor is how long the account must differ before the difference counts.
 	differsFor = time.Second
-	// suspectFor is the greatest age of another program's socket at which the program counts as the
-	// cause of a difference.
+	// suspectFor is the greatest age of another program's socket at which the
+	// program counts as the cause of a difference.
 	suspectFor = time.Minute
 	// endsWithin is how long after its socket another program may end its stream.
 	endsWithin = 10 * time.Second
-	// disputeFirst and disputeMost are the shortest and the longest time between two registrations
-	// caused by a difference.
+	// disputeFirst and disputeMost are the shortest and the longest time between
+	// two registrations caused by a difference.
 	disputeFirst = 10 * time.Second
 	disputeMost  = 5 * time.Minute
 )
 
 // An Accountant reads the kubelet's own account of the devices of this node.
 type Accountant interface {
-	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by resource.
+	// Allocatable returns the IDs of the devices that the kubelet considers
+	// healthy, by resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)
-	// Held returns the devices held by pods, according to the kubelet. The question to the kubelet
-	// begins after the call.
+	// Held returns the devices held by pods, according to the kubelet. The question
+	// to the kubelet begins after the call.
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
-	// Allocating is called when the kubelet begins a call that allocates devices. The returned
-	// function is called at the end of that call. more says that a call of Allocate follows. Held must
-	// not ask the kubelet between the two. Both return at once.
+	// Allocating is called when the kubelet begins a call that allocates devices.
+	// The returned function is called at the end of that call. more says that a
+	// call of Allocate follows. Held must not ask the kubelet between the two. Both
+	// return at once.
 	Allocating() (ended func(more bool))
 }
 
-// disputes limits how often a resource registers again because the kubelet's account differs from
-// the list. A new registration does not end every difference.
+// disputes limits how often a resource registers again because the kubelet's
+// account differs from the list. A new registration does not end every difference.
 type disputes struct {
 	next time.Time     // no earlier
 	wait time.Duration // between the last one and next
@@ -71,16 +74,17 @@ func (d *disputes) register(now time.Time) (wait time.Duration, ok bool) {
 	return 0, true
 }
 
-// A comparison is the knowledge of a registration from comparing the kubelet's account with its
-// list.
+// A comparison is the knowledge of a registration from comparing the kubelet's
+// account with its list.
 type comparison struct {
 	agreed    bool      // the two have been the same at least once
 	agreedNow bool      // they have been the same since the list was sent
 	since     time.Time // when they began to differ; zero if they do not
-	// the sockets of other programs, with the times when they appeared; zero for a socket older than
-	// the registration
+	// the sockets of other programs, with the times when they appeared; zero for a
+	// socket older than the registration
 	otherPlugins map[kubelet.Socket]time.Time
-	// when a program that appeared after the registration was found to have ended; zero if none was
+	// when a program that appeared after the registration was found to have ended;
+	// zero if none was
 	otherEnded  time.Time
 	agreedSince bool                            // the two were the same after that
 	lastAgreed  *pluginapi.ListAndWatchResponse // the list at the last comparison in which the two were the same
@@ -103,15 +107,15 @@ func (c *comparison) next(pause time.Duration) {
 	c.timer.Reset(pause)
 }
 
-// checkAccount compares the kubelet's account with the list repeatedly. It returns when ctx ends or
-// a new registration is needed, and reports whether the two have ever been equal. A missing answer
-// is no reason for a new registration.
+// checkAccount compares the kubelet's account with the list repeatedly. It returns
+// when ctx ends or a new registration is needed, and reports whether the two have
+// ever been equal. A missing answer is no reason for a new registration.
 //
-// checkAccount never answers a difference by sending the list again: the kubelet may allocate
-// devices through another server, and list and server must belong to the same process. While the
-// cause of a difference is unknown, no list is sent, and a list is repeated only after a
-// comparison. If another program registered later, the new registration waits until that program
-// has ended.
+// checkAccount never answers a difference by sending the list again: the kubelet
+// may allocate devices through another server, and list and server must belong to
+// the same process. While the cause of a difference is unknown, no list is sent,
+// and a list is repeated only after a comparison. If another program registered
+// later, the new registration waits until that program has ended.
 func (l *registration) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
 	c := &comparison{pace: checkSoon, retry: askAgain, timer: l.Clock.NewTimer(checkSoon), repeated: l.list.resend.Value()}
 	defer c.timer.Stop()
@@ -141,8 +145,8 @@ func (l *registration) checkAccount(ctx context.Context, incarnation uint64) (ag
 	}
 }
 
-// awaitComparison waits for the next comparison. It returns the latest request to send the list
-// again.
+// awaitComparison waits for the next comparison. It returns the latest request to
+// send the list again.
 func (l *registration) awaitComparison(ctx context.Context, c *comparison) (repeat uint64, err error) {
 	for {
 		sent, changed := l.sent.Latest()
@@ -152,7 +156,8 @@ func (l *registration) awaitComparison(ctx context.Context, c *comparison) (repe
 			c.next(c.pace)
 		}
 		repeat, asked := l.list.resend.Latest()
-		// the kubelet may still be taking the list in, and writes its checkpoint then
+		// the kubelet may still be taking the list in, and writes its checkpoint
+		// then
 		if l.Clock.Since(c.lastAt) < checkSoon {
 			c.repeated = repeat
 		}
@@ -174,8 +179,8 @@ func (l *registration) awaitComparison(ctx context.Context, c *comparison) (repe
 	}
 }
 
-// compare compares the account with the list that was sent. It returns the pause until the next
-// comparison, or an error that ends this registration.
+// compare compares the account with the list that was sent. It returns the pause
+// until the next comparison, or an error that ends this registration.
 func (l *registration) compare(
 	ctx context.Context, incarnation uint64, c *comparison, sent *pluginapi.ListAndWatchResponse,
 ) (pause time.Duration, err error) {
@@ -196,7 +201,8 @@ func (l *registration) compare(
 	case !sameIDs(allocatable, healthyIDs(sent)):
 		return l.differs(ctx, incarnation, c, allocatable, healthyIDs(sent))
 	}
-	// After a list, the kubelet 1.36 counts its devices although it has stopped both servers.
+	// After a list, the kubelet 1.36 counts its devices although it has stopped
+	// both servers.
 	if l.noteEnds(ctx, c); sent != c.lastAgreed && !c.otherEnded.IsZero() && l.Clock.Since(c.otherEnded) <= endsWithin {
 		return 0, errOtherEnded
 	}
@@ -240,15 +246,17 @@ func (l *registration) noteEnds(ctx context.Context, c *comparison) {
 	}
 }
 
-// differs decides what to do about a difference between the account and the list. It returns the
-// pause until the next question, or an error that ends this registration.
+// differs decides what to do about a difference between the account and the list.
+// It returns the pause until the next question, or an error that ends this
+// registration.
 func (l *registration) differs(ctx context.Context, incarnation uint64, c *comparison,
 	allocatable, list []string) (time.Duration, error) {
 	now := l.Clock.Now()
 	difference := fmt.Sprintf("the kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))
 	l.reportDifference(difference)
 	if c.since.IsZero() {
-		klog.FromContext(ctx).Info("The kubelet's account differs from the list", "kubelet", len(allocatable), "list", len(list))
+		klog.FromContext(ctx).Info("The kubelet's account differs from the list", "kubelet", len(allocatable),
+			"list", len(list))
 		if l.mute.Value() == muteNone {
 			l.mute.Publish(muteAccountDiffers)
 		}
@@ -261,8 +269,9 @@ func (l *registration) differs(ctx context.Context, incarnation uint64, c *compa
 		}
 	}
 	if len(allocatable) == 0 && c.agreedNow {
-		// Another server has ended, and the kubelet 1.36 has stopped the endpoint in use. A kubelet that
-		// has not counted this list yet may still be processing it.
+		// Another server has ended, and the kubelet 1.36 has stopped the endpoint
+		// in use. A kubelet that has not counted this list yet may still be
+		// processing it.
 		return 0, errDisagrees
 	}
 	if lasted := now.Sub(c.since); lasted < differsFor {
@@ -295,7 +304,8 @@ func (l *registration) allocatable(ctx context.Context) ([]string, error) {
 	return all[l.list.name], err
 }
 
-// sameIDs reports whether a and b have the same IDs, ignoring repetitions. It may reorder both.
+// sameIDs reports whether a and b have the same IDs, ignoring repetitions. It may
+// reorder both.
 func sameIDs(a, b []string) bool {
 	slices.Sort(a)
 	slices.Sort(b)

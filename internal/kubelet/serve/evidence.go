@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
-// accounts reads the kubelet's checkpoint and asks PodResources. Use it from one goroutine only.
+// accounts reads the kubelet's checkpoint and asks PodResources. Use it from one
+// goroutine only.
 type accounts struct {
 	Collaborators
 	kubelet  uint64 // incarnation of the kubelet at the last reading
@@ -19,10 +20,10 @@ type accounts struct {
 
 // read returns which pods hold devices.
 //
-// The checkpoint names every pod that holds a device, because the kubelet itself starts from the
-// checkpoint. PodResources leaves out init containers, and most pods until the kubelet is connected
-// to the API server. PodResources adds only the pods that the kubelet could not write to the
-// checkpoint.
+// The checkpoint names every pod that holds a device, because the kubelet itself
+// starts from the checkpoint. PodResources leaves out init containers, and most
+// pods until the kubelet is connected to the API server. PodResources adds only the
+// pods that the kubelet could not write to the checkpoint.
 func (a *accounts) read(ctx context.Context) listing.Reading {
 	there, began := a.Incarnation.Value(), a.Clock.Now()
 	checkpoint, unreadable := a.Checkpoint()
@@ -67,8 +68,9 @@ func (a *accounts) connections() uint64 {
 
 // readOthers adds to the reading whether other plugins serve devices.
 //
-// PodResources shows the kubelet's memory. The checkpoint may have devices of a stopped plugin.
-// Neither shows a plugin whose devices are all Unhealthy, but such a plugin listens.
+// PodResources shows the kubelet's memory. The checkpoint may have devices of a
+// stopped plugin. Neither shows a plugin whose devices are all Unhealthy, but such
+// a plugin listens.
 func (a *accounts) readOthers(ctx context.Context, r *listing.Reading) {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
@@ -79,7 +81,8 @@ func (a *accounts) readOthers(ctx context.Context, r *listing.Reading) {
 	r.Healthy, r.Alone = healthy, len(a.Registrar.Listening(ctx)) == 0
 }
 
-// accountOf returns what a checkpoint says about the devices that pods hold and about all devices.
+// accountOf returns what a checkpoint says about the devices that pods hold and
+// about all devices.
 func accountOf(checkpoint kubelet.Checkpoint) holders.Account {
 	a := holders.Account{Listed: checkpoint.Healthy, Held: make(map[holders.Key]holders.Holder, len(checkpoint.Held)),
 		Nodes: make(map[holders.Key][]int64, len(checkpoint.Held))}

@@ -32,8 +32,8 @@ type reading struct {
 	err     error               // why healthy is not known
 }
 
-// read returns a reading that began after the call. Concurrent callers share a reading, because the
-// kubelet refuses frequent questions.
+// read returns a reading that began after the call. Concurrent callers share a
+// reading, because the kubelet refuses frequent questions.
 func (u *holderReader) read(ctx context.Context) reading {
 	before := u.started.Load()
 	u.mu.Lock()
@@ -50,11 +50,11 @@ func (u *holderReader) read(ctx context.Context) reading {
 	return r
 }
 
-// Holders returns which pods hold the given GPUs or MIG devices, by UUID, under any resource and
-// with all their replicas. If the error is nil, no other pod holds one of them, and no pod gets one
-// while they are under a hold. The error says why the users are unknown: a device is still offered,
-// the kubelet has not read the list or does not answer, or the kubelet may have allocated a device
-// a short time ago.
+// Holders returns which pods hold the given GPUs or MIG devices, by UUID, under any
+// resource and with all their replicas. If the error is nil, no other pod holds one
+// of them, and no pod gets one while they are under a hold. The error says why the
+// users are unknown: a device is still offered, the kubelet has not read the list
+// or does not answer, or the kubelet may have allocated a device a short time ago.
 func (s *Servers) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
 	asked := func(id string) bool {
 		uuid, _ := resource.SplitID(id)
@@ -90,8 +90,9 @@ func (s *Servers) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDe
 	return held, given
 }
 
-// users returns the known holders of the devices, whether the lists are to be sent again because
-// the checkpoint may be outdated, and an error if a pod has just been given one of the devices.
+// users returns the known holders of the devices, whether the lists are to be sent
+// again because the checkpoint may be outdated, and an error if a pod has just been
+// given one of the devices.
 func (s *Servers) users(a holders.Account, asked func(id string) bool, offered bool) (
 	users map[holders.Key]holders.Holder, again bool, given error,
 ) {

@@ -11,12 +11,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A list sends the devices of one resource to the kubelet, over all registrations of its server.
+// A list sends the devices of one resource to the kubelet, over all registrations
+// of its server.
 type list struct {
 	name  string
 	views *feed.Feed[*view]
 	last  atomic.Pointer[pluginapi.ListAndWatchResponse] // the last response that was sent
-	// changes when the last list is to be sent again, so that the kubelet writes its checkpoint
+	// changes when the last list is to be sent again, so that the kubelet writes
+	// its checkpoint
 	resend *feed.Feed[uint64]
 }
 
@@ -33,8 +35,8 @@ func newList(name string) *list {
 		views: feed.New(&view{List: none, response: &pluginapi.ListAndWatchResponse{}})}
 }
 
-// publish publishes a view. Streams send a response if its pointer differs from the last response,
-// so publish reuses a response with the same content.
+// publish publishes a view. Streams send a response if its pointer differs from the
+// last response, so publish reuses a response with the same content.
 func (l *list) publish(devices listing.List, o Options) {
 	before := l.views.Value()
 	response := before.response

@@ -8,8 +8,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// LogGRPC writes the errors that gRPC itself logs to the logger. By default gRPC writes them to
-// standard error, which may block and knows no JSON. Call it before the first use of gRPC.
+// LogGRPC writes the errors that gRPC itself logs to the logger. By default gRPC
+// writes them to standard error, which may block and knows no JSON. Call it before
+// the first use of gRPC.
 func LogGRPC(logger klog.Logger) {
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, grpcErrors{logger}))
 }

@@ -10,14 +10,17 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Metrics counts registrations with the kubelet and calls by the kubelet. Its methods return at
-// once, and may be called by several goroutines.
+// Metrics counts registrations with the kubelet and calls by the kubelet. Its
+// methods return at once, and may be called by several goroutines.
 type Metrics interface {
-	// Registered counts a registration of a resource, and whether the kubelet accepted it.
+	// Registered counts a registration of a resource, and whether the kubelet
+	// accepted it.
 	Registered(resource string, accepted bool)
-	// StreamEnded counts the end of a stream of lists of a resource. The cause is one of Causes.
+	// StreamEnded counts the end of a stream of lists of a resource. The cause is
+	// one of Causes.
 	StreamEnded(resource, cause string)
-	// Answered counts a call, such as Allocate, and the code of its answer, such as OK.
+	// Answered counts a call, such as Allocate, and the code of its answer, such as
+	// OK.
 	Answered(method, code string, took time.Duration)
 }
 

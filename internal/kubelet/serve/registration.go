@@ -24,31 +24,37 @@ import (
 )
 
 const (
-	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. The
-	// kubelet tries to connect to the socket for up to 10 s before it answers.
+	// registerTimeout limits a Register call, and then the wait for the
+	// ListAndWatch stream. The kubelet tries to connect to the socket for up to 10
+	// s before it answers.
 	registerTimeout = 15 * time.Second
-	// stopDelay is the pause between the end of the kubelet's connection and the next Register. The
-	// kubelet 1.36 marks the resource as stopped shortly after it closes the connection. A server that
-	// registers earlier is marked, too.
+	// stopDelay is the pause between the end of the kubelet's connection and the
+	// next Register. The kubelet 1.36 marks the resource as stopped shortly after
+	// it closes the connection. A server that registers earlier is marked, too.
 	stopDelay = 50 * time.Millisecond
-	// stopTimeout limits the further wait until the kubelet's account shows that the resource is
-	// stopped. If another server of the resource continues, the account never shows a stop.
+	// stopTimeout limits the further wait until the kubelet's account shows that
+	// the resource is stopped. If another server of the resource continues, the
+	// account never shows a stop.
 	stopTimeout = 500 * time.Millisecond
-	// deadCloseTimeout limits the wait for the connection of a stopped the kubelet to close.
+	// deadCloseTimeout limits the wait for the connection of a stopped the kubelet
+	// to close.
 	deadCloseTimeout = 5 * time.Millisecond
-	// closeTimeout limits the wait for the kubelet to close its connection after the stream ended.
+	// closeTimeout limits the wait for the kubelet to close its connection after
+	// the stream ended.
 	closeTimeout = 500 * time.Millisecond
-	// handshakeTimeout is how long a connection may stay silent. The default of gRPC is two minutes,
-	// and a stopping server waits for silent connections.
+	// handshakeTimeout is how long a connection may stay silent. The default of
+	// gRPC is two minutes, and a stopping server waits for silent connections.
 	handshakeTimeout = time.Second
 	// finishTimeout limits the wait for running calls when a registration ends.
 	finishTimeout = time.Second
-	// provenAfter is how long a stream must last for its registration to count as successful.
+	// provenAfter is how long a stream must last for its registration to count as
+	// successful.
 	provenAfter = time.Second
-	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a
-	// list, and the required devices a second time.
+	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every
+	// free device of a list, and the required devices a second time.
 	maxRequest = 2 * resource.MaxList
-	// largeRequest is the size of a request, in bytes, whose memory is released after the answer.
+	// largeRequest is the size of a request, in bytes, whose memory is released
+	// after the answer.
 	largeRequest = 1 << 20
 )
 
@@ -68,21 +74,21 @@ var (
 	errTakesOver   = errors.New("a process that started later is exiting, and this process serves the resource again")
 )
 
-// A registration is one registration of the server of a resource, from a new socket to the end of
-// its stream. It runs once.
+// A registration is one registration of the server of a resource, from a new socket
+// to the end of its stream. It runs once.
 type registration struct {
 	Collaborators
 	list     *list
 	previous *previous
 	report   func(Phase)
-	// reportDifference is called with the difference between the kubelet's account and the list; empty
-	// if there is none.
+	// reportDifference is called with the difference between the kubelet's account
+	// and the list; empty if there is none.
 	reportDifference func(difference string)
-	// adopt adds devices to the list that the kubelet knows and the plan lacks. It is called before
-	// each registration.
+	// adopt adds devices to the list that the kubelet knows and the plan lacks. It
+	// is called before each registration.
 	adopt func(context.Context)
-	// allocating returns the answer to a call of Allocate for the devices of each container, and how
-	// containers get devices.
+	// allocating returns the answer to a call of Allocate for the devices of each
+	// container, and how containers get devices.
 	allocating func(containers [][]string) (listing.Answer, Options)
 
 	mute           feed.Feed[mute]
@@ -94,13 +100,15 @@ type registration struct {
 	end            context.CancelCauseFunc // ends the registration, with the reason
 	accepted       bool                    // the kubelet has accepted the registration
 	unlock         func()                  // lets other processes register
-	// Another process is ending, and this process has promised to register again afterwards.
+	// Another process is ending, and this process has promised to register again
+	// afterwards.
 	reregisterPromised feed.Feed[bool]
 	checkpoint         atomic.Pointer[string] // the version of the kubelet's checkpoint before the last list was sent
 }
 
-// run registers and serves until ctx or the registration ends. It returns nil if the next
-// registration may begin at once, and otherwise the reason for the failure.
+// run registers and serves until ctx or the registration ends. It returns nil if
+// the next registration may begin at once, and otherwise the reason for the
+// failure.
 func (l *registration) run(parent context.Context) error {
 	incarnation, ok := l.awaitKubelet(parent)
 	if !ok || !l.awaitLaterEnds(parent, incarnation) {
@@ -177,9 +185,10 @@ func newServer(s *service) *grpc.Server {
 	return server
 }
 
-// leaveSocket leaves the socket to the next registration and returns nil if the next registration
-// may begin at once: this registration was successful, or a new registration repairs the cause.
-// Otherwise leaveSocket closes the socket and returns the cause.
+// leaveSocket leaves the socket to the next registration and returns nil if the
+// next registration may begin at once: this registration was successful, or a new
+// registration repairs the cause. Otherwise leaveSocket closes the socket and
+// returns the cause.
 func (l *registration) leaveSocket(socket *listener, proven bool, cause error) error {
 	fixable := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
 	if proven || slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) }) {
@@ -205,8 +214,9 @@ func (l *registration) awaitKubelet(ctx context.Context) (incarnation uint64, ok
 	}
 }
 
-// follow returns why this registration must end, as shown by the kubelet's directory and the list.
-// Until then, it signals siblingChanged when the socket of another server appears or disappears.
+// follow returns why this registration must end, as shown by the kubelet's
+// directory and the list. Until then, it signals siblingChanged when the socket of
+// another server appears or disappears.
 func (l *registration) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
 	before := l.Registrar.Peers(l.list.name)
 	var alone <-chan time.Time
@@ -260,9 +270,10 @@ func isGone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// stayRegistered registers, and returns when ctx ends or the kubelet no longer serves the
-// registration. It reports whether the registration was successful: the kubelet counted the
-// devices, the kubelet allocated a device, or the stream lasted.
+// stayRegistered registers, and returns when ctx ends or the kubelet no longer
+// serves the registration. It reports whether the registration was successful: the
+// kubelet counted the devices, the kubelet allocated a device, or the stream
+// lasted.
 func (l *registration) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
@@ -283,10 +294,11 @@ func (l *registration) stayRegistered(
 	l.accepted = true
 	l.previous.noteRegistered(forgotten)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// A later server whose socket exists now may have registered before or after this registration. It
-	// registers afterwards if it still waits for the lock, or if this registration sent a list before
-	// the socket appeared. Then this registration stays, without further lists: its end would take the
-	// devices away until the other server has registered.
+	// A later server whose socket exists now may have registered before or after
+	// this registration. It registers afterwards if it still waits for the lock, or
+	// if this registration sent a list before the socket appeared. Then this
+	// registration stays, without further lists: its end would take the devices
+	// away until the other server has registered.
 	registersAfter := locked && l.Clock.Since(lockedAt) < kubelet.LockTimeout || l.sent.Value() != nil
 	if len(l.later()) > 0 && !registersAfter {
 		return false, errLaterCame
@@ -323,12 +335,13 @@ func (l *registration) register(
 	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
 }
 
-// disconnect ends the streams and stops the gRPC server. If the kubelet of this registration still
-// runs, disconnect waits until the kubelet has closed its connection and stopped the resource,
-// because the kubelet can mistake an earlier Register for this registration.
+// disconnect ends the streams and stops the gRPC server. If the kubelet of this
+// registration still runs, disconnect waits until the kubelet has closed its
+// connection and stopped the resource, because the kubelet can mistake an earlier
+// Register for this registration.
 func (l *registration) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
-	// A stopped the kubelet has closed its connection, or the kernel does so soon. A kubelet that only
-	// created its socket again keeps the connection.
+	// A stopped the kubelet has closed its connection, or the kernel does so soon.
+	// A kubelet that only created its socket again keeps the connection.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.kubeletGone(), deadCloseTimeout))
 	if l.accepted { // otherwise the kubelet still calls the previous server
@@ -369,8 +382,9 @@ func (l *registration) wait(ctx context.Context, done <-chan struct{}, d time.Du
 	}
 }
 
-// awaitStopped waits until the kubelet's account shows no device of the resource, for stopTimeout
-// at most. It returns early when ctx ends or, if incarnation is not 0, when another kubelet starts.
+// awaitStopped waits until the kubelet's account shows no device of the resource,
+// for stopTimeout at most. It returns early when ctx ends or, if incarnation is not
+// 0, when another kubelet starts.
 func (l *registration) awaitStopped(ctx context.Context, incarnation uint64) {
 	for began := l.Clock.Now(); ; {
 		if !l.pause(ctx, incarnation, stopDelay) || !l.counted(ctx) || l.Clock.Since(began) >= stopTimeout {
@@ -379,8 +393,8 @@ func (l *registration) awaitStopped(ctx context.Context, incarnation uint64) {
 	}
 }
 
-// pause waits for d. It returns false if ctx ends or, if incarnation is not 0, another kubelet
-// starts first.
+// pause waits for d. It returns false if ctx ends or, if incarnation is not 0,
+// another kubelet starts first.
 func (l *registration) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -399,8 +413,8 @@ func (l *registration) pause(ctx context.Context, incarnation uint64, d time.Dur
 	}
 }
 
-// counted reports whether the kubelet's account shows healthy devices of the resource. It returns
-// false without an answer.
+// counted reports whether the kubelet's account shows healthy devices of the
+// resource. It returns false without an answer.
 func (l *registration) counted(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()

@@ -15,28 +15,31 @@ import (
 )
 
 const (
-	// maxRequests is how many requests a server reads and answers at a time. The kubelet sends its
-	// requests one by one. A request of maxRequest bytes takes twice as much memory.
+	// maxRequests is how many requests a server reads and answers at a time. The
+	// kubelet sends its requests one by one. A request of maxRequest bytes takes
+	// twice as much memory.
 	maxRequests = 4
-	// maxPreStart bounds a request of PreStartContainer, in bytes. It names the devices of one
-	// container. An answer may take seconds, so the request no longer counts among maxRequests after
-	// it was read.
+	// maxPreStart bounds a request of PreStartContainer, in bytes. It names the
+	// devices of one container. An answer may take seconds, so the request no
+	// longer counts among maxRequests after it was read.
 	maxPreStart = 1 << 20
-	// readPatience is how long a request may take to arrive. A slower request ends when another
-	// request waits for its place. So no request holds others up, and at most maxRequests take memory.
+	// readPatience is how long a request may take to arrive. A slower request ends
+	// when another request waits for its place. So no request holds others up, and
+	// at most maxRequests take memory.
 	readPatience = time.Second
 	// requestPatience is how long a request waits for a place. Then it ends.
 	requestPatience = 30 * time.Second
 	// streamWindow is how much of a waiting request is received, in bytes.
 	streamWindow = 256 << 10
-	// connectionWindow is how much the kubelet may send before the server has read it, in bytes. The
-	// server reads as fast as it can, so the window takes no memory. With the default of 64 KiB, a request
-	// with 8,000 devices takes a third longer: gRPC enlarges the window itself only where no window is set.
+	// connectionWindow is how much the kubelet may send before the server has read
+	// it, in bytes. The server reads as fast as it can, so the window takes no
+	// memory. With the default of 64 KiB, a request with 8,000 devices takes a
+	// third longer: gRPC enlarges the window itself only where no window is set.
 	connectionWindow = 1 << 20
 )
 
-// A requestLimit makes requests wait before they are read while other requests are answered, so
-// that many large requests at once take little memory.
+// A requestLimit makes requests wait before they are read while other requests are
+// answered, so that many large requests at once take little memory.
 type requestLimit struct {
 	places chan struct{}
 	wanted chan struct{} // a place is wanted of a request that is late
@@ -136,8 +139,8 @@ func (l requestLimit) HandleRPC(ctx context.Context, event stats.RPCStats) {
 func (l requestLimit) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (l requestLimit) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// boundPreStart refuses a PreStartContainer request that is too large, and frees the places of the
-// others.
+// boundPreStart refuses a PreStartContainer request that is too large, and frees
+// the places of the others.
 func boundPreStart(
 	ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {

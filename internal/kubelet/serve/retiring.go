@@ -11,17 +11,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
-// This file reads the kubelet's accounts for devices and resources that left the plan. Package
-// listing decides when a list drops a device.
+// This file reads the kubelet's accounts for devices and resources that left the
+// plan. Package listing decides when a list drops a device.
 
-// adoptTimeout bounds the wait for PodResources before the first registration if the checkpoint
-// cannot be read. It is short because pods admitted before the registration fail.
+// adoptTimeout bounds the wait for PodResources before the first registration if
+// the checkpoint cannot be read. It is short because pods admitted before the
+// registration fail.
 const adoptTimeout = time.Second
 
-// adopt adds to the list, as retiring, the devices of the resource that the kubelet knows and the
-// plan lacks. An earlier process listed them, or a process that is about to end. adopt is called
-// before each registration. The checkpoint has all such devices. If the checkpoint cannot be read,
-// adopt asks PodResources, before the first registration only.
+// adopt adds to the list, as retiring, the devices of the resource that the kubelet
+// knows and the plan lacks. An earlier process listed them, or a process that is
+// about to end. adopt is called before each registration. The checkpoint has all
+// such devices. If the checkpoint cannot be read, adopt asks PodResources, before
+// the first registration only.
 func (s *Servers) adopt(ctx context.Context, entry *servedResource) {
 	s.mu.Lock()
 	first := !entry.adopted
@@ -43,8 +45,8 @@ func (s *Servers) adopt(ctx context.Context, entry *servedResource) {
 	}
 }
 
-// askPodResources returns the answers of PodResources in the form of a checkpoint. The result may
-// be incomplete.
+// askPodResources returns the answers of PodResources in the form of a checkpoint.
+// The result may be incomplete.
 func (s *Servers) askPodResources(ctx context.Context) kubelet.Checkpoint {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -66,26 +68,28 @@ func (s *Servers) askPodResources(ctx context.Context) kubelet.Checkpoint {
 }
 
 const (
-	// readSoon is how often the accounts are read after the kubelet allocated a retiring device. On a
-	// node without a free device, the next pod gets a device moments after the last pod ended. The
-	// device changes its form only if a reading finds it free in between.
+	// readSoon is how often the accounts are read after the kubelet allocated a
+	// retiring device. On a node without a free device, the next pod gets a device
+	// moments after the last pod ended. The device changes its form only if a
+	// reading finds it free in between.
 	readSoon = 100 * time.Millisecond
-	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again to
-	// make the kubelet write its checkpoint. The pause doubles.
+	// resendSoon and resendLater are the shortest and the longest pause before
+	// lists are sent again to make the kubelet write its checkpoint. The pause
+	// doubles.
 	resendSoon  = time.Second
 	resendLater = 30 * time.Second
 )
 
-// runReaper drops retiring devices held by no pod, and stops the servers of retired resources
-// without devices.
+// runReaper drops retiring devices held by no pod, and stops the servers of retired
+// resources without devices.
 //
-// The checkpoint may name pods that have ended, because the kubelet does not write its checkpoint
-// when a pod ends. The kubelet writes the checkpoint when it receives a list. So the lists are sent
-// again while only the checkpoint names the pod of a device, and while the checkpoint cannot be
-// read.
+// The checkpoint may name pods that have ended, because the kubelet does not write
+// its checkpoint when a pod ends. The kubelet writes the checkpoint when it
+// receives a list. So the lists are sent again while only the checkpoint names the
+// pod of a device, and while the checkpoint cannot be read.
 //
-// While no device is retiring, the accounts are read after the kubelet or another plugin starts or
-// stops, because pods may hold devices without a server.
+// While no device is retiring, the accounts are read after the kubelet or another
+// plugin starts or stops, because pods may hold devices without a server.
 func (s *Servers) runReaper(ctx context.Context) error {
 	r := s.newAccountPoller()
 	for {
@@ -151,8 +155,8 @@ func (r *accountPoller) lookIn(d time.Duration) {
 	}
 }
 
-// tickIn sets the time of the next reading. It shortens a longer pause that has begun, because
-// units were allocated or released since.
+// tickIn sets the time of the next reading. It shortens a longer pause that has
+// begun, because units were allocated or released since.
 func (r *accountPoller) tickIn(d time.Duration) {
 	if r.tick == nil || d < r.pause {
 		r.tick, r.pause = r.set.collaborators.Clock.After(d), d
@@ -189,24 +193,26 @@ func (s *Servers) sendAgain() {
 	}
 }
 
-// hasUnserved reports whether the kubelet has devices of resources that this process does not serve
-// and may have to serve.
+// hasUnserved reports whether the kubelet has devices of resources that this
+// process does not serve and may have to serve.
 func (s *Servers) hasUnserved() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.listing.HasUnserved()
 }
 
-// waits reports whether new evidence is awaited, and whether servers will stop with the next tick.
-// With a tick, waits stops the servers of retired resources without devices once the empty list was
-// sent: the kubelet has received the list by the next tick.
+// waits reports whether new evidence is awaited, and whether servers will stop with
+// the next tick. With a tick, waits stops the servers of retired resources without
+// devices once the empty list was sent: the kubelet has received the list by the
+// next tick.
 func (s *Servers) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, entry := range s.resources {
 		ended := s.hasEnded(entry)
 		unsent := entry.phase == PhaseServing && entry.list.last.Load() != entry.list.views.Value().response
-		// With a kubelet up to 1.36, the end of this stream would end the service of another plugin.
+		// With a kubelet up to 1.36, the end of this stream would end the service
+		// of another plugin.
 		yields := entry.phase == PhaseYielding || entry.phase == PhaseOtherPlugin
 		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
@@ -220,7 +226,8 @@ func (s *Servers) waits(ticked bool) (waits, ending bool) {
 	return waits, ending
 }
 
-// hasEnded reports whether a resource left the plan for good and no device of it is listed.
+// hasEnded reports whether a resource left the plan for good and no device of it is
+// listed.
 func (s *Servers) hasEnded(entry *servedResource) bool {
 	return entry.retired && !s.listing.HasRetiring(entry.list.name)
 }
@@ -244,8 +251,8 @@ func (s *Servers) isBusy() bool {
 	return s.listing.IsBusy(s.collaborators.Clock.Now())
 }
 
-// drop applies a reading of the accounts, and reports whether the kubelet's checkpoint may be
-// outdated.
+// drop applies a reading of the accounts, and reports whether the kubelet's
+// checkpoint may be outdated.
 func (s *Servers) drop(r listing.Reading, now time.Time) (outdated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -260,8 +267,8 @@ type resendPacing struct {
 	pause time.Duration // after last
 }
 
-// due reports whether lists are to be sent again now. outdated says whether the checkpoint is
-// outdated.
+// due reports whether lists are to be sent again now. outdated says whether the
+// checkpoint is outdated.
 func (p *resendPacing) due(now time.Time, outdated bool) bool {
 	if !outdated {
 		p.pause = 0
@@ -284,8 +291,8 @@ func (s *Servers) lists() []*list {
 	return lists
 }
 
-// forget removes a retired resource from Servers unless the plan has the resource again. It reports
-// whether the resource was removed.
+// forget removes a retired resource from Servers unless the plan has the resource
+// again. It reports whether the resource was removed.
 func (s *Servers) forget(ctx context.Context, entry *servedResource) bool {
 	s.mu.Lock()
 	ended := s.hasEnded(entry)

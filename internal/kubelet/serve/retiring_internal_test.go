@@ -255,7 +255,8 @@ func TestTheWarningOfAnUnreadableCheckpoint(t *testing.T) {
 	plan(2)
 	plan(1)
 	reads := func() {
-		s.drop(listing.Reading{Account: holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}}, clock.Now())
+		damaged := holders.Account{Kubelet: 1, UnknownBecause: "damaged", Unreadable: true}
+		s.drop(listing.Reading{Account: damaged}, clock.Now())
 	}
 	for range 12 {
 		warns("a moment ago", false)

@@ -26,37 +26,42 @@ import (
 type Registrar interface {
 	// NewEndpoint returns the path of a socket that was never used before.
 	NewEndpoint(resource string) string
-	// Peers returns the sockets of other servers of a resource in the kubelet's directory.
+	// Peers returns the sockets of other servers of a resource in the kubelet's
+	// directory.
 	Peers(resource string) kubelet.Peers
-	// Listening returns the sockets of other GPU device plugins that accept connections.
+	// Listening returns the sockets of other GPU device plugins that accept
+	// connections.
 	Listening(ctx context.Context) []string
-	// Refuses reports whether the socket of that name is gone or refuses connections.
+	// Refuses reports whether the socket of that name is gone or refuses
+	// connections.
 	Refuses(ctx context.Context, name string) bool
-	// AwaitEnd waits until no server listens on the socket of that name. It returns an error if ctx
-	// ends first.
+	// AwaitEnd waits until no server listens on the socket of that name. It returns
+	// an error if ctx ends first.
 	AwaitEnd(ctx context.Context, name string) error
-	// CallEarlier calls the server of a resource in the newest process that started before this
-	// process.
+	// CallEarlier calls the server of a resource in the newest process that started
+	// before this process.
 	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
-	// LockRegistrations keeps other processes from registering until unlock is called, or until they
-	// have waited for kubelet.LockTimeout. It waits no longer for their registrations itself, and
-	// locked is false then. unlock may be called more than once.
+	// LockRegistrations keeps other processes from registering until unlock is
+	// called, or until they have waited for kubelet.LockTimeout. It waits no longer
+	// for their registrations itself, and locked is false then. unlock may be
+	// called more than once.
 	LockRegistrations(ctx context.Context) (unlock func(), locked bool)
-	// Register registers the socket at path endpoint for a resource, only with the kubelet of the
-	// given incarnation. It is called once for each endpoint.
+	// Register registers the socket at path endpoint for a resource, only with the
+	// kubelet of the given incarnation. It is called once for each endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string,
 		options *pluginapi.DevicePluginOptions) error
-	// Detach prepares the end of this process's stream of a resource, while another process takes the
-	// resource over. Without Detach, a kubelet up to 1.36 treats the end of this stream as the end of
-	// the other process. On the error kubelet.ErrNotYet, call Detach again.
+	// Detach prepares the end of this process's stream of a resource, while another
+	// process takes the resource over. Without Detach, a kubelet up to 1.36 treats
+	// the end of this stream as the end of the other process. On the error
+	// kubelet.ErrNotYet, call Detach again.
 	Detach(ctx context.Context, incarnation uint64, resource string) error
 }
 
 // An Inspector checks devices before a container starts with them.
 type Inspector interface {
-	// Inspect returns why the devices must not be used, as a sentence for the pod's events, or nil. A
-	// device may be missing in the plan or changed there. The GPU of a device offered by an earlier
-	// process is empty.
+	// Inspect returns why the devices must not be used, as a sentence for the pod's
+	// events, or nil. A device may be missing in the plan or changed there. The GPU
+	// of a device offered by an earlier process is empty.
 	Inspect(ctx context.Context, devices []resource.Device) error
 }
 
@@ -64,34 +69,37 @@ type Inspector interface {
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
-	// Connections returns a number that changes with each connection of the Accountant to a kubelet;
-	// nil if unknown. A starting kubelet answers before Incarnation changes.
+	// Connections returns a number that changes with each connection of the
+	// Accountant to a kubelet; nil if unknown. A starting kubelet answers before
+	// Incarnation changes.
 	Connections func() uint64
-	// Checkpoint returns the kubelet's checkpoint; nil if the checkpoint cannot be read here.
+	// Checkpoint returns the kubelet's checkpoint; nil if the checkpoint cannot be
+	// read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
-	// CheckpointVersion returns a text that changes whenever the kubelet writes its checkpoint; empty
-	// if unknown. A nil function means never known.
+	// CheckpointVersion returns a text that changes whenever the kubelet writes its
+	// checkpoint; empty if unknown. A nil function means never known.
 	CheckpointVersion func() string
 	Inspector         Inspector
-	// MayGive returns why no device plugin may give these devices to a pod now, as a sentence, or nil.
-	// Each call of Allocate calls MayGive under the lock of Servers: it returns at once, and calls no
-	// method of Servers. A nil function allows all GPUs.
+	// MayGive returns why no device plugin may give these devices to a pod now, as
+	// a sentence, or nil. Each call of Allocate calls MayGive under the lock of
+	// Servers: it returns at once, and calls no method of Servers. A nil function
+	// allows all GPUs.
 	MayGive func(devices []resource.Device) error
-	// KeepsOneClient reports whether a kubelet treats the end of any stream of a resource as the end
-	// of the server that registered last. The argument is the user agent of the kubelet's calls. Nil
-	// means kubelet.KeepsOneClient.
+	// KeepsOneClient reports whether a kubelet treats the end of any stream of a
+	// resource as the end of the server that registered last. The argument is the
+	// user agent of the kubelet's calls. Nil means kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool
-	// ExtendEnd is called while this process is ending, with the longest time until another process
-	// serves in its place. Nil does nothing.
+	// ExtendEnd is called while this process is ending, with the longest time until
+	// another process serves in its place. Nil does nothing.
 	ExtendEnd func(time.Duration)
 	// Metrics counts registrations and calls; nil counts nothing.
 	Metrics Metrics
-	// Incarnation is the number of the current kubelet. It changes when the kubelet restarts, and is 0
-	// while no kubelet runs.
+	// Incarnation is the number of the current kubelet. It changes when the kubelet
+	// restarts, and is 0 while no kubelet runs.
 	Incarnation *feed.Feed[uint64]
-	// Sockets are the names of the plugin sockets in the kubelet's directory. Servers checks the
-	// sockets after each new value. Publish a value whenever a socket may have appeared or
-	// disappeared.
+	// Sockets are the names of the plugin sockets in the kubelet's directory.
+	// Servers checks the sockets after each new value. Publish a value whenever a
+	// socket may have appeared or disappeared.
 	Sockets *feed.Feed[[]string]
 	Clock   clock.WithTicker
 }
@@ -100,9 +108,11 @@ type Collaborators struct {
 type Options struct {
 	// Edits decide which variables, mounts and devices a container gets.
 	Edits containeredits.Options
-	// Inspect makes the kubelet ask before each start of a container whether its devices may be used.
+	// Inspect makes the kubelet ask before each start of a container whether its
+	// devices may be used.
 	Inspect bool
-	// AnnounceShrink makes each removal of devices wait for a call of ApproveShrink.
+	// AnnounceShrink makes each removal of devices wait for a call of
+	// ApproveShrink.
 	AnnounceShrink bool
 }
 
@@ -114,10 +124,11 @@ const (
 	PhaseNoKubelet   Phase = "waiting for kubelet"
 	PhaseRegistering Phase = "registering"
 	PhaseServing     Phase = "serving"
-	// PhaseYielding: the server sends no lists, because a later process of this program serves the
-	// resource.
+	// PhaseYielding: the server sends no lists, because a later process of this
+	// program serves the resource.
 	PhaseYielding Phase = "standing by: another server has registered"
-	// PhaseOtherPlugin: the server sends no lists, because another program serves the resource.
+	// PhaseOtherPlugin: the server sends no lists, because another program serves
+	// the resource.
 	PhaseOtherPlugin Phase = "standing by: another program has registered"
 )
 
@@ -125,20 +136,22 @@ const (
 type Status struct {
 	Resource string
 	Phase    Phase
-	// Devices counts the devices in the list. Healthy counts the allocatable devices among them.
+	// Devices counts the devices in the list. Healthy counts the allocatable
+	// devices among them.
 	Devices, Healthy int
-	// Unoffered counts the units of healthy GPUs listed as Unhealthy, because the free units of
-	// another GPU are offered first.
+	// Unoffered counts the units of healthy GPUs listed as Unhealthy, because the
+	// free units of another GPU are offered first.
 	Unoffered int
-	// Agreed says that the kubelet's own account matched the list at the last comparison in this
-	// registration.
+	// Agreed says that the kubelet's own account matched the list at the last
+	// comparison in this registration.
 	Agreed bool
 	// Since is the time when Agreed became true; zero while Agreed is false.
 	Since time.Time
-	// Problem is why the last registration failed or ended, or how the kubelet's account differs;
-	// empty if there is no problem.
+	// Problem is why the last registration failed or ended, or how the kubelet's
+	// account differs; empty if there is no problem.
 	Problem string
-	// Retiring are the devices that left the plan and are still listed, sorted by ID.
+	// Retiring are the devices that left the plan and are still listed, sorted by
+	// ID.
 	Retiring []listing.RetiringDevice
 }
 
@@ -197,16 +210,18 @@ func NewServers(c Collaborators) *Servers {
 			1), pulse: supervise.NewPulse()}
 }
 
-// Offered returns the feed of the plan with all holds, including the holds on devices whose GPU may
-// be held in another form.
+// Offered returns the feed of the plan with all holds, including the holds on
+// devices whose GPU may be held in another form.
 func (s *Servers) Offered() *feed.Feed[resource.Plan] { return s.offered }
 
-// Apply makes Servers serve the plan. When Apply returns, the changes are on their way to the
-// kubelet. Apply waits only for the disk, when it reads the checkpoint for the first time.
+// Apply makes Servers serve the plan. When Apply returns, the changes are on their
+// way to the kubelet. Apply waits only for the disk, when it reads the checkpoint
+// for the first time.
 //
-// The epoch numbers the configuration of the plan. A resource missing from the plan of a later
-// epoch is retired: its server stops. A resource missing from a later plan of the same epoch has
-// only lost its devices: its server stays until the devices return.
+// The epoch numbers the configuration of the plan. A resource missing from the plan
+// of a later epoch is retired: its server stops. A resource missing from a later
+// plan of the same epoch has only lost its devices: its server stays until the
+// devices return.
 func (s *Servers) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.readOnce() // what pods hold is known before anything is offered
 	s.mu.Lock()
@@ -230,8 +245,9 @@ func (s *Servers) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.wakeReaper()
 }
 
-// decide takes over the next state. It publishes what the kubelet and pods are to get from now on,
-// and reports whether this is a new decision. Resources that the state has added get a server.
+// decide takes over the next state. It publishes what the kubelet and pods are to
+// get from now on, and reports whether this is a new decision. Resources that the
+// state has added get a server.
 func (s *Servers) decide(next listing.State) (changed bool) {
 	before := s.listing.Latest()
 	s.listing = next
@@ -254,8 +270,8 @@ func (s *Servers) decide(next listing.State) (changed bool) {
 	return true
 }
 
-// readOnce reads the checkpoint before the first plan. It reads without the lock, so that calls of
-// the kubelet do not wait for the disk.
+// readOnce reads the checkpoint before the first plan. It reads without the lock,
+// so that calls of the kubelet do not wait for the disk.
 func (s *Servers) readOnce() {
 	s.mu.Lock()
 	done := s.checkpointRead
@@ -292,9 +308,9 @@ func (s *Servers) add(name string) *servedResource {
 	return entry
 }
 
-// allocating records a call of Allocate for the devices of each container, and returns the answer.
-// The accounts are read at once for units, because such a call comes when another container has
-// just ended.
+// allocating records a call of Allocate for the devices of each container, and
+// returns the answer. The accounts are read at once for units, because such a call
+// comes when another container has just ended.
 func (s *Servers) allocating(name string, containers [][]string) (listing.Answer, Options) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,8 +344,8 @@ func (s *Servers) Status() []Status {
 // Alive returns an error if Run does not respond before ctx ends.
 func (s *Servers) Alive(ctx context.Context) error { return s.pulse.Check(ctx) }
 
-// Run serves until ctx ends. Then it closes its sockets, sends nothing more to the kubelet, and
-// returns nil. Call Run once.
+// Run serves until ctx ends. Then it closes its sockets, sends nothing more to the
+// kubelet, and returns nil. Call Run once.
 func (s *Servers) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.runReaper(ctx) })
@@ -350,7 +366,8 @@ func (s *Servers) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// unstarted returns the resources added since its last call, and marks them as started.
+// unstarted returns the resources added since its last call, and marks them as
+// started.
 func (s *Servers) unstarted() []*servedResource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -371,7 +388,8 @@ func (s *Servers) serve(ctx context.Context, entry *servedResource) error {
 		if err := s.live(ctx, entry); err != nil {
 			return err
 		}
-		// If the resource returns, the kubelet must not take its next registration for this one.
+		// If the resource returns, the kubelet must not take its next registration
+		// for this one.
 		select {
 		case <-ctx.Done():
 			return nil
@@ -383,7 +401,8 @@ func (s *Servers) serve(ctx context.Context, entry *servedResource) error {
 	}
 }
 
-// live runs the registrations of one resource until ctx ends or the resource is retired.
+// live runs the registrations of one resource until ctx ends or the resource is
+// retired.
 func (s *Servers) live(ctx context.Context, entry *servedResource) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

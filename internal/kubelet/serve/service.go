@@ -27,19 +27,19 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A service answers the kubelet in one registration: each method reads the list's latest view,
-// decides by it, and translates.
+// A service answers the kubelet in one registration: each method reads the list's
+// latest view, decides by it, and translates.
 type service struct {
 	pluginapi.UnimplementedDevicePluginServer
 	*registration
 	log     klog.Logger
 	inspect bool // what the kubelet was told when it registered us
-	// The first stream belongs to the kubelet: no other program knows the socket's name before the
-	// kubelet.
+	// The first stream belongs to the kubelet: no other program knows the socket's
+	// name before the kubelet.
 	first sync.Once
 	began chan struct{} // closed when it begins
-	// oneClient says that the kubelet takes the end of any stream for the end of the server that
-	// registered last. It is known once began is closed.
+	// oneClient says that the kubelet takes the end of any stream for the end of
+	// the server that registered last. It is known once began is closed.
 	oneClient bool
 	used      atomic.Bool // the kubelet allocated in this registration
 }
@@ -69,8 +69,8 @@ func (s *service) options() *pluginapi.DevicePluginOptions {
 	return &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: s.inspect}
 }
 
-// ListAndWatch sends the list, and again after each change, until the kubelet or the registration
-// ends the stream.
+// ListAndWatch sends the list, and again after each change, until the kubelet or
+// the registration ends the stream.
 func (s *service) ListAndWatch(_ *pluginapi.Empty,
 	stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	s.connections.noteCall(stream.Context())
@@ -157,8 +157,8 @@ func (s *service) Allocate(ctx context.Context,
 	return response, nil
 }
 
-// editsFor returns the edits of a container for its devices, or why the container must not get the
-// devices.
+// editsFor returns the edits of a container for its devices, or why the container
+// must not get the devices.
 func (s *service) editsFor(
 	answer listing.Answer, ids []string, o containeredits.Options,
 ) (e containeredits.Edits, err error) {
@@ -191,10 +191,10 @@ func codeOf(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// forward makes a call about devices missing from the plan to the earlier server that listed them.
-// The kubelet makes such a call after choosing the devices just before it received the first list
-// of this process. The IDs are grouped by container. The error is fs.ErrNotExist if the call is not
-// for the earlier server.
+// forward makes a call about devices missing from the plan to the earlier server
+// that listed them. The kubelet makes such a call after choosing the devices just
+// before it received the first list of this process. The IDs are grouped by
+// container. The error is fs.ErrNotExist if the call is not for the earlier server.
 func (s *service) forward(
 	ctx context.Context, l listing.List, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
@@ -215,8 +215,8 @@ func (s *service) forward(
 	return err
 }
 
-// GetPreferredAllocation returns the best available devices for a container. An error would fail
-// the pod, so it returns an error only if no answer can be right.
+// GetPreferredAllocation returns the best available devices for a container. An
+// error would fail the pod, so it returns an error only if no answer can be right.
 func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (
 	response *pluginapi.PreferredAllocationResponse, err error,
 ) {
@@ -244,11 +244,12 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	return response, nil
 }
 
-// inspectTimeout bounds an inspection. The kubelet waits up to 30 s, and the container with it.
+// inspectTimeout bounds an inspection. The kubelet waits up to 30 s, and the
+// container with it.
 const inspectTimeout = 5 * time.Second
 
-// PreStartContainer refuses a container whose devices must not be used now. The kubelet also calls
-// it for restarting containers.
+// PreStartContainer refuses a container whose devices must not be used now. The
+// kubelet also calls it for restarting containers.
 func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (
 	*pluginapi.PreStartContainerResponse, error,
 ) {
@@ -275,8 +276,8 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
 
-// refuse says in the pod's events why the container does not start and what helps, because the
-// kubelet retries with the same devices forever.
+// refuse says in the pod's events why the container does not start and what helps,
+// because the kubelet retries with the same devices forever.
 func (s *service) refuse(err error) error {
 	return status.Errorf(codeOf(err), "start a container on %s: %v; the kubelet retries on the same device for as"+
 		"long as the "+
@@ -299,8 +300,8 @@ func answer(e containeredits.Edits) *pluginapi.ContainerAllocateResponse {
 	return response
 }
 
-// freeMemory returns the memory of large requests to the system soon after the answer. The Go
-// runtime alone keeps it for minutes.
+// freeMemory returns the memory of large requests to the system soon after the
+// answer. The Go runtime alone keeps it for minutes.
 func freeMemory(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	response, err := handle(ctx, request)
 	if message, ok := request.(proto.Message); ok && proto.Size(message) > largeRequest {
@@ -322,8 +323,8 @@ func noteAllocations(a Accountant) grpc.UnaryServerInterceptor {
 	}
 }
 
-// recoverCalls turns a panic in a call into a status and a log line: one bad request must not end
-// the daemon.
+// recoverCalls turns a panic in a call into a status and a log line: one bad
+// request must not end the daemon.
 func recoverCalls(log klog.Logger) grpc.UnaryServerInterceptor {
 	return func(
 		ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,

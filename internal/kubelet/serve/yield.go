@@ -13,13 +13,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 )
 
-// Two servers of one resource never send lists in turn: the kubelet uses the list that it received
-// last, and allocates devices through the server that registered last. So a server sends no list
-// while a later process has a socket for the resource. When that process has ended, a new
-// registration begins and sends its list.
+// Two servers of one resource never send lists in turn: the kubelet uses the list
+// that it received last, and allocates devices through the server that registered
+// last. So a server sends no list while a later process has a socket for the
+// resource. When that process has ended, a new registration begins and sends its
+// list.
 
-// returnTimeout is how long a muted server waits for the later server at a new kubelet, which has
-// removed the sockets of both.
+// returnTimeout is how long a muted server waits for the later server at a new
+// kubelet, which has removed the sockets of both.
 const returnTimeout = time.Second
 
 // previous is the state that one registration leaves to the next.
@@ -27,29 +28,31 @@ type previous struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
 	yielded  bool      // the registration was muted by a later server when it ended
 	disputes disputes
-	// stopKept ends the server of the previous registration, whose stream stays open beside the
-	// current stream; nil if there is none.
+	// stopKept ends the server of the previous registration, whose stream stays
+	// open beside the current stream; nil if there is none.
 	stopKept func()
-	// serveKept makes that server accept connections on another socket. reachable says that the server
-	// does so, because no registration is running.
+	// serveKept makes that server accept connections on another socket. reachable
+	// says that the server does so, because no registration is running.
 	serveKept func(*net.UnixListener) *listener
 	reachable bool
 	// prepareEnd prepares the end of this process while that server is its newest.
 	prepareEnd func()
-	// unlock lets other processes register after this process has ended; nil if they are not locked
-	// out.
+	// unlock lets other processes register after this process has ended; nil if
+	// they are not locked out.
 	unlock func()
 
 	mu           sync.Mutex      // guards all following fields
 	endedSockets map[string]bool // sockets of later processes that ended without removing them
-	// forgotten counts how often an earlier process has made the kubelet forget this process.
-	// forgottenAtAccept is the value of forgotten when the last accepted registration began. If
-	// forgotten is larger, the kubelet may not know this process: an earlier process may end while the
-	// kubelet handles a registration.
+	// forgotten counts how often an earlier process has made the kubelet forget
+	// this process. forgottenAtAccept is the value of forgotten when the last
+	// accepted registration began. If forgotten is larger, the kubelet may not know
+	// this process: an earlier process may end while the kubelet handles a
+	// registration.
 	forgotten, forgottenAtAccept int
 	forgottenAtStart             int  // what forgotten was when the last registration began
 	ending                       bool // this process is ending, or no longer serves the resource
-	// the tokens of processes that announced their end, with the value of forgotten at that time
+	// the tokens of processes that announced their end, with the value of forgotten
+	// at that time
 	leaving      map[string]int
 	leavingCount feed.Feed[int] // changes when another one has said so
 }
@@ -77,8 +80,8 @@ func (l *registration) later() []string {
 	return l.previous.running(l.Registrar.Peers(l.list.name).Later)
 }
 
-// running returns the sockets of later processes whose servers have not ended and have not
-// announced their end.
+// running returns the sockets of later processes whose servers have not ended and
+// have not announced their end.
 func (p *previous) running(names []string) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,9 +101,9 @@ const (
 	muteReplaced            // the next registration has the list
 )
 
-// maySend reports whether a list may be sent now. The channel is closed when the answer may have
-// changed. maySend reads the directory itself, because the notice of a later server's socket may
-// arrive later than that server's list.
+// maySend reports whether a list may be sent now. The channel is closed when the
+// answer may have changed. maySend reads the directory itself, because the notice
+// of a later server's socket may arrive later than that server's list.
 func (l *registration) maySend() (bool, <-chan struct{}) {
 	now, changed := l.mute.Latest()
 	if now == muteNone && len(l.later()) > 0 {
@@ -110,8 +113,8 @@ func (l *registration) maySend() (bool, <-chan struct{}) {
 	return now == muteNone, changed
 }
 
-// awaitLaterEnds waits until no later process serves the resource. It returns false when ctx ends
-// or another kubelet starts.
+// awaitLaterEnds waits until no later process serves the resource. It returns false
+// when ctx ends or another kubelet starts.
 func (l *registration) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 	if l.previous.yielded {
 		l.previous.yielded = false
@@ -129,14 +132,16 @@ func (l *registration) awaitLaterEnds(ctx context.Context, incarnation uint64) b
 			l.previous.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
-		// A kubelet up to 1.36 stops its endpoint of the resource when it notices that end. An earlier
-		// registration is stopped, too, and a list sent after the registration hides the stop.
+		// A kubelet up to 1.36 stops its endpoint of the resource when it notices
+		// that end. An earlier registration is stopped, too, and a list sent after
+		// the registration hides the stop.
 		l.awaitStopped(ctx, incarnation)
 	}
 	return ctx.Err() == nil
 }
 
-// awaitLater waits for a later process to have a socket again, for a second at most.
+// awaitLater waits for a later process to have a socket again, for a second at
+// most.
 func (l *registration) awaitLater(ctx context.Context) {
 	timer := l.Clock.NewTimer(returnTimeout)
 	defer timer.Stop()
@@ -155,9 +160,10 @@ func (l *registration) awaitLater(ctx context.Context) {
 	}
 }
 
-// yield sends nothing until no later process serves the resource. It returns nil if no later
-// process was registered, and otherwise an error that ends this registration. Until then the stream
-// stays open: at its end, the kubelet 1.36 would close the connection to the later server.
+// yield sends nothing until no later process serves the resource. It returns nil if
+// no later process was registered, and otherwise an error that ends this
+// registration. Until then the stream stays open: at its end, the kubelet 1.36
+// would close the connection to the later server.
 func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 	log := klog.FromContext(ctx)
 	l.mute.Publish(muteLaterProcess)
@@ -188,9 +194,10 @@ func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 	}
 }
 
-// undisturbed reports whether the kubelet still uses the last list of this registration, some time
-// after another server ended. The kubelet 1.36 does so only if the other server was never
-// registered: at the end of a registered server, all devices would count as unhealthy.
+// undisturbed reports whether the kubelet still uses the last list of this
+// registration, some time after another server ended. The kubelet 1.36 does so only
+// if the other server was never registered: at the end of a registered server, all
+// devices would count as unhealthy.
 func (l *registration) undisturbed(ctx context.Context, incarnation uint64) bool {
 	for _, d := range []time.Duration{stopDelay, checkSoon} {
 		if !l.pause(ctx, incarnation, d) {
@@ -205,8 +212,9 @@ func (l *registration) undisturbed(ctx context.Context, incarnation uint64) bool
 	return true
 }
 
-// awaitEnd waits until one of the servers with these sockets has ended, or left is closed because
-// another process announces its end. An error means that the kubelet stopped or ctx ended.
+// awaitEnd waits until one of the servers with these sockets has ended, or left is
+// closed because another process announces its end. An error means that the kubelet
+// stopped or ctx ended.
 func (l *registration) awaitEnd(ctx context.Context, incarnation uint64, sockets []string, left <-chan struct{}) error {
 	var waits sync.WaitGroup
 	defer waits.Wait()

@@ -7,18 +7,21 @@ import (
 )
 
 const (
-	// FreeFor is how long no pod must be known to hold a device that left the plan, before the list
-	// drops the device. The kubelet crashes when the last list lacks a device that the kubelet is
-	// allocating or that a pod holds. During an allocation, the kubelet's checkpoint does not name the
-	// pod yet. An allocation takes much less than FreeFor.
+	// FreeFor is how long no pod must be known to hold a device that left the plan,
+	// before the list drops the device. The kubelet crashes when the last list
+	// lacks a device that the kubelet is allocating or that a pod holds. During an
+	// allocation, the kubelet's checkpoint does not name the pod yet. An allocation
+	// takes much less than FreeFor.
 	FreeFor = 10 * time.Second
-	// unreadableFor is how long the kubelet's checkpoint must be unreadable, while the kubelet runs,
-	// before a device about which nothing is known no longer counts as held.
+	// unreadableFor is how long the kubelet's checkpoint must be unreadable, while
+	// the kubelet runs, before a device about which nothing is known no longer
+	// counts as held.
 	unreadableFor = 10 * time.Second
 )
 
-// Holders are the holders of all devices, as far as known: the grants of this process, and what the
-// kubelet's accounts said. New returns Holders about which no account was read.
+// Holders are the holders of all devices, as far as known: the grants of this
+// process, and what the kubelet's accounts said. New returns Holders about which no
+// account was read.
 type Holders struct {
 	grants         map[Key]grant
 	occupied       map[Key]occupation // units that the accounts need not show yet
@@ -33,8 +36,8 @@ type Holders struct {
 type grant struct {
 	asked time.Time // when the kubelet last asked for the device; zero if it never did
 	given time.Time // when the device was last given to a pod; zero if it never was
-	// confirmedBy has named a holder of the device through PodResources, while no list offered the
-	// device, since the kubelet last asked for it.
+	// confirmedBy has named a holder of the device through PodResources, while no
+	// list offered the device, since the kubelet last asked for it.
 	confirmedBy Source
 }
 
@@ -74,7 +77,8 @@ func (h *Holders) Occupy(resource string, ids []string, now time.Time) {
 // Begin records the checkpoint as it was before anything was offered.
 func (h *Holders) Begin(a Account) { h.complete, h.named = a, a.Held }
 
-// Tell records a reading of the accounts. It reports whether that changed which warnings apply.
+// Tell records a reading of the accounts. It reports whether that changed which
+// warnings apply.
 func (h *Holders) Tell(a Account, now time.Time) (changed bool) {
 	silence, asked := h.unreadable.Reason, !h.noPodResources
 	h.unreadable.Update(a.Unreadable, now, unreadableFor, a.UnknownBecause)
@@ -87,8 +91,8 @@ func (h *Holders) Tell(a Account, now time.Time) (changed bool) {
 				h.named[key] = holder // it may be an init container, which PodResources leaves out
 			}
 		}
-		// A unit without a container long after its grant is free. Without the checkpoint, an init
-		// container may hold it.
+		// A unit without a container long after its grant is free. Without the
+		// checkpoint, an init container may hold it.
 		maps.DeleteFunc(h.occupied, func(key Key, o occupation) bool {
 			_, held := a.Held[key]
 			after := a.Began.Sub(o.at)
@@ -104,12 +108,12 @@ func (h *Holders) Tell(a Account, now time.Time) (changed bool) {
 // Complete returns the last account that left nothing unknown.
 func (h *Holders) Complete() Account { return h.complete }
 
-// Silence returns why the accounts cannot be read, once they have been unreadable long enough to
-// count; empty before.
+// Silence returns why the accounts cannot be read, once they have been unreadable
+// long enough to count; empty before.
 func (h *Holders) Silence() string { return h.unreadable.Reason }
 
-// EndSilence forgets how long the accounts have been unreadable, because nobody waits for them. It
-// reports whether that had counted.
+// EndSilence forgets how long the accounts have been unreadable, because nobody
+// waits for them. It reports whether that had counted.
 func (h *Holders) EndSilence() (counted bool) {
 	counted = h.unreadable.Counts()
 	h.unreadable = Lasting{}
@@ -119,8 +123,8 @@ func (h *Holders) EndSilence() (counted bool) {
 // NoPodResources reports whether PodResources cannot be asked.
 func (h *Holders) NoPodResources() bool { return h.noPodResources }
 
-// Leaves returns the state of a device that leaves the plan. Without wasOffered, no pod can hold the
-// device.
+// Leaves returns the state of a device that leaves the plan. Without wasOffered, no
+// pod can hold the device.
 func (h *Holders) Leaves(device Key, wasOffered bool) State {
 	s := State{lastAllocate: h.grants[device].given, waitsFor: waitsForReading}
 	if !wasOffered {
@@ -135,15 +139,15 @@ func (h *Holders) IsNamed(device Key) bool {
 	return named
 }
 
-// IsHeld reports whether a pod is known to hold a device: the last complete account names the pod,
-// or need not name it yet.
+// IsHeld reports whether a pod is known to hold a device: the last complete account
+// names the pod, or need not name it yet.
 func (h *Holders) IsHeld(device Key) bool {
 	given := h.grants[device].given
 	return h.IsNamed(device) || !given.IsZero() && h.complete.Began.Sub(given) < FreeFor
 }
 
-// Containers returns the container that holds each unit of a resource, by device ID. The names only
-// tell containers apart.
+// Containers returns the container that holds each unit of a resource, by device
+// ID. The names only tell containers apart.
 func (h *Holders) Containers(resource string) map[string]string {
 	all := map[string]string{}
 	for key, holder := range h.named {

@@ -8,8 +8,8 @@ type Lasting struct {
 	Reason string    // why it counts; empty if it does not
 }
 
-// Update records whether the condition is true now. The condition counts, with this reason, once it
-// has been true for the time least.
+// Update records whether the condition is true now. The condition counts, with this
+// reason, once it has been true for the time least.
 func (l *Lasting) Update(is bool, now time.Time, least time.Duration, reason string) {
 	switch {
 	case !is:
@@ -24,8 +24,8 @@ func (l *Lasting) Update(is bool, now time.Time, least time.Duration, reason str
 // Counts reports whether the condition counts.
 func (l Lasting) Counts() bool { return l.Reason != "" }
 
-// DueAt returns when the condition starts to count at the next update, if it stays true; zero if the
-// condition counts or is not true.
+// DueAt returns when the condition starts to count at the next update, if it stays
+// true; zero if the condition counts or is not true.
 func (l Lasting) DueAt(least time.Duration) time.Time {
 	if l.Counts() || l.since.IsZero() {
 		return time.Time{}

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Of returns the known holders of the wanted devices, according to an account. offered says that
-// a list still offers one of them: then another pod may get it. retiring are the devices that left
-// the plan. outdated reports that only the checkpoint names one of the holders, which may have
-// ended. The error says which device was given to a pod so recently that the account need not show
-// the pod.
+// Of returns the known holders of the wanted devices, according to an account.
+// offered says that a list still offers one of them: then another pod may get it.
+// retiring are the devices that left the plan. outdated reports that only the
+// checkpoint names one of the holders, which may have ended. The error says which
+// device was given to a pod so recently that the account need not show the pod.
 func (h *Holders) Of(a Account, wanted func(id string) bool, offered bool, retiring map[Key]State, now time.Time) (
 	held map[Key]Holder, outdated bool, err error,
 ) {
@@ -46,8 +46,8 @@ func (h *Holders) Of(a Account, wanted func(id string) bool, offered bool, retir
 	return held, outdated, err
 }
 
-// isConfirmed reports whether the kubelet of this account has named a holder of a device since it
-// last asked for the device.
+// isConfirmed reports whether the kubelet of this account has named a holder of a
+// device since it last asked for the device.
 func (h *Holders) isConfirmed(device Key, a Account) bool {
 	return a.Source != Source{} && h.grants[device].confirmedBy == a.Source
 }

@@ -17,12 +17,14 @@ type Answer struct {
 	refusal error // why the call gets nothing; nil if it may get devices
 }
 
-// Allocate records a call of Allocate for devices of a resource, by container, and returns the
-// answer. From now on the devices of the call count as held. mayGive returns why the node must not
-// give these devices to a pod now, or nil; a nil function allows all.
+// Allocate records a call of Allocate for devices of a resource, by container, and
+// returns the answer. From now on the devices of the call count as held. mayGive
+// returns why the node must not give these devices to a pod now, or nil; a nil
+// function allows all.
 //
-// The kubelet may have chosen a retiring device just before it received the list with the GPU's new
-// form. Then the device is on offer again, unless the GPU was allocated in its new form meanwhile.
+// The kubelet may have chosen a retiring device just before it received the list
+// with the GPU's new form. Then the device is on offer again, unless the GPU was
+// allocated in its new form meanwhile.
 func (s State) Allocate(
 	name string, containers [][]string, mayGive func([]resource.Device) error, h *holders.Holders, now time.Time,
 ) (State, Answer) {
@@ -58,9 +60,9 @@ func (s State) Allocate(
 	return next, Answer{next.latest.Lists[name], refusal}
 }
 
-// refuses reports whether a call gets nothing, as far as that is known before retiring devices are
-// given again: a pod whose call is refused holds nothing. The error is the refusal of mayGive; nil
-// if the list itself says why, by Devices.
+// refuses reports whether a call gets nothing, as far as that is known before
+// retiring devices are given again: a pod whose call is refused holds nothing. The
+// error is the refusal of mayGive; nil if the list itself says why, by Devices.
 func (l List) refuses(containers [][]string, mayGive func([]resource.Device) error) (refused bool, err error) {
 	for _, ids := range containers {
 		if !slices.ContainsFunc(ids, func(id string) bool { _, is := l.retiring[id]; return is }) {
@@ -84,8 +86,8 @@ func (l List) refuses(containers [][]string, mayGive func([]resource.Device) err
 	return false, nil
 }
 
-// give records that a pod gets a device for which the kubelet asks, if the pod may. It reports
-// whether the lists change.
+// give records that a pod gets a device for which the kubelet asks, if the pod may.
+// It reports whether the lists change.
 func (n *step) give(name string, l *list, id string) (changed bool) {
 	key := holders.Key{Resource: name, ID: id}
 	device, planned := l.resource.Device(id)
@@ -107,8 +109,8 @@ func (n *step) give(name string, l *list, id string) (changed bool) {
 	return changed
 }
 
-// clearOffered records that no pod can hold the planned devices that wait for a retiring device
-// which is allocated once more.
+// clearOffered records that no pod can hold the planned devices that wait for a
+// retiring device which is allocated once more.
 func (n *step) clearOffered(d retiring) {
 	for _, l := range n.lists {
 		for _, device := range l.resource.Devices {
@@ -119,8 +121,8 @@ func (n *step) clearOffered(d retiring) {
 	}
 }
 
-// markReassigned records that a planned device is given to a pod. From now on its GPU is not
-// allocated in another form.
+// markReassigned records that a planned device is given to a pod. From now on its
+// GPU is not allocated in another form.
 func (n *step) markReassigned(device resource.Device) {
 	for _, l := range n.lists {
 		for id, d := range l.retiring {
@@ -157,8 +159,9 @@ func refuse(kind Refusal, format string, args ...any) error {
 	return &RefusalError{kind, fmt.Sprintf(format, args...)}
 }
 
-// Withholds reports whether one of the devices left the plan and no process may give it to a pod.
-// The earlier process of a roll-out is not asked for such devices.
+// Withholds reports whether one of the devices left the plan and no process may
+// give it to a pod. The earlier process of a roll-out is not asked for such
+// devices.
 func (l List) Withholds(ids []string) bool {
 	return slices.ContainsFunc(ids, func(id string) bool {
 		d, isRetiring := l.retiring[id]
@@ -166,8 +169,8 @@ func (l List) Withholds(ids []string) bool {
 	})
 }
 
-// Devices returns the devices with the given IDs for one container, or a RefusalError that says
-// which ID is wrong and why.
+// Devices returns the devices with the given IDs for one container, or a
+// RefusalError that says which ID is wrong and why.
 func (a Answer) Devices(ids []string) ([]resource.Device, error) {
 	switch {
 	case len(ids) == 0:
@@ -200,8 +203,8 @@ func (a Answer) Devices(ids []string) ([]resource.Device, error) {
 	return devices, nil
 }
 
-// allocatable returns a device that left the plan, in the form given to a pod; false if no pod may
-// get it.
+// allocatable returns a device that left the plan, in the form given to a pod;
+// false if no pod may get it.
 func (l List) allocatable(id string) (resource.Device, bool) {
 	d, isRetiring := l.retiring[id]
 	switch {
@@ -213,8 +216,9 @@ func (l List) allocatable(id string) (resource.Device, bool) {
 	return d.device, true
 }
 
-// asPlanned returns a unit that left the plan in the form of its GPU's current units. It returns
-// false if the GPU no longer has such units: nothing may enforce the limit then.
+// asPlanned returns a unit that left the plan in the form of its GPU's current
+// units. It returns false if the GPU no longer has such units: nothing may enforce
+// the limit then.
 func (l List) asPlanned(left resource.Device) (resource.Device, bool) {
 	i := slices.IndexFunc(l.Resource.Devices, func(d resource.Device) bool { return d.UUID == left.UUID })
 	if i < 0 {
@@ -225,7 +229,8 @@ func (l List) asPlanned(left resource.Device) (resource.Device, bool) {
 	return unit, true
 }
 
-// PossiblyHeld returns a device that a pod may hold: a device of the plan, or a retiring device.
+// PossiblyHeld returns a device that a pod may hold: a device of the plan, or a
+// retiring device.
 func (l List) PossiblyHeld(id string) (resource.Device, bool) {
 	if device, planned := l.Resource.Device(id); planned {
 		return device, true
@@ -253,10 +258,11 @@ func (l List) Unknown(id string) error {
 		l.Resource.Name, id)
 }
 
-// Prefer returns the best `size` available devices for a container. Devices missing from the plan
-// come last: they left the plan, or the kubelet chose among them just before it received the list.
-// A required device missing from the plan is no error, because the kubelet would refuse the pod for
-// good. The following Allocate decides, and names unknown IDs.
+// Prefer returns the best `size` available devices for a container. Devices missing
+// from the plan come last: they left the plan, or the kubelet chose among them just
+// before it received the list. A required device missing from the plan is no error,
+// because the kubelet would refuse the pod for good. The following Allocate
+// decides, and names unknown IDs.
 func (l List) Prefer(available, required []string, size int) ([]string, error) {
 	if l.Resource.InUnits() {
 		return l.Resource.Prefer(available, required, size) // retiring units are of the same GPU, or not given

@@ -10,18 +10,20 @@ import (
 )
 
 const (
-	// settleTime is the time after a change until the kubelet no longer gives devices chosen before.
+	// settleTime is the time after a change until the kubelet no longer gives
+	// devices chosen before.
 	settleTime = 5 * time.Second
-	// drainAfter is how long GPUs wait for successive pods before the first GPU is withdrawn.
+	// drainAfter is how long GPUs wait for successive pods before the first GPU is
+	// withdrawn.
 	drainAfter = 10 * time.Second
-	// drainFor is how long a GPU is withdrawn at first. Each further time is twice as long, up to
-	// drainMost.
+	// drainFor is how long a GPU is withdrawn at first. Each further time is twice
+	// as long, up to drainMost.
 	drainFor  = 30 * time.Second
 	drainMost = 10 * time.Minute
 )
 
-// A drain withdraws the old form of one GPU after another, where successive pods would otherwise
-// hold the GPU forever. The zero value withdraws nothing.
+// A drain withdraws the old form of one GPU after another, where successive pods
+// would otherwise hold the GPU forever. The zero value withdraws nothing.
 type drain struct {
 	began time.Time // since when GPUs wait for pods; zero if none does
 	since time.Time // since when GPUs wait for successive pods; zero if none does
@@ -58,8 +60,9 @@ func (d *drain) begin(now time.Time) {
 	d.tried[d.gpu]++
 }
 
-// withdraw chooses the GPU to withdraw: of the GPUs that wait for successive pods, the GPU
-// withdrawn least often. With announced changes, the withdrawal waits for the approval.
+// withdraw chooses the GPU to withdraw: of the GPUs that wait for successive pods,
+// the GPU withdrawn least often. With announced changes, the withdrawal waits for
+// the approval.
 func (n *step) withdraw(old map[resource.Device]*oldForm) {
 	d := &n.drain
 	if d.gpu != "" && d.isDue(n.now) {

@@ -42,9 +42,9 @@ func TestDevicesOfAnOldFormStayHealthyWhilePodsHoldThem(t *testing.T) {
 	c.lists("G0", "G1", "G2")
 }
 
-// The scheduler sends pods by the old count for some seconds. It must know the new one before the
-// pods end that hold more devices than there will be, and pods that come meanwhile find those that
-// are free.
+// The scheduler sends pods by the old count for some seconds. It must know the new
+// one before the pods end that hold more devices than there will be, and pods that
+// come meanwhile find those that are free.
 func TestACountThatFallsIsToldAtOnce(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)
@@ -119,13 +119,13 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.now = c.now.Add(growsAfter - 1)
-		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Began: c.now}})
 		c.lists("G0::0")
 		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was on offer in another form a moment ago") {
 			t.Errorf("Allocate: %s", got)
 		}
 		c.now = c.now.Add(1)
-		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Began: c.now}})
 		c.lists("G0::0", "G0::1")
 	})
 	t.Run("it is given once more, and then nothing is known", func(t *testing.T) {
@@ -206,8 +206,8 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 	})
 }
 
-// TestGPUsThatGrowOneAfterTheOther: each has its devices half a second after its last offer in the
-// old form, whatever the other waits for.
+// TestGPUsThatGrowOneAfterTheOther: each has its devices half a second after its
+// last offer in the old form, whatever the other waits for.
 func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
 	t.Parallel()
 	for range 10 { // devices come in any order
@@ -220,14 +220,14 @@ func TestGPUsThatGrowOneAfterTheOther(t *testing.T) {
 		clear(c.held)
 		for _, d := range []time.Duration{growsAfter / 2, growsAfter / 2} {
 			c.now = c.now.Add(d)
-			c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
+			c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Began: c.now}})
 		}
 		c.lists("G0::0", "G0::1", "G1::0")
 	}
 }
 
-// Kubelet's checkpoint names a pod that has ended until kubelet writes it again. PodResources has
-// shown the pod, and does so no more.
+// Kubelet's checkpoint names a pod that has ended until kubelet writes it again.
+// PodResources has shown the pod, and does so no more.
 func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -250,7 +250,8 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	if !c.HasRetiring(gpuName) {
 		t.Error("a device was dropped that kubelet's checkpoint names")
 	}
-	// Given again, it may be held by an init container, which PodResources never shows.
+	// Given again, it may be held by an init container, which PodResources never
+	// shows.
 	c.allocate("G0")
 	for range 20 {
 		c.reads()
@@ -258,7 +259,8 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	c.lists("G0")
 }
 
-// What an earlier process listed is given out by this one, too, until its end is seen.
+// What an earlier process listed is given out by this one, too, until its end is
+// seen.
 func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)
@@ -277,8 +279,9 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	c.lists("G0::0", "G0::1", "G1")
 }
 
-// TestARefusedDeviceIsNotHeld: a pod holds the GPU in another form. A call for the device of a form
-// before that, which kubelet chose earlier, is refused and leaves nothing behind.
+// TestARefusedDeviceIsNotHeld: a pod holds the GPU in another form. A call for the
+// device of a form before that, which kubelet chose earlier, is refused and leaves
+// nothing behind.
 func TestARefusedDeviceIsNotHeld(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -299,8 +302,9 @@ func TestARefusedDeviceIsNotHeld(t *testing.T) {
 	c.lists("G0::0")
 }
 
-// TestADeviceThatAnotherProcessGaveIsGivenAgain: this process never offered the device, and an
-// account names a pod for it. The next pod counts as holding it, too, before an account says so.
+// TestADeviceThatAnotherProcessGaveIsGivenAgain: this process never offered the
+// device, and an account names a pod for it. The next pod counts as holding it,
+// too, before an account says so.
 func TestADeviceThatAnotherProcessGaveIsGivenAgain(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -321,8 +325,8 @@ func TestADeviceThatAnotherProcessGaveIsGivenAgain(t *testing.T) {
 	c.lists("G0")
 }
 
-// In a roll-out, pods that the scheduler sends by the old count find a device from the first list
-// on.
+// In a roll-out, pods that the scheduler sends by the old count find a device from
+// the first list on.
 func TestWhatNoPodIsKnownToHoldIsOnOfferFirst(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)
@@ -374,8 +378,8 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 	}
 }
 
-// A call that kubelet made for a device which is withheld is refused, and changes nothing: the
-// pod's device is on offer as before.
+// A call that kubelet made for a device which is withheld is refused, and changes
+// nothing: the pod's device is on offer as before.
 func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -393,8 +397,8 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	}
 }
 
-// TestAnOrdinaryAllocateChangesNoList, and a list whose resource has left the plan says by which
-// name a device is not known.
+// TestAnOrdinaryAllocateChangesNoList, and a list whose resource has left the plan
+// says by which name a device is not known.
 func TestAnOrdinaryAllocateChangesNoList(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)

@@ -96,7 +96,8 @@ func (n *node) allocateOf(name string, ids ...string) string {
 	return devices[0].UUID
 }
 
-// account is an account of the first kubelet, in which both sources name all holders.
+// account is an account of the first kubelet, in which both sources name all
+// holders.
 func (n *node) account() holders.Account {
 	return holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: n.now, Held: n.held}
 }
@@ -115,7 +116,8 @@ func (n *node) reads() {
 
 // unreadable applies a reading of a damaged checkpoint.
 func (n *node) unreadable() {
-	n.read(listing.Reading{Account: holders.Account{Kubelet: 1, Began: n.now, UnknownBecause: "damaged", Unreadable: true}})
+	damaged := holders.Account{Kubelet: 1, Began: n.now, UnknownBecause: "damaged", Unreadable: true}
+	n.read(listing.Reading{Account: damaged})
 }
 
 func (n *node) holds(ids ...string) {

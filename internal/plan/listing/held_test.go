@@ -12,8 +12,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Without PodResources, kubelet sees the end of a pod when it gives a device to the next one. A pod
-// that asks for a resource of which nothing is on offer would wait for ever.
+// Without PodResources, kubelet sees the end of a pod when it gives a device to the
+// next one. A pod that asks for a resource of which nothing is on offer would wait
+// for ever.
 func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 	t.Parallel()
 	const other = gpuName + ".shared"
@@ -98,8 +99,8 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 	}
 }
 
-// TestADeviceThatNothingWaitsFor: a pod holds it, and the configuration offers its GPU no more. Its
-// health is that of the GPU.
+// TestADeviceThatNothingWaitsFor: a pod holds it, and the configuration offers its
+// GPU no more. Its health is that of the GPU.
 func TestADeviceThatNothingWaitsFor(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)
@@ -112,8 +113,8 @@ func TestADeviceThatNothingWaitsFor(t *testing.T) {
 	c.lists("G0")
 }
 
-// TestSickGPUsAreNoReasonToForgetWhoHoldsThem: a resource that has nothing to give for that waits
-// for no pod.
+// TestSickGPUsAreNoReasonToForgetWhoHoldsThem: a resource that has nothing to give
+// for that waits for no pod.
 func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)
@@ -129,8 +130,8 @@ func TestSickGPUsAreNoReasonToForgetWhoHoldsThem(t *testing.T) {
 	}
 }
 
-// TestWhatAnotherPluginOffers is not given out by this one. What a pod is known to hold is said so,
-// and the same evidence is no change.
+// TestWhatAnotherPluginOffers is not given out by this one. What a pod is known to
+// hold is said so, and the same evidence is no change.
 func TestWhatAnotherPluginOffers(t *testing.T) {
 	t.Parallel()
 	const other, another = "nvidia.com/other", "nvidia.com/another"
@@ -142,7 +143,8 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 			held map[holders.Key]holders.Holder
 			says string
 		}{
-			{nil, "its GPU may still be in use as nvidia.com/another G0 (another device plugin offers it, or did so until a short time ago)"},
+			{nil, "its GPU may still be in use as nvidia.com/another G0 (another device plugin offers it, or did so " +
+				"until a short time ago)"},
 			{map[holders.Key]holders.Holder{keyOf(another, "G0"): {Pod: "p"}},
 				"its GPU may still be in use as nvidia.com/another G0 (pod p holds it)"},
 		} {
@@ -163,12 +165,13 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 			}
 		}
 		c.now = c.now.Add(time.Second)
-		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: c.now}})
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Began: c.now}})
 		c.lists("G0", "G1")
 	}
 }
 
-// TestAMIGDeviceIsNotGivenBesideItsGPU, nor twice, where another plugin offers one of them.
+// TestAMIGDeviceIsNotGivenBesideItsGPU, nor twice, where another plugin offers one
+// of them.
 func TestAMIGDeviceIsNotGivenBesideItsGPU(t *testing.T) {
 	t.Parallel()
 	const mig = "nvidia.com/mig-1g.10gb"
@@ -186,8 +189,8 @@ func TestAMIGDeviceIsNotGivenBesideItsGPU(t *testing.T) {
 	}
 }
 
-// TestWhatAnotherPluginOffersIsItsOwn, however long this one has nothing to give: no pod of its own
-// would tell that another has ended.
+// TestWhatAnotherPluginOffersIsItsOwn, however long this one has nothing to give:
+// no pod of its own would tell that another has ended.
 func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -200,7 +203,8 @@ func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	c.lists()
 }
 
-// TestARetiringDeviceThatAnotherPluginOffers is neither Healthy nor given: a pod may use its GPU.
+// TestARetiringDeviceThatAnotherPluginOffers is neither Healthy nor given: a pod
+// may use its GPU.
 func TestARetiringDeviceThatAnotherPluginOffers(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -216,7 +220,8 @@ func TestARetiringDeviceThatAnotherPluginOffers(t *testing.T) {
 	}
 }
 
-// TestUnitsThatAllLeft: once their pods have ended, nothing is read for units any more.
+// TestUnitsThatAllLeft: once their pods have ended, nothing is read for units any
+// more.
 func TestUnitsThatAllLeft(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)

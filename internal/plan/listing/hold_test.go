@@ -10,7 +10,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestHoldsAboutPods: each device that a rule of this package withholds has a hold with its row.
+// TestHoldsAboutPods: each device that a rule of this package withholds has a hold
+// with its row.
 func TestHoldsAboutPods(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -66,7 +67,8 @@ func TestHoldsAboutPods(t *testing.T) {
 	}
 }
 
-// TestWhenADecisionIsDue: GPUs grow after half a second, and a change waits for the taint for 30 s.
+// TestWhenADecisionIsDue: GPUs grow after half a second, and a change waits for the
+// taint for 30 s.
 func TestWhenADecisionIsDue(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)

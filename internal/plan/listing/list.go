@@ -9,9 +9,11 @@ import (
 
 // A List is the list of one resource. It is immutable.
 type List struct {
-	// Resource is the resource of the plan with its holds; without devices if the plan lacks it.
+	// Resource is the resource of the plan with its holds; without devices if the
+	// plan lacks it.
 	Resource resource.Resource
-	// Entries are what the kubelet is told: the planned devices, and then the retiring devices by ID.
+	// Entries are what the kubelet is told: the planned devices, and then the
+	// retiring devices by ID.
 	Entries []Entry
 	// Unoffered counts the units of healthy GPUs that are not on offer.
 	Unoffered int
@@ -32,8 +34,8 @@ func (e Entry) equal(other Entry) bool {
 // Same reports whether two lists have the same entries.
 func (l List) Same(other List) bool { return slices.EqualFunc(l.Entries, other.Entries, Entry.equal) }
 
-// list makes the list of the resource with its holds, and of the retiring devices. withheld has the
-// UUIDs of the devices whose GPU counts as held in another form.
+// list makes the list of the resource with its holds, and of the retiring devices.
+// withheld has the UUIDs of the devices whose GPU counts as held in another form.
 func (n *step) list(name string, l *list, r resource.Resource, withheld map[string]bool) List {
 	l.resource = r
 	n.offerUnits(name, l)
@@ -63,7 +65,8 @@ func (n *step) list(name string, l *list, r resource.Resource, withheld map[stri
 	return made
 }
 
-// near returns the given NUMA nodes, or else the NUMA node of the device; nil if there are none.
+// near returns the given NUMA nodes, or else the NUMA node of the device; nil if
+// there are none.
 func near(d resource.Device, nodes []int64) []int64 {
 	if len(nodes) == 0 && d.NUMANode >= 0 { // negative: not known
 		return []int64{int64(d.NUMANode)}
@@ -71,9 +74,10 @@ func near(d resource.Device, nodes []int64) []int64 {
 	return nodes
 }
 
-// leaveRoom removes planned devices from the end until the list with the retiring devices is short
-// enough for the kubelet. Devices in the kubelet's last list stay, because the kubelet may be
-// allocating them. The removed devices are listed once retiring devices were dropped.
+// leaveRoom removes planned devices from the end until the list with the retiring
+// devices is short enough for the kubelet. Devices in the kubelet's last list stay,
+// because the kubelet may be allocating them. The removed devices are listed once
+// retiring devices were dropped.
 func leaveRoom(planned, left []Entry, isListed func(id string) bool) []Entry {
 	excess := -resource.MaxList
 	for _, devices := range [...][]Entry{planned, left} {
@@ -90,8 +94,8 @@ func leaveRoom(planned, left []Entry, isListed func(id string) bool) []Entry {
 	return planned
 }
 
-// listedBefore returns a function that reports whether the list last received by the kubelet has a
-// device.
+// listedBefore returns a function that reports whether the list last received by
+// the kubelet has a device.
 func (l *list) listedBefore() func(id string) bool {
 	ids, devices := l.adoptedIDs, l.devices
 	return func(id string) bool {

@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestDevicesThatAreNotOfThePlanArePreferredLast: they left it, or kubelet has not received the
-// list that has them not.
+// TestDevicesThatAreNotOfThePlanArePreferredLast: they left it, or kubelet has not
+// received the list that has them not.
 func TestDevicesThatAreNotOfThePlanArePreferredLast(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 0)
@@ -56,8 +56,8 @@ func (n *node) excludeAll() {
 	n.planWith(resource.Options{Selectors: []resource.Selector{{Models: []resource.Pattern{"*"}, Exclude: true}}})
 }
 
-// TestAnUnreadableCheckpointHoldsADevice for ten seconds, which begin again once the checkpoint was
-// read.
+// TestAnUnreadableCheckpointHoldsADevice for ten seconds, which begin again once
+// the checkpoint was read.
 func TestAnUnreadableCheckpointHoldsADevice(t *testing.T) {
 	t.Parallel()
 	const second = time.Second
@@ -118,8 +118,8 @@ func TestWhatADeviceWaitsFor(t *testing.T) {
 	c.lists("G0")
 }
 
-// TestWhenTheCheckpointMayBeOutdated: only the checkpoint names the pod of a retiring device or of a
-// device without a list, or it cannot be read.
+// TestWhenTheCheckpointMayBeOutdated: only the checkpoint names the pod of a
+// retiring device or of a device without a list, or it cannot be read.
 func TestWhenTheCheckpointMayBeOutdated(t *testing.T) {
 	t.Parallel()
 	held := func(name string, checkpointOnly bool) map[holders.Key]holders.Holder {
@@ -149,7 +149,8 @@ func TestWhenTheCheckpointMayBeOutdated(t *testing.T) {
 	}
 }
 
-// TestOneDeviceOfSeveralIsEnough for the list to change, and for a new checkpoint to say more.
+// TestOneDeviceOfSeveralIsEnough for the list to change, and for a new checkpoint
+// to say more.
 func TestOneDeviceOfSeveralIsEnough(t *testing.T) {
 	t.Parallel()
 	for round := range 20 { // devices come in any order
@@ -165,8 +166,8 @@ func TestOneDeviceOfSeveralIsEnough(t *testing.T) {
 	}
 }
 
-// TestADeviceThatLeavesThePlanAgain: while it is back, it may not be offered. Whether a pod may
-// hold it then is as before.
+// TestADeviceThatLeavesThePlanAgain: while it is back, it may not be offered.
+// Whether a pod may hold it then is as before.
 func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 	t.Parallel()
 	for _, free := range []bool{false, true} {
@@ -193,8 +194,8 @@ func TestADeviceThatLeavesThePlanAgain(t *testing.T) {
 	}
 }
 
-// TestNUMANodes: node 0 is a NUMA node like any other; a device may have none, and an adopted
-// device has the nodes in the checkpoint.
+// TestNUMANodes: node 0 is a NUMA node like any other; a device may have none, and
+// an adopted device has the nodes in the checkpoint.
 func TestNUMANodes(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -247,8 +248,8 @@ func TestWhatIsAdopted(t *testing.T) {
 	}
 }
 
-// TestWhatFitsIntoAList: planned devices that the kubelet does not have leave room for retiring
-// devices, the last first, and only as many as must.
+// TestWhatFitsIntoAList: planned devices that the kubelet does not have leave room
+// for retiring devices, the last first, and only as many as must.
 func TestWhatFitsIntoAList(t *testing.T) {
 	t.Parallel()
 	size := func(id string, health string) int {

@@ -17,20 +17,21 @@ type Decision struct {
 	Plan resource.Plan
 	// Lists are the lists of all resources, by name.
 	Lists map[string]List
-	// Pending is the number of the change that removes devices and waits for Approve; 0 for none.
+	// Pending is the number of the change that removes devices and waits for
+	// Approve; 0 for none.
 	Pending uint64
-	// Again is when the next reading of the accounts changes the Decision even if the accounts say the
-	// same; zero for never.
+	// Again is when the next reading of the accounts changes the Decision even if
+	// the accounts say the same; zero for never.
 	Again time.Time
 }
 
 const (
-	// growsAfter is the time between the last offer of a GPU in its old form and the offer of more
-	// devices of this GPU than before. By then the kubelet has received the list, and has finished the
-	// calls for devices chosen earlier.
+	// growsAfter is the time between the last offer of a GPU in its old form and
+	// the offer of more devices of this GPU than before. By then the kubelet has
+	// received the list, and has finished the calls for devices chosen earlier.
 	growsAfter = 500 * time.Millisecond
-	// blockedFor is how long a resource must have nothing to give before that counts. A starting daemon
-	// knows after unservedFor which forms pods hold.
+	// blockedFor is how long a resource must have nothing to give before that
+	// counts. A starting daemon knows after unservedFor which forms pods hold.
 	blockedFor = 30 * time.Second
 )
 
@@ -41,9 +42,9 @@ type step struct {
 	now     time.Time
 }
 
-// Next returns the State with the Decision about a plan: which devices retire, which of them count
-// as held, and which planned devices are withheld for them. Each resource of the plan must have a
-// list.
+// Next returns the State with the Decision about a plan: which devices retire,
+// which of them count as held, and which planned devices are withheld for them.
+// Each resource of the plan must have a list.
 func Next(s State, plan resource.Plan, o Options, h *holders.Holders, now time.Time) State {
 	n := step{s.clone(), h, now}
 	n.plan, n.options, n.uuids = plan, o, map[string]bool{}
@@ -62,7 +63,8 @@ func Next(s State, plan resource.Plan, o Options, h *holders.Holders, now time.T
 	return n.State
 }
 
-// decide returns the Decision about the plan, after all forms that count as held are known.
+// decide returns the Decision about the plan, after all forms that count as held
+// are known.
 func (n *step) decide() *Decision {
 	withheld := map[string]map[string]bool{}
 	holds := n.plan.Conflicts(n.held)
@@ -114,8 +116,8 @@ func (s State) whenAgain(now time.Time) (again time.Time) {
 	return again
 }
 
-// replace applies the plan to a list. Devices missing from the plan begin to retire. No retiring
-// device is on offer.
+// replace applies the plan to a list. Devices missing from the plan begin to
+// retire. No retiring device is on offer.
 func (n *step) replace(name string, l *list) {
 	r, _ := n.plan.Resource(name)
 	for device := range l.resource.Without(r) {
@@ -147,8 +149,8 @@ func (n *step) replace(name string, l *list) {
 	l.resource, l.everOffered = r, offered
 }
 
-// onNode returns a retiring device of a resource with the node's current data. The device is not on
-// offer.
+// onNode returns a retiring device of a resource with the node's current data. The
+// device is not on offer.
 func (n *step) onNode(name string, left resource.Device) resource.Device {
 	device, there := n.plan.NodeDevice(left.UUID)
 	if !there {
@@ -158,15 +160,17 @@ func (n *step) onNode(name string, left resource.Device) resource.Device {
 	return device
 }
 
-// limitGrowth returns holds on devices of GPUs that have just changed their form, beyond the number
-// on offer in the old form. The kubelet may allocate such a GPU once more in its old form, and then
-// the devices in the new form are withheld. The count must not rise before that and then fall,
-// because the scheduler would send pods for missing devices.
+// limitGrowth returns holds on devices of GPUs that have just changed their form,
+// beyond the number on offer in the old form. The kubelet may allocate such a GPU
+// once more in its old form, and then the devices in the new form are withheld. The
+// count must not rise before that and then fall, because the scheduler would send
+// pods for missing devices.
 func (n *step) limitGrowth() []resource.Hold {
 	before := map[resource.Hold]int{}
 	n.growsAt = time.Time{}
 	for name, l := range n.lists {
-		// a unit that left and is given once more takes the place of a free unit of its GPU
+		// a unit that left and is given once more takes the place of a free unit of
+		// its GPU
 		r, _ := n.plan.Resource(name)
 		for _, d := range l.retiring {
 			if at := d.lastOffered.Add(growsAfter); !d.offered && n.now.Before(at) {
@@ -199,8 +203,8 @@ type oldForm struct {
 	others      []string        // the other IDs
 }
 
-// findHeldForms finds the forms in which GPUs count as held, and decides which retiring devices
-// are on offer.
+// findHeldForms finds the forms in which GPUs count as held, and decides which
+// retiring devices are on offer.
 func (n *step) findHeldForms() {
 	old := map[resource.Device]*oldForm{}
 	for name, l := range n.lists {
@@ -250,10 +254,11 @@ func compareForms(a, b resource.HeldShape) int {
 	return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 }
 
-// unblockable returns GPUs whose held forms cease to count after blockedFor: one GPU for each
-// resource of the plan without a free device, where all devices wait for pods that hold them under
-// other names. Without PodResources, the kubelet notices the end of such a pod only when it gives a
-// device to another pod. That would never happen.
+// unblockable returns GPUs whose held forms cease to count after blockedFor: one
+// GPU for each resource of the plan without a free device, where all devices wait
+// for pods that hold them under other names. Without PodResources, the kubelet
+// notices the end of such a pod only when it gives a device to another pod. That
+// would never happen.
 func (n *step) unblockable() map[string]bool {
 	gpus := map[string]bool{}
 	if !n.holders.NoPodResources() {
@@ -283,11 +288,12 @@ func (n *step) unblockable() map[string]bool {
 	return gpus
 }
 
-// offer decides which devices of an old form are on offer. If the GPU is healthy and no other form
-// of it counts as held, these are the devices that count as held. If more devices count as held
-// than planned devices wait for them, only as many are on offer as wait: first the free devices,
-// and then the devices without a known pod, as after a start. The scheduler uses the old count for
-// some seconds, and must learn the new count before the pods end.
+// offer decides which devices of an old form are on offer. If the GPU is healthy
+// and no other form of it counts as held, these are the devices that count as held.
+// If more devices count as held than planned devices wait for them, only as many
+// are on offer as wait: first the free devices, and then the devices without a
+// known pod, as after a start. The scheduler uses the old count for some seconds,
+// and must learn the new count before the pods end.
 func (n *step) offer(f *oldForm) {
 	now, there := n.plan.NodeDevice(f.device.UUID)
 	well := there && now.Healthy && !n.contests(f.device)

@@ -13,7 +13,8 @@ const shrinkWait = 30 * time.Second
 // waitsForTaint is why the new form of a GPU is not on offer before Approve.
 const waitsForTaint = "the node gets fewer devices, and is tainted before that"
 
-// A pendingShrink is a change that leaves a resource with fewer devices and waits for Approve.
+// A pendingShrink is a change that leaves a resource with fewer devices and waits
+// for Approve.
 type pendingShrink struct {
 	number uint64    // of this change, or of the last one
 	since  time.Time // zero if none waits
@@ -33,8 +34,8 @@ func (w pendingShrink) isOver(now time.Time) bool {
 	return !at.IsZero() && !now.Before(at)
 }
 
-// Approve lets the pending change proceed: the lists lose the devices. The number of another change
-// has no effect.
+// Approve lets the pending change proceed: the lists lose the devices. The number
+// of another change has no effect.
 func (s State) Approve(number uint64, h *holders.Holders, now time.Time) State {
 	if s.shrink.since.IsZero() || s.shrink.number != number {
 		return s
@@ -44,7 +45,8 @@ func (s State) Approve(number uint64, h *holders.Holders, now time.Time) State {
 	return n.Again(h, now)
 }
 
-// keepUntilApproved decides which devices that left the plan stay on offer until Approve.
+// keepUntilApproved decides which devices that left the plan stay on offer until
+// Approve.
 func (n *step) keepUntilApproved() {
 	var usable map[string]bool
 	announce := n.options.AnnounceShrink
@@ -66,8 +68,8 @@ func (n *step) keepUntilApproved() {
 	}
 }
 
-// releaseKept ends the wait of all devices. They begin to retire now, because the kubelet may be
-// allocating them.
+// releaseKept ends the wait of all devices. They begin to retire now, because the
+// kubelet may be allocating them.
 func (n *step) releaseKept() {
 	n.shrink.since = time.Time{}
 	if n.drain.next != "" {
@@ -85,8 +87,8 @@ func (n *step) releaseKept() {
 	}
 }
 
-// usable returns the UUIDs of the GPUs whose planned devices are all Healthy: under no hold, not
-// unhealthy, and not of another owner.
+// usable returns the UUIDs of the GPUs whose planned devices are all Healthy: under
+// no hold, not unhealthy, and not of another owner.
 func (n *step) usable() map[string]bool {
 	usable := map[string]bool{}
 	for _, r := range n.plan.Resources {
@@ -98,7 +100,8 @@ func (n *step) usable() map[string]bool {
 	return usable
 }
 
-// shrinks reports whether a resource loses devices with the devices that have just left the plan.
+// shrinks reports whether a resource loses devices with the devices that have just
+// left the plan.
 func (n *step) shrinks(usable map[string]bool) bool {
 	var forms []resource.HeldShape
 	before := map[string]int{} // how many devices each resource has on offer

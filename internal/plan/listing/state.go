@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A State has the lists of all resources, and all that decides about the next ones. It is
-// immutable: each event returns the next State. The zero value has no list.
+// A State has the lists of all resources, and all that decides about the next ones.
+// It is immutable: each event returns the next State. The zero value has no list.
 type State struct {
 	plan    resource.Plan // of the last Next
 	options Options       // of the last Next
@@ -37,18 +37,20 @@ type Options struct {
 // A list is the state of the devices of one resource.
 type list struct {
 	resource resource.Resource // of the plan, with the holds of the last Decision
-	// UUIDs of devices of the resource that were on offer at some time since they were added
+	// UUIDs of devices of the resource that were on offer at some time since they
+	// were added
 	everOffered map[string]bool
 	retiring    map[string]retiring // by device ID
 	units       units               // if the devices are units of memory
 	devices     []Entry             // the last list
-	// IDs in the kubelet's list, if another process sent the list; nil if devices was sent
+	// IDs in the kubelet's list, if another process sent the list; nil if devices
+	// was sent
 	adoptedIDs map[string]bool
 }
 
-// A retiring device left the plan and is still listed. It is Healthy as long as the device counts as
-// held and its GPU is healthy: the kubelet gives a held device to no other pod, and the scheduler's
-// count of the node stays the same.
+// A retiring device left the plan and is still listed. It is Healthy as long as the
+// device counts as held and its GPU is healthy: the kubelet gives a held device to
+// no other pod, and the scheduler's count of the node stays the same.
 type retiring struct {
 	holders.State
 	device      resource.Device // Healthy if Allocate gives it; on another node, ID and UUID alone are known
@@ -59,8 +61,8 @@ type retiring struct {
 	wasOffered  bool            // on offer until it left the plan; may be kept
 	keptOnOffer bool            // stays on offer, and counts as held, until Approve
 	lastGrant   time.Time       // the last grant since the device retired; zero for none
-	// The device was never offered, or Allocate has given the GPU in another form since the device
-	// ceased to count as held.
+	// The device was never offered, or Allocate has given the GPU in another form
+	// since the device ceased to count as held.
 	gpuReassigned bool
 }
 
@@ -76,14 +78,15 @@ func (d retiring) heldForm() resource.HeldShape {
 	return form
 }
 
-// Latest returns the latest Decision; nil before the first one. Another Decision is another pointer.
+// Latest returns the latest Decision; nil before the first one. Another Decision is
+// another pointer.
 func (s State) Latest() *Decision { return s.latest }
 
 // Has reports whether a resource has a list.
 func (s State) Has(name string) bool { return s.lists[name] != nil }
 
-// Add adds the list of a resource. The devices that the kubelet had at the last reading retire.
-// wasOffered says that another process may offer them now.
+// Add adds the list of a resource. The devices that the kubelet had at the last
+// reading retire. wasOffered says that another process may offer them now.
 func (s State) Add(name string, wasOffered bool, h *holders.Holders, now time.Time) State {
 	s = s.clone()
 	s.add(name, wasOffered, h, now)
@@ -116,9 +119,10 @@ func (s State) Adopt(name string, known map[string][]int64, h *holders.Holders, 
 	return next.Again(h, now)
 }
 
-// adopt adds the known devices that the plan lacks, as retiring, each with its NUMA nodes: if a
-// list lacks the NUMA node of a device that a running pod holds, the kubelet refuses the pod at its
-// next start. adopt reports whether it added devices.
+// adopt adds the known devices that the plan lacks, as retiring, each with its NUMA
+// nodes: if a list lacks the NUMA node of a device that a running pod holds, the
+// kubelet refuses the pod at its next start. adopt reports whether it added
+// devices.
 func (l *list) adopt(known map[string][]int64, now time.Time) (changed bool) {
 	for id, nodes := range known {
 		_, isRetiring := l.retiring[id]

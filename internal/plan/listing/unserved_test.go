@@ -10,11 +10,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestAResourceThatNobodyServesForTenSeconds: it must be known for ten seconds without a gap, of
-// one kubelet, that nobody serves it.
+// TestAResourceThatNobodyServesForTenSeconds: it must be known for ten seconds
+// without a gap, of one kubelet, that nobody serves it.
 func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 	t.Parallel()
-	const name = "nvidia.com/mig-1g.10gb"
+	const (
+		name = "nvidia.com/mig-1g.10gb"
+		wait = 10 * time.Second
+	)
 	held := func(resource string) map[holders.Key]holders.Holder {
 		return map[holders.Key]holders.Holder{keyOf(resource, "MIG-00000000-0000-0000-0000-000000000000"): {Pod: "p"}}
 	}
@@ -25,17 +28,17 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 		last      time.Duration
 		want      bool
 	}{
-		"nearly":                    {is, 10*time.Second - 1, false},
-		"ten seconds":               {is, 10 * time.Second, true},
-		"another listens meanwhile": {but(func(e *listing.Reading) { e.Alone = false }), 10 * time.Second, false},
-		"a gap":                     {but(func(e *listing.Reading) { e.UnknownBecause = "damaged" }), 10 * time.Second, false},
-		"another kubelet":           {but(func(e *listing.Reading) { e.Kubelet = 2 }), 10 * time.Second, false},
-		"another serves it": {but(func(e *listing.Reading) { e.Healthy = map[string][]string{name: {"x"}} }), 10 * time.Second,
+		"nearly":                    {is, wait - 1, false},
+		"ten seconds":               {is, wait, true},
+		"another listens meanwhile": {but(func(e *listing.Reading) { e.Alone = false }), wait, false},
+		"a gap":                     {but(func(e *listing.Reading) { e.UnknownBecause = "damaged" }), wait, false},
+		"another kubelet":           {but(func(e *listing.Reading) { e.Kubelet = 2 }), wait, false},
+		"another serves it": {but(func(e *listing.Reading) { e.Healthy = map[string][]string{name: {"x"}} }), wait,
 			false},
-		"another resource is served": {but(func(e *listing.Reading) { e.Healthy = map[string][]string{"x": {"x"}} }), 10 * time.Second,
+		"another resource is served": {but(func(e *listing.Reading) { e.Healthy = map[string][]string{"x": {"x"}} }), wait,
 			true},
-		"no pod holds it":   {but(func(e *listing.Reading) { e.Held = nil }), 10 * time.Second, false},
-		"of another vendor": {but(func(e *listing.Reading) { e.Held = held("example.com/gpu") }), 10 * time.Second, false},
+		"no pod holds it":   {but(func(e *listing.Reading) { e.Held = nil }), wait, false},
+		"of another vendor": {but(func(e *listing.Reading) { e.Held = held("example.com/gpu") }), wait, false},
 	} {
 		c := newNode(t, 0)
 		c.plan(1)
@@ -52,8 +55,8 @@ func TestAResourceThatNobodyServesForTenSeconds(t *testing.T) {
 	}
 }
 
-// TestWhoseResourceItIs: one that has a name and held devices as this program makes them, or those
-// of the plan.
+// TestWhoseResourceItIs: one that has a name and held devices as this program makes
+// them, or those of the plan.
 func TestWhoseResourceItIs(t *testing.T) {
 	t.Parallel()
 	const ours, theirs = "MIG-00000000-0000-0000-0000-000000000000", "nvidia0/vgpu1"

@@ -6,17 +6,18 @@ import (
 	"slices"
 )
 
-// MaxList is the largest list of devices that the kubelet accepts, in bytes: gRPC's default limit
-// for a message.
+// MaxList is the largest list of devices that the kubelet accepts, in bytes: gRPC's
+// default limit for a message.
 const MaxList = 4 << 20
 
-// A draft has the devices of one resource during the making of a plan. It holds no more than the
-// kubelet accepts: too many replicas in the configuration cannot exhaust the memory.
+// A draft has the devices of one resource during the making of a plan. It holds no
+// more than the kubelet accepts: too many replicas in the configuration cannot
+// exhaust the memory.
 type draft struct {
 	devices []Device // with replicas, but only the first unit of a GPU; nil once the list is too long
 	members []Device // without replicas
-	// ids is the number of devices in the list, and bytes the length of the list. Both stop at the
-	// highest int.
+	// ids is the number of devices in the list, and bytes the length of the list.
+	// Both stop at the highest int.
 	ids, bytes int
 	// fit is the number of devices, from the first, that the kubelet accepts.
 	fit int
@@ -62,7 +63,8 @@ func (g *draft) count(n, bytes int) {
 	g.bytes = sum(g.bytes, multiply(n, bytes))
 }
 
-// sum and multiply take numbers of 0 or more. On overflow they return the highest int.
+// sum and multiply take numbers of 0 or more. On overflow they return the highest
+// int.
 func sum(a, b int) int {
 	if a > math.MaxInt-b {
 		return math.MaxInt
@@ -77,8 +79,8 @@ func multiply(a, b int) int {
 	return a * b
 }
 
-// fits reports whether the kubelet accepts the list of a resource's devices. Otherwise it leaves
-// the devices out.
+// fits reports whether the kubelet accepts the list of a resource's devices.
+// Otherwise it leaves the devices out.
 func (p *planner) fits(name string) bool {
 	g := p.resources[name]
 	if g.bytes <= MaxList {
@@ -102,8 +104,8 @@ func listed(d Device) int {
 	return ListBytes(d.ID, false, []int64{int64(d.NUMANode)})
 }
 
-// ListBytes returns the bytes of a device in a list: a message of ID, health and NUMA nodes, each
-// field with its tag and length.
+// ListBytes returns the bytes of a device in a list: a message of ID, health and
+// NUMA nodes, each field with its tag and length.
 func ListBytes(id string, healthy bool, nodes []int64) int {
 	health := len("Unhealthy")
 	if healthy {

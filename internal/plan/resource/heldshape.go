@@ -5,9 +5,9 @@ import (
 	"fmt"
 )
 
-// A HeldShape is a device that a pod holds or may hold in a form that the plan does not offer. The
-// form of a device is its resource, whether it is shared, and whether it is a whole GPU or a MIG
-// device.
+// A HeldShape is a device that a pod holds or may hold in a form that the plan does
+// not offer. The form of a device is its resource, whether it is shared, and
+// whether it is a whole GPU or a MIG device.
 type HeldShape struct {
 	// Resource and ID are the kubelet's names.
 	Resource, ID string
@@ -19,8 +19,9 @@ type HeldShape struct {
 	Row Row
 }
 
-// Conflicts returns holds on the devices of the plan whose GPU is held in another form, so that two
-// pods never use a GPU in different forms. Two MIG devices of a GPU do not conflict.
+// Conflicts returns holds on the devices of the plan whose GPU is held in another
+// form, so that two pods never use a GPU in different forms. Two MIG devices of a
+// GPU do not conflict.
 func (p Plan) Conflicts(held []HeldShape) []Hold {
 	if len(held) == 0 {
 		return nil
@@ -58,7 +59,8 @@ func (p Plan) Conflicts(held []HeldShape) []Hold {
 	return holds
 }
 
-// Conflicts reports whether a device is on the same GPU as the held device and has another form.
+// Conflicts reports whether a device is on the same GPU as the held device and has
+// another form.
 func (c HeldShape) Conflicts(d Device) bool {
 	uuid, shared := SplitID(c.ID)
 	switch {

@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// A Row is the place of a kind of hold in the order of all reasons that keep a device from pods: its
-// row in the table of ADR 76. Of several holds on a device, the hold with the lowest row counts.
+// A Row is the place of a kind of hold in the order of all reasons that keep a
+// device from pods: its row in the table of ADR 76. Of several holds on a device,
+// the hold with the lowest row counts.
 type Row int
 
 // The rows with holds.
@@ -25,34 +26,36 @@ const (
 	RowUnits                 // another GPU offers its free units, or no container more can use the GPU
 )
 
-// IsRoutine reports whether the holds of a row are part of normal operation: nothing is missing, and
-// nobody waits for their end.
+// IsRoutine reports whether the holds of a row are part of normal operation:
+// nothing is missing, and nobody waits for their end.
 func (r Row) IsRoutine() bool { return r == RowOwner || r == RowUnits }
 
 // A Hold makes devices of a plan temporarily not allocatable.
 type Hold struct {
 	// Resource is the resource of the devices; empty for any.
 	Resource string
-	// UUID is the UUID of the GPU or MIG device. The hold applies to all its replicas, or to units that
-	// a rule of their own withholds.
+	// UUID is the UUID of the GPU or MIG device. The hold applies to all its
+	// replicas, or to units that a rule of their own withholds.
 	UUID string
 	// Reason is a sentence without a full stop.
 	Reason string
 	// Row orders the holds on a device.
 	Row Row
-	// Spared is the number of Healthy replicas, from the first, to which the hold does not apply.
+	// Spared is the number of Healthy replicas, from the first, to which the hold
+	// does not apply.
 	Spared int
 	// Hidden devices are in no list. Others stay in their lists as Unhealthy.
 	Hidden bool
 	// Node reports whether the reason is a missing device node.
 	Node bool
-	// Waits says that another reason keeps the device from pods and counts first: the device is not
-	// Healthy, another hold has a lower row, or the device is hidden. Under sets it in Plan.Holds.
+	// Waits says that another reason keeps the device from pods and counts first:
+	// the device is not Healthy, another hold has a lower row, or the device is
+	// hidden. Under sets it in Plan.Holds.
 	Waits bool
 }
 
-// A GPUHold makes the devices of a GPU temporarily not allocatable, except those of some GPU
-// instances.
+// A GPUHold makes the devices of a GPU temporarily not allocatable, except those of
+// some GPU instances.
 type GPUHold struct {
 	// Reason is a sentence without a full stop; empty if there is no hold.
 	Reason string
@@ -60,8 +63,8 @@ type GPUHold struct {
 	Kept []int
 }
 
-// UnderGPUs returns the plan with holds on GPUs, by UUID. Devices of a GPU without an entry are in
-// no list: nothing has been decided about the GPU yet.
+// UnderGPUs returns the plan with holds on GPUs, by UUID. Devices of a GPU without
+// an entry are in no list: nothing has been decided about the GPU yet.
 func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 	var list []Hold
 	for _, r := range p.Resources {
@@ -91,10 +94,10 @@ func compareHolds(a, b Hold) int {
 	return cmp.Compare(a.Row, b.Row)
 }
 
-// Under returns the plan with further holds on its devices. Of the holds on a device, a hidden one
-// counts, otherwise the one with the lowest row, and among equals the first. Of several of the given
-// holds on a device, the plan gets only the one that counts; a hold for one resource precedes a hold
-// for all.
+// Under returns the plan with further holds on its devices. Of the holds on a
+// device, a hidden one counts, otherwise the one with the lowest row, and among
+// equals the first. Of several of the given holds on a device, the plan gets only
+// the one that counts; a hold for one resource precedes a hold for all.
 func (p Plan) Under(holds []Hold) Plan {
 	if len(holds) == 0 {
 		return p

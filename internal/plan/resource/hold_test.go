@@ -210,7 +210,8 @@ func TestTheOrderOfHolds(t *testing.T) {
 	}
 	mps, files, form := hold(resource.RowMPS, "mps"), hold(resource.RowFiles, "files"), hold(resource.RowForm, "form")
 	for _, order := range [][]resource.Hold{
-		{mps, files, form}, {mps, form, files}, {files, mps, form}, {files, form, mps}, {form, mps, files}, {form, files, mps},
+		{mps, files, form}, {mps, form, files}, {files, mps, form},
+		{files, form, mps}, {form, mps, files}, {form, files, mps},
 	} {
 		plan := twoResources()
 		for _, h := range order {
