@@ -30,8 +30,9 @@ const maxSlots = 1000
 var rolloutOptions = []option{
 	{
 		flag: "rollout-slots", env: []string{"ROLLOUT_SLOTS"}, key: "rollout.slots", fallback: "0",
-		usage: "number of nodes of the cluster that may change at the same time; 0: none may, where a change needs a slot",
-		set:   setSlots,
+		usage: "number of nodes of the cluster that may change at the same time; 0: none may, where a change needs " +
+			"a slot",
+		set: setSlots,
 	},
 	{
 		flag: "rollout-namespace", env: []string{"ROLLOUT_NAMESPACE"}, key: "rollout.namespace",

@@ -140,8 +140,8 @@ var Checks = []Check{
 		"`/proc/driver/nvidia/version` or `/sys/module/nvidia/version`; the driver root", driver,
 	},
 	{
-		"next-boot", "the driver's modules for the kernels of this and of the next boot exist, fit, are signed where the " +
-			"kernel demands that, and support the GPUs",
+		"next-boot", "the driver's modules for the kernels of this and of the next boot exist, fit, are signed " +
+			"where the kernel demands that, and support the GPUs",
 		"`/boot`, `/lib/modules`, `/proc`, `/sys`; see [Driver](driver.md)", nextBoot,
 	},
 	{

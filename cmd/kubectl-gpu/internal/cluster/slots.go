@@ -36,10 +36,11 @@ func (c *Client) SlotNamespace(ctx context.Context, given string) (string, error
 	case len(namespaces) == 1:
 		return namespaces[0], nil
 	case d.Problem != "":
-		return "", fmt.Errorf("the namespace of the slots is not known, because %s: give it with --namespace", d.Problem)
+		return "", fmt.Errorf("the namespace of the slots is not known, because %s: give it with --namespace",
+			d.Problem)
 	case len(namespaces) == 0:
-		return "", fmt.Errorf("no DaemonSet has pods with the labels %s: give the namespace of the slots with --namespace",
-			c.options.DaemonSelector)
+		return "", fmt.Errorf("no DaemonSet has pods with the labels %s: give the namespace of the slots with "+
+			"--namespace", c.options.DaemonSelector)
 	}
 	return "", fmt.Errorf("the daemon runs in the namespaces %s: give that of the slots with --namespace",
 		strings.Join(namespaces, ", "))
@@ -114,7 +115,8 @@ func (c *Client) ResumeRollout(ctx context.Context, namespace string) (bool, err
 // if the slot still belongs to the node.
 func (c *Client) FreeSlot(ctx context.Context, namespace string, s view.Slot) error {
 	lease, err := c.coordination.Leases(namespace).Get(ctx, s.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != s.Node) {
+	if apierrors.IsNotFound(err) || err == nil &&
+		(lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != s.Node) {
 		return nil // the node gave it back
 	}
 	if err == nil {

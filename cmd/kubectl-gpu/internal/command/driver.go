@@ -25,15 +25,17 @@ func (p *plugin) newPreflight() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "preflight [NODE...]",
 		Short: "Check whether the driver can be changed, and name everything that uses it",
-		Long: "preflight runs gpu-device-plugin driver preflight in the daemon's pods, and prints a row for each node:\n" +
+		Long: "preflight runs gpu-device-plugin driver preflight in the daemon's pods, and prints a row for each " +
+			"node:\n" +
 			"ready, in use or blocked, and why. For one node it prints the whole report: the users of the driver\n" +
 			"with what makes each let go, and the findings. It changes nothing.\n\n" +
 			"--to is a version, a branch such as 580, or the path of a folder on the nodes. Without it, preflight\n" +
 			"judges the present driver: whether it can be unloaded, and whether each boot can load it again.\n\n" +
 			"The exit status is 0 if all nodes are ready, 2 if the worst finding is a warning, 3 if a node is\n" +
 			"blocked, and 1 if a node did not answer.",
-		Example: "  kubectl gpu driver preflight\n  kubectl gpu driver preflight node-1\n  kubectl gpu driver preflight --to 580.95.05 -o json",
-		Args:    cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
+		Example: "  kubectl gpu driver preflight\n  kubectl gpu driver preflight node-1\n  kubectl gpu driver " +
+			"preflight --to 580.95.05 -o json",
+		Args: cobra.ArbitraryArgs, ValidArgsFunction: p.completeNodes(-1),
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if len(names) == 1 && p.format == "table" {
 				words := []string{"driver", "preflight"}

@@ -54,8 +54,9 @@ func (p *plugin) newRolloutStatus() *cobra.Command {
 			return p.print(cmd.OutOrStdout(), r, func(w io.Writer) {
 				fmt.Fprintln(w, "SLOT\tNODE\tSTATE\tSINCE\tCHANGE\tREASON")
 				for _, s := range r.Slots {
-					fmt.Fprintln(w, strings.Join([]string{s.Name, dash(s.Node), string(s.State), age(s.Since), dash(s.Change),
-						dash(s.Reason)}, "\t"))
+					fmt.Fprintln(w,
+						strings.Join([]string{s.Name, dash(s.Node), string(s.State), age(s.Since), dash(s.Change),
+							dash(s.Reason)}, "\t"))
 				}
 			})
 		},
@@ -162,7 +163,8 @@ func (p *plugin) newRolloutRetry() *cobra.Command {
 			}
 			i := slices.IndexFunc(r.Slots, func(s view.Slot) bool { return s.Node == arguments[0] })
 			if i < 0 {
-				return fmt.Errorf("node %s has no slot; kubectl gpu rollout status shows which nodes have one", arguments[0])
+				return fmt.Errorf("node %s has no slot; kubectl gpu rollout status shows which nodes have one",
+					arguments[0])
 			}
 			if r.Slots[i].State == view.SlotChanging && !force {
 				return fmt.Errorf("node %s is changing: wait until the change ends, or free the slot with --force; "+

@@ -68,7 +68,8 @@ func NewRollout(leases []coordinationv1.Lease, exists map[string]bool, unfinishe
 			continue
 		}
 		s := Slot{
-			Name: l.Name, Change: l.Annotations[changeAnnotation], Reason: l.Annotations[ReasonAnnotation], State: SlotChanging,
+			Name: l.Name, Change: l.Annotations[changeAnnotation], Reason: l.Annotations[ReasonAnnotation],
+			State: SlotChanging,
 		}
 		if l.Spec.HolderIdentity != nil {
 			s.Node = *l.Spec.HolderIdentity
