@@ -40,7 +40,7 @@ type Prober struct {
 	root     string
 	clock    clock.WithTicker
 	unready  *feed.Feed[map[string]string]
-	checkNow chan struct{} // holds at most one request for an immediate look
+	checkNow chan struct{} // holds at most one request for an immediate check
 
 	mu      sync.Mutex // guards all following fields
 	targets map[string]target

@@ -40,10 +40,10 @@ const (
 	// farewellTimeout limits the time to answer a call after the end of the server or of the call's
 	// time.
 	farewellTimeout = time.Second
-	// lookOften is the interval between the server's checks of the socket if inotify does not report a
-	// removal, and lookRarely the interval if inotify does. Each check wakes an idle process.
-	lookOften  = 500 * time.Millisecond
-	lookRarely = 10 * time.Second
+	// checkOften is the interval between the server's checks of the socket without inotify, and
+	// checkRarely with inotify, which reports a removal. Each check wakes an idle process.
+	checkOften  = 500 * time.Millisecond
+	checkRarely = 10 * time.Second
 )
 
 // A Server answers calls at a socket.
@@ -103,7 +103,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // awaitRemoval returns when the socket is no longer at path, or ctx ends.
 func awaitRemoval(ctx context.Context, own fs.FileInfo, path string) {
-	pace := lookRarely
+	pace := checkRarely
 	notices, err := fsnotify.NewWatcher()
 	if err != nil {
 		notices = &fsnotify.Watcher{} // nil channels: no notice ever comes
@@ -112,7 +112,7 @@ func awaitRemoval(ctx context.Context, own fs.FileInfo, path string) {
 		err = notices.Add(filepath.Dir(path))
 	}
 	if err != nil {
-		pace = lookOften
+		pace = checkOften
 	}
 	for isThere(own, path) {
 		select {
@@ -157,7 +157,7 @@ func (s *Server) accept(ctx, life context.Context, listener *net.UnixListener) e
 		failing = true
 		select {
 		case <-life.Done():
-		case <-time.After(lookOften):
+		case <-time.After(checkOften):
 		}
 	}
 }

@@ -150,7 +150,7 @@ func TestConnectionsThatCannotBeAccepted(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		server := NewServer("", nil, nil)
-		life, end := context.WithTimeout(t.Context(), 2*maxCalls*lookOften)
+		life, end := context.WithTimeout(t.Context(), 2*maxCalls*checkOften)
 		defer end()
 		if err := server.accept(t.Context(), life, listener); err != nil || life.Err() == nil {
 			t.Errorf("accept() = %v before the end: %v", err, life.Err() == nil)

@@ -217,7 +217,7 @@ func (l *loop) hangs(t *try) bool {
 // tried. A device may also be Unhealthy because of a failed try.
 func unfitReason(s inventory.Snapshot, d Device, failed bool) string {
 	if s.Stale != "" {
-		return "the last look at the node failed: " + s.Stale
+		return "the last health check of the node failed: " + s.Stale
 	}
 	g, _ := s.GPU(d.GPU)
 	h := g.Fitness()

@@ -33,7 +33,7 @@ func (p *programs) contain(roots []fs.FS, name string, words []string) []string 
 		var found []string
 		seen := false
 		for _, file := range []string{name, name + ".real"} {
-			in, err := p.look(root, file, words)
+			in, err := p.searchFile(root, file, words)
 			seen = seen || err == nil
 			found = append(found, in...)
 		}
@@ -44,8 +44,8 @@ func (p *programs) contain(roots []fs.FS, name string, words []string) []string 
 	return nil
 }
 
-// look returns the words that occur in a file.
-func (p *programs) look(root fs.FS, name string, words []string) ([]string, error) {
+// searchFile returns the words that occur in a file.
+func (p *programs) searchFile(root fs.FS, name string, words []string) ([]string, error) {
 	at, _, err := driverroot.Resolve(root, name)
 	if err != nil {
 		return nil, err
