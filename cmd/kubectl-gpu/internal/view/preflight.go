@@ -58,7 +58,8 @@ func NewPreflight(node string, text []byte, exit int, err error) Preflight {
 		return p
 	}
 	p.Report["node"] = node
-	p.Verdict, p.Summary, p.Driver, p.Kernel, p.NextKernel = read.Verdict, read.Summary, read.Driver, read.Kernel, read.NextKernel
+	p.Verdict, p.Summary, p.Driver = read.Verdict, read.Summary, read.Driver
+	p.Kernel, p.NextKernel = read.Kernel, read.NextKernel
 	p.Holders, p.NotChecked = len(read.Holders), read.NotChecked
 	if !slices.Contains([]string{Ready, InUse, Blocked}, p.Verdict) {
 		p.Err = errors.New("its answer has no verdict")
