@@ -90,7 +90,8 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	client := kubeapi.New(kubeapi.Options{
 		Kubeconfig: settings.Kubeconfig, Node: settings.NodeName, Version: version.String(), Dial: o.Dial,
 	})
-	node, err := client.Get(ctx)
+	k := &keeper{client: client}
+	node, err := k.refresh(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +106,15 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	}
 	for _, taint := range kubeapi.OwnTaints() {
 		if taint.IsOn(node) {
-			remove("taint "+taint.String(), func() error { return client.SetTaint(ctx, taint, false, time.Now()) })
+			remove("taint "+taint.String(), func() (err error) {
+				node, err = k.change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
+					if !taint.IsOn(node) {
+						return nil
+					}
+					return kubeapi.TaintPatch{Taint: taint}
+				})
+				return err
+			})
 		}
 	}
 	if slices.ContainsFunc(node.Conditions, func(c kubeapi.Condition) bool { return c.Type == conditionType }) {
@@ -113,7 +122,7 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	}
 	if paused := pausedOn(node); len(paused) > 0 {
 		remove("pause by "+strings.Join(paused, ", "), func() error {
-			_, err := client.SwapLabels(ctx, node.UID, paused, pausedValue, deployedValue)
+			_, err := client.PatchNode(ctx, node, kubeapi.LabelSwap{Keys: paused, From: pausedValue, To: deployedValue})
 			return err
 		})
 	}

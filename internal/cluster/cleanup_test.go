@@ -34,15 +34,16 @@ func TestCleanNode(t *testing.T) {
 		})
 		for _, apply := range []func(kubeapi.Node) (kubeapi.Node, error){
 			func(n kubeapi.Node) (kubeapi.Node, error) {
-				return client.ApplyLabels(s.Context(), n.UID, n.ResourceVersion, map[string]string{"nvidia.com/gpu.count": "8"})
+				return client.PatchNode(s.Context(), n, kubeapi.LabelsPatch{"nvidia.com/gpu.count": "8"})
 			},
 			func(n kubeapi.Node) (kubeapi.Node, error) {
-				return client.ApplyMIGState(s.Context(), n.UID, n.ResourceVersion,
-					map[string]string{"nvidia.com/mig.config.state": "failed"},
-					map[string]string{"gpu-device-plugin.github.io/mig.config.reason": "a"})
+				return client.PatchNode(s.Context(), n, kubeapi.MIGStatePatch{
+					Labels:      map[string]string{"nvidia.com/mig.config.state": "failed"},
+					Annotations: map[string]string{"gpu-device-plugin.github.io/mig.config.reason": "a"},
+				})
 			},
 			func(n kubeapi.Node) (kubeapi.Node, error) {
-				return client.ApplyReleaseAnswer(s.Context(), n.UID, n.ResourceVersion, map[string]string{"release": "c"})
+				return client.PatchNode(s.Context(), n, kubeapi.ReleaseAnswerPatch{"release": "c"})
 			},
 		} {
 			now, err := client.Get(s.Context())

@@ -342,18 +342,20 @@ func (k *keeper) write(ctx context.Context, node kubeapi.Node, patch kubeapi.Nod
 	return node, false, err
 }
 
-// change writes what patch returns for the newest Node; nil for nothing. It may be called while the
-// loop runs.
-func (k *keeper) change(ctx context.Context, patch func(kubeapi.Node) kubeapi.NodePatch) error {
+// change writes what patch returns for a Node, and returns the updated Node; nil is nothing to write.
+// If another program was faster, it tries again a few times. It may be called while the loop runs.
+func (k *keeper) change(
+	ctx context.Context, node kubeapi.Node, patch func(kubeapi.Node) kubeapi.NodePatch,
+) (kubeapi.Node, error) {
 	for attempt := 0; ; attempt++ {
-		node := k.newest(time.Now())
 		p := patch(node)
 		if p == nil {
-			return nil
+			return node, nil
 		}
-		_, refreshed, err := k.write(ctx, node, p)
+		now, refreshed, err := k.write(ctx, node, p)
+		node = now
 		if k.woken.Publish(struct{}{}); !refreshed || attempt == maxStaleWrites {
-			return err
+			return node, err
 		}
 	}
 }
@@ -368,9 +370,9 @@ func (k *keeper) leave(ctx context.Context, parts []*partState) {
 		if !ok || !l.owes() {
 			continue
 		}
-		_, err := k.refresh(last)
+		node, err := k.refresh(last)
 		if err == nil {
-			err = k.change(last, func(node kubeapi.Node) kubeapi.NodePatch { return l.leave(node, time.Now()) })
+			_, err = k.change(last, node, func(node kubeapi.Node) kubeapi.NodePatch { return l.leave(node, time.Now()) })
 		}
 		l.left(ctx, err)
 	}

@@ -67,7 +67,8 @@ func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 	defer cancel()
 	c.pauseMutex.Lock() // serialized, because most GPUs have the same clients
 	defer c.pauseMutex.Unlock()
-	if c.keeper.newest(time.Now()).UID == "" {
+	node := c.keeper.newest(time.Now())
+	if node.UID == "" {
 		return errors.New("the API server has not sent the Node")
 	}
 	pods, err := c.client.Pods(ctx)
@@ -76,7 +77,7 @@ func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 	}
 	clients, problem := clientsOf(pods, uids)
 	var keys []string
-	err = c.keeper.change(ctx, func(node kubeapi.Node) kubeapi.NodePatch {
+	_, err = c.keeper.change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
 		keys = slices.DeleteFunc(slices.Clone(clients), func(key string) bool { return node.Labels[key] != deployedValue })
 		if len(keys) == 0 {
 			return nil

@@ -45,17 +45,18 @@ func TestEvict(t *testing.T) {
 
 // The state of the layout is taken over from another program, stands beside the labels of others,
 // and can be taken away.
-func TestApplyMIGState(t *testing.T) {
+func TestMIGStatePatch(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
 	const state, reason = "nvidia.com/mig.config.state", "gpu-device-plugin.github.io/mig.config.reason"
 	change(t, s, func(n *corev1.Node) { n.Labels[state] = "failed" })
-	uid := string(get(t, s).UID)
-	if _, err := c.ApplyLabels(t.Context(), uid, "", map[string]string{"nvidia.com/gpu.count": "8"}); err != nil {
+	ours := kubeapi.Node{UID: string(get(t, s).UID)}
+	if _, err := c.PatchNode(t.Context(), ours, kubeapi.LabelsPatch{"nvidia.com/gpu.count": "8"}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := c.ApplyMIGState(t.Context(), uid, "", map[string]string{state: "pending"},
-		map[string]string{reason: "because"})
+	n, err := c.PatchNode(t.Context(), ours, kubeapi.MIGStatePatch{
+		Labels: map[string]string{state: "pending"}, Annotations: map[string]string{reason: "because"},
+	})
 	if err != nil || n.Annotations[reason] != "because" {
 		t.Errorf("%v, annotations %v", err, n.Annotations)
 	}
@@ -63,12 +64,12 @@ func TestApplyMIGState(t *testing.T) {
 	if diff := cmp.Diff(want, n.Labels); diff != "" {
 		t.Errorf("labels (-want +got):\n%s", diff)
 	}
-	n, err = c.ApplyMIGState(t.Context(), uid, "", nil, nil)
+	n, err = c.PatchNode(t.Context(), ours, kubeapi.MIGStatePatch{})
 	delete(want, state)
 	if diff := cmp.Diff(want, n.Labels); diff != "" || err != nil || len(n.Annotations) != 0 {
 		t.Errorf("%v, annotations %v, labels (-want +got):\n%s", err, n.Annotations, diff)
 	}
-	if _, err := c.ApplyMIGState(t.Context(), "another", "", nil, nil); err == nil {
+	if _, err := c.PatchNode(t.Context(), kubeapi.Node{UID: "another"}, kubeapi.MIGStatePatch{}); err == nil {
 		t.Error("written to another node")
 	}
 }

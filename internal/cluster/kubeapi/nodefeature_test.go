@@ -189,13 +189,14 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestSwapLabels: all labels are changed, or none, of the node that was meant and from what they
+// TestLabelSwap: all labels are changed, or none, of the node that was meant and from what they
 // were.
-func TestSwapLabels(t *testing.T) {
+func TestLabelSwap(t *testing.T) {
 	t.Parallel()
 	client, asked := scripted(t, map[string]string{"PATCH /api/v1/nodes/" +
 		nodeName: `200 {"metadata": {"labels": {"a": "new"}}}`})
-	node, err := client.SwapLabels(t.Context(), "uid", []string{"nvidia.com/b~c", "a"}, "old", "new")
+	node, err := client.PatchNode(t.Context(), kubeapi.Node{UID: "uid"},
+		kubeapi.LabelSwap{Keys: []string{"nvidia.com/b~c", "a"}, From: "old", To: "new"})
 	if err != nil || node.Labels["a"] != "new" {
 		t.Errorf("%v, labels %v", err, node.Labels)
 	}
@@ -207,7 +208,8 @@ func TestSwapLabels(t *testing.T) {
 		t.Errorf("requests (-want +got):\n%s", diff)
 	}
 	none, _ := scripted(t, nil)
-	if _, err := none.SwapLabels(t.Context(), "uid", []string{"a"}, "old", "new"); !kubeapi.IsNotFound(err) {
+	if _, err := none.PatchNode(t.Context(), kubeapi.Node{UID: "uid"},
+		kubeapi.LabelSwap{Keys: []string{"a"}, From: "old", To: "new"}); !kubeapi.IsNotFound(err) {
 		t.Errorf("a node that is not there: %v", err)
 	}
 }
@@ -257,7 +259,7 @@ func TestOneConflict(t *testing.T) {
 		"300 {}": 0,
 	} {
 		client, _ := scripted(t, map[string]string{path: answer})
-		_, err := client.ApplyLabels(t.Context(), "1", "", map[string]string{"a": "x"})
+		_, err := client.PatchNode(t.Context(), kubeapi.Node{UID: "1"}, kubeapi.LabelsPatch{"a": "x"})
 		var conflict *kubeapi.Conflict
 		if is := errors.As(err, &conflict); err == nil || is != (labels > 0) || is && len(conflict.Labels) != labels {
 			t.Errorf("%s: %v", answer, err)

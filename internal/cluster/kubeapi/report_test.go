@@ -2,7 +2,6 @@ package kubeapi_test
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -51,12 +50,12 @@ func get(t *testing.T, s *apiserver.Server) *corev1.Node {
 }
 
 // Of the status, only the one condition changes.
-func TestPatchCondition(t *testing.T) {
+func TestConditionPatch(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
 	before := get(t, s)
 	for i, status := range []string{"True", "False"} {
-		n, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{
+		n, err := c.PatchNode(t.Context(), kubeapi.Node{}, kubeapi.ConditionPatch{
 			Type: "GPUHealthy", Status: status, Reason: "R", Message: "m", LastHeartbeatTime: when.Add(time.Hour),
 			LastTransitionTime: when,
 		})
@@ -83,9 +82,9 @@ func TestPatchCondition(t *testing.T) {
 	}
 }
 
-// The taint comes and goes beside others, with the same key too, and nothing is written where
-// nothing is to change.
-func TestSetTaint(t *testing.T) {
+// A taint is added and removed beside other taints, also with the same key. Other taints keep all
+// fields, and the patch of an older version of the Node is stale.
+func TestTaintPatch(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
 	change(t, s, func(n *corev1.Node) {
@@ -93,64 +92,44 @@ func TestSetTaint(t *testing.T) {
 			Effect: corev1.TaintEffectNoExecute})
 	})
 	before := get(t, s).Spec.Taints
-	set := func(wanted bool) []corev1.Taint {
-		t.Helper()
-		if err := c.SetTaint(t.Context(), kubeapi.FewerDevices, wanted, when); err != nil {
-			t.Fatal(err)
-		}
-		return get(t, s).Spec.Taints
+	base, err := c.Get(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
-	if after := set(true); len(after) != 3 || after[2].Key != kubeapi.FewerDevices.String() ||
-		after[2].Effect != "NoSchedule" || after[2].TimeAdded == nil {
+	tainted, err := c.PatchNode(t.Context(), base, kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: true, Now: when})
+	if err != nil || !kubeapi.FewerDevices.IsOn(tainted) {
+		t.Fatalf("the response has the taints %v: %v", tainted.Taints, err)
+	}
+	if after := get(t, s).Spec.Taints; len(after) != 3 || after[2].Key != kubeapi.FewerDevices.String() ||
+		after[2].Effect != "NoSchedule" || !after[2].TimeAdded.Time.Equal(when.Truncate(time.Second)) {
 		t.Errorf("added: %v", after)
 	}
-	writes := s.Writes()
-	if set(true); s.Writes() != writes {
-		t.Error("added twice")
+	if _, err := c.PatchNode(t.Context(), base, kubeapi.TaintPatch{Taint: kubeapi.FewerDevices}); !kubeapi.IsStale(err) {
+		t.Errorf("an older version: %v", err)
 	}
-	if diff := cmp.Diff(before, set(false)); diff != "" {
+	if _, err := c.PatchNode(t.Context(), tainted, kubeapi.TaintPatch{Taint: kubeapi.FewerDevices}); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, get(t, s).Spec.Taints); diff != "" {
 		t.Errorf("removed (-want +got):\n%s", diff)
 	}
-	writes = s.Writes()
-	if set(false); s.Writes() != writes {
-		t.Error("removed twice")
-	}
 	change(t, s, func(n *corev1.Node) { n.Spec.Taints = nil })
-	set(true)
-	if after := set(false); len(after) != 0 {
-		t.Errorf("the only one, removed: %v", after)
+	for _, wanted := range []bool{true, false} {
+		base, err := c.Get(t.Context())
+		if err == nil {
+			_, err = c.PatchNode(t.Context(), base, kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: wanted, Now: when})
+		}
+		if after := get(t, s).Spec.Taints; err != nil || len(after) > 0 != wanted {
+			t.Errorf("the only taint, wanted %v: %v, %v", wanted, after, err)
+		}
 	}
 }
 
-// A writer that is faster loses nothing; one that is always faster ends the tries.
-func TestSetTaintBesideAnotherWriter(t *testing.T) {
-	t.Parallel()
-	s, c := cluster(t)
-	races := 4
-	s.SetFault(apiserver.Fault{Delay: 0, Only: func(r apiserver.Request) bool {
-		if r.Verb == "patch" && races > 0 { // between the client's read and its write
-			races--
-			change(t, s, func(n *corev1.Node) {
-				n.Spec.Taints = append(n.Spec.Taints[:1], corev1.Taint{Key: "faster", Value: fmt.Sprint(races),
-					Effect: corev1.TaintEffectNoSchedule})
-			})
-		}
-		return false
-	}})
-	if err := c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when); !kubeapi.IsCode(err, http.StatusConflict) {
-		t.Fatalf("error %v, want a conflict", err)
-	}
-	races = 3
-	if err := c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when); err != nil {
-		t.Fatal(err)
-	}
-	var keys []string
-	for _, taint := range get(t, s).Spec.Taints {
-		keys = append(keys, taint.Key)
-	}
-	if diff := cmp.Diff([]string{"theirs", "faster", kubeapi.FewerDevices.String()}, keys); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+// patched returns the error of a patch of any version of the Node.
+func patched(t *testing.T, c *kubeapi.Client, patch kubeapi.NodePatch) error {
+	t.Helper()
+	_, err := c.PatchNode(t.Context(), kubeapi.Node{}, patch)
+	return err
 }
 
 func record(key string, at time.Time) kubeapi.EventRecord {
@@ -247,15 +226,13 @@ func TestRefusedReports(t *testing.T) {
 		for what, err := range map[string]error{
 			"Event": c.WriteEvent(t.Context(), "uid-1", record("a", when)), "Event at start": c.WriteEvent(t.Context(), "uid-1",
 				start),
-			"taint": c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when),
+			"taint":     patched(t, c, kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: true}),
+			"labels":    patched(t, c, kubeapi.LabelsPatch{"a": "b"}),
+			"condition": patched(t, c, kubeapi.ConditionPatch{Type: "T", Status: "True"}),
 		} {
 			if !kubeapi.IsCode(err, code) || kubeapi.IsInvalid(err) {
 				t.Errorf("%s, %d: %v", what, code, err)
 			}
-		}
-		if _, err := c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"}); !kubeapi.IsCode(err,
-			code) {
-			t.Errorf("condition, %d: %v", code, err)
 		}
 	}
 	s.SetFault(apiserver.Fault{})
@@ -276,15 +253,15 @@ func TestCount(t *testing.T) {
 	got := map[string]int{}
 	c.Count(func(verb, resource string, code int) { got[fmt.Sprint(verb, " ", resource, " ", code)]++ })
 	_ = c.WriteEvent(t.Context(), "uid-1", record("a", when))
-	_, _ = c.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "T", Status: "True"})
-	_ = c.SetTaint(t.Context(), kubeapi.FewerDevices, true, when)
+	_, _ = c.PatchNode(t.Context(), kubeapi.Node{}, kubeapi.ConditionPatch{Type: "T", Status: "True"})
+	_ = patched(t, c, kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: true})
 	s.SetFault(apiserver.Fault{Status: 403})
 	_ = c.WriteEvent(t.Context(), "uid-1", record("b", when))
 	_, _ = c.PodOwners(t.Context(), "ns", "pod-1")
 	s.Stop()
 	_ = c.WriteEvent(t.Context(), "uid-1", record("b", when))
 	want := map[string]int{
-		"POST events 201": 1, "PATCH nodes/status 200": 1, "GET nodes 200": 1, "PATCH nodes 200": 1, "POST events 403": 1, "POST events 0": 1,
+		"POST events 201": 1, "PATCH nodes/status 200": 1, "PATCH nodes 200": 1, "POST events 403": 1, "POST events 0": 1,
 		"GET pods 403": 1,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {

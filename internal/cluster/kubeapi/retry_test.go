@@ -140,7 +140,7 @@ func TestRetryAfterWatchRestored(t *testing.T) {
 				defer close(ended)
 				kubeapi.RunWithRetry(ctx, timer, "test", func() []<-chan struct{} { return []<-chan struct{}{nil} },
 					func(ctx context.Context) error {
-						if _, err := client.PatchCondition(ctx, "", kubeapi.Condition{Type: "T", Status: "True"}); err != nil {
+						if _, err := client.PatchNode(ctx, kubeapi.Node{}, kubeapi.ConditionPatch{Type: "T", Status: "True"}); err != nil {
 							return err
 						}
 						done.Publish(true)

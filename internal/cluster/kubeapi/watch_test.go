@@ -209,7 +209,7 @@ func TestRestore(t *testing.T) {
 					Only: func(r apiserver.Request) bool { return !r.IsWrite() }})
 				server.DropWatches()
 			}
-			written, err := client.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "GPUHealthy", Status: "True"})
+			written, err := client.PatchNode(t.Context(), kubeapi.Node{}, kubeapi.ConditionPatch{Type: "GPUHealthy", Status: "True"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -226,7 +226,7 @@ func TestRestore(t *testing.T) {
 				t.Errorf("version %s of before the restore is before or after version %s", written.ResourceVersion,
 					restored.ResourceVersion)
 			}
-			again, err := client.PatchCondition(t.Context(), "", kubeapi.Condition{Type: "GPUHealthy", Status: "False"})
+			again, err := client.PatchNode(t.Context(), kubeapi.Node{}, kubeapi.ConditionPatch{Type: "GPUHealthy", Status: "False"})
 			if err != nil || !again.After(restored) || again.After(written) {
 				t.Errorf("a write after the restore: %+v, %v", again, err)
 			}
