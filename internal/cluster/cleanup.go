@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
@@ -90,8 +91,8 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	client := kubeapi.New(kubeapi.Options{
 		Kubeconfig: settings.Kubeconfig, Node: settings.NodeName, Version: version.String(), Dial: o.Dial,
 	})
-	k := &keeper{client: client}
-	node, err := k.refresh(ctx)
+	k := keeper.New(client, nil)
+	node, err := k.Refresh(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 	for _, taint := range kubeapi.OwnTaints() {
 		if taint.IsOn(node) {
 			remove("taint "+taint.String(), func() (err error) {
-				node, err = k.change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
+				node, err = k.Change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
 					if !taint.IsOn(node) {
 						return nil
 					}
@@ -117,12 +118,12 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 			})
 		}
 	}
-	if slices.ContainsFunc(node.Conditions, func(c kubeapi.Condition) bool { return c.Type == conditionType }) {
-		remove("condition "+conditionType, func() error { return client.RemoveCondition(ctx, conditionType) })
+	if slices.ContainsFunc(node.Conditions, func(c kubeapi.Condition) bool { return c.Type == keeper.ConditionType }) {
+		remove("condition "+keeper.ConditionType, func() error { return client.RemoveCondition(ctx, keeper.ConditionType) })
 	}
-	if paused := pausedOn(node); len(paused) > 0 {
+	if paused := keeper.PausedOn(node); len(paused) > 0 {
 		remove("pause by "+strings.Join(paused, ", "), func() error {
-			_, err := client.PatchNode(ctx, node, kubeapi.LabelSwap{Keys: paused, From: pausedValue, To: deployedValue})
+			_, err := client.PatchNode(ctx, node, keeper.Resume(paused))
 			return err
 		})
 	}

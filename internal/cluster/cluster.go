@@ -1,14 +1,12 @@
-// Package cluster runs the tasks that need the API server; only gpu-node-agent has them. It writes
-// the Node's labels, annotations, condition and taints, Events and ResourceSlices. All requests go
-// through package kubeapi. The daemon serves the kubelet regardless of whether these tasks work.
+// Package cluster runs the tasks that need the API server; only gpu-node-agent has them. They write
+// the Node, Events and ResourceSlices. Package keeper writes the Node, and all requests go through
+// package kubeapi. The daemon serves the kubelet regardless of whether these tasks work.
 package cluster
 
 import (
 	"context"
 	"net"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
@@ -34,7 +33,8 @@ type Cluster struct {
 	nodeConfig *nodeConfig     // nil if no label chooses the configuration file
 	spread     spread          // of the first requests
 
-	keeper  *keeper // set by Choose
+	keeper  *keeper.Keeper // set by Choose, as are pauses
+	pauses  *keeper.Pauses
 	rollout *rollout
 	claims  claimReader // for the driver
 	// Used by ClaimsOf, which runs once at a time: the result of the last list of claims, and the time
@@ -42,11 +42,7 @@ type Cluster struct {
 	lastClaims map[string][]string
 	recountAt  time.Time
 
-	resumeOwed time.Time // used by the releasePart, which exists once at a time
-
-	pauseMutex sync.Mutex    // serializes changes of pauses
-	pauses     atomic.Uint64 // number of pauses by this process
-	resumed    uint64        // number of these pauses that were resumed; used by the resumePart
+	resumeOwed time.Time // used by the ReleasePart, which exists once at a time
 }
 
 // New returns a Cluster that does nothing yet.
@@ -65,7 +61,8 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 		Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String(), Dial: c.options.Dial,
 	})
 	c.claims.client = c.client
-	c.keeper = &keeper{client: c.client, spread: &c.spread}
+	c.keeper = keeper.New(c.client, func(ctx context.Context) error { return c.spread.awaitWrite(ctx, c.client) })
+	c.pauses = keeper.NewPauses(c.keeper)
 	if early.NodeConfig.Dir == "" {
 		return nil
 	}
@@ -182,7 +179,7 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 func (c *Cluster) needsNode(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		isTainted(node, now.Features) || len(pausedOn(node)) > 0 || isActive(node.Annotations[stateAnnotation])
+		isTainted(node, now.Features) || len(keeper.PausedOn(node)) > 0 || keeper.IsReleased(node)
 }
 
 // isTainted reports whether a Node has a taint that this program must remove.

@@ -286,22 +286,3 @@ func TestTaintOfPreviousLeader(t *testing.T) {
 		}
 	})
 }
-
-// Only the leader taints the Node.
-func TestTaintByLeader(t *testing.T) {
-	onStage(t, func(s *stage) {
-		w := s.shrinking()
-		w.leads.Publish(false)
-		s.pass(time.Minute)
-		if n := s.writes(func() {
-			w.Fewer.Publish(1)
-			s.pass(time.Minute)
-		}); n > 0 || len(w.proceeded()) > 0 {
-			s.Errorf("%d writes by a process that does not lead; changes %v went on", n, w.proceeded())
-		}
-		w.leads.Publish(true)
-		s.until("the devices are gone", func() bool { return len(w.proceeded()) == 1 })
-		s.shows(8)
-		s.until("the taint is gone", func() bool { return !s.isFewer() })
-	})
-}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -14,53 +12,10 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
-
-// Each write within quietTime of the last one waits twice as long as the last one, up to maxPace:
-// another program may revert each write.
-const (
-	quietTime = time.Minute
-	minPace   = time.Second
-	maxPace   = time.Minute
-	// foreignPace delays the write of a label that another program changed: if this program is the
-	// next version of the daemon, the two have found each other by then.
-	foreignPace = 5 * time.Second
-)
-
-// A pace is the time between writes that follow one another.
-type pace struct {
-	last  time.Time     // last write; zero before the first
-	delay time.Duration // delay of the last write
-	next  time.Time     // time of the pending write; zero if none is pending
-	// nextDelay is the delay of the pending write.
-	nextDelay time.Duration
-}
-
-// due returns the time of a write that is pending from now on. foreign says that the write reacts to
-// a change by another program.
-func (p *pace) due(now time.Time, foreign bool) time.Time {
-	if !p.next.IsZero() {
-		return p.next
-	}
-	p.next, p.nextDelay = now, 0
-	if !p.last.IsZero() && now.Sub(p.last) < quietTime {
-		p.nextDelay = min(max(2*p.delay, minPace), maxPace)
-		p.next = p.last.Add(p.nextDelay)
-	}
-	if foreign && p.next.Before(now.Add(foreignPace)) {
-		p.next = now.Add(foreignPace)
-	}
-	return p.next
-}
-
-// record records the pending write.
-func (p *pace) record(now time.Time) { p.last, p.delay, p.next = now, p.nextDelay, time.Time{} }
-
-// cancel says that no write is pending.
-func (p *pace) cancel() { p.next = time.Time{} }
 
 // A problemReporter publishes why labels are not as wanted; nil if they are.
 type problemReporter struct {
@@ -77,153 +32,6 @@ func (r *problemReporter) report(err error) error {
 	return err
 }
 
-// A labelsPart writes the labels of the GPUs to the Node. It writes when the Node's labels differ
-// from the wanted labels, unless they differ exactly as after its last write: these differences
-// belong to other programs.
-type labelsPart struct {
-	configs *feed.Feed[config.Config]
-	labels  *feed.Feed[map[string]string]
-
-	enabled bool
-	wanted  map[string]string // nil if not known
-
-	uid       string                  // of the Node to which the following fields refer
-	foreign   map[string]foreignLabel // labels that other programs own
-	remaining map[string]string       // differences after the last write
-	completed map[string]string       // the wanted labels when nothing was left to write
-	pace      pace
-}
-
-// A foreignLabel is a label that belongs to another program.
-type foreignLabel struct{ value, owner string }
-
-func (p *labelsPart) inputs() []<-chan struct{} {
-	c, configured := p.configs.Latest()
-	_, labeled := p.labels.Latest()
-	return inputsIf(c.Features.Labels == config.LabelsNode, configured, labeled)
-}
-
-func (p *labelsPart) look(context.Context, kubeapi.Node) {
-	p.enabled, p.wanted = p.configs.Value().Features.Labels == config.LabelsNode, p.labels.Value()
-}
-
-func (p *labelsPart) want(node kubeapi.Node, now time.Time) decision {
-	if !p.enabled || node.UID == "" || p.wanted == nil {
-		p.pace.cancel()
-		return decision{}
-	}
-	if node.UID != p.uid {
-		p.uid, p.foreign, p.remaining, p.completed = node.UID, map[string]foreignLabel{}, nil, nil
-	}
-	own := p.ownLabels(node)
-	differs := differences(own, node.Labels)
-	if len(differs) == 0 || maps.Equal(differs, p.remaining) {
-		p.pace.cancel()
-		p.completed = p.wanted
-		return decision{problem: p.foreignProblem(node)}
-	}
-	if due := p.pace.due(now, maps.Equal(p.completed, p.wanted)); due.After(now) {
-		return decision{at: due}
-	}
-	return decision{
-		patch: kubeapi.LabelsPatch(own), crowd: p.pace.last.IsZero(),
-		done: func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
-			var conflict *kubeapi.Conflict
-			if errors.As(err, &conflict) {
-				return p.leaveToOwners(ctx, after, conflict)
-			}
-			if err == nil {
-				p.pace.record(now)
-				p.remaining, p.completed = differences(own, after.Labels), p.wanted
-				klog.FromContext(ctx).V(2).Info("Wrote the labels of the node", "labels", len(own), "left",
-					slices.Sorted(maps.Keys(p.foreign)))
-			}
-			return false
-		},
-	}
-}
-
-// foreignProblem returns an error naming the labels that are not as wanted but belong to other
-// programs; nil if there are none. An owner may be uninstalled: the API server knows only its name.
-func (p *labelsPart) foreignProblem(node kubeapi.Node) error {
-	owners, keys := map[string]bool{}, []string(nil)
-	for key := range differences(p.wanted, node.Labels) {
-		if owner := p.foreign[key].owner; owner != "" {
-			owners[owner] = true
-		}
-		keys = append(keys, key+"-")
-	}
-	if len(keys) == 0 {
-		return nil
-	}
-	slices.Sort(keys)
-	by := "another program"
-	if len(owners) > 0 {
-		by = strings.Join(slices.Sorted(maps.Keys(owners)), " and ")
-	}
-	return fmt.Errorf("labels written by %s have other values than wanted; if that program no longer runs, "+
-		"run: kubectl label node %s %s",
-		by, node.Name, strings.Join(keys, " "))
-}
-
-// ownLabels returns the wanted labels without labels of other programs. A label belongs to another
-// program while it has the value that this program set.
-func (p *labelsPart) ownLabels(node kubeapi.Node) map[string]string {
-	own := maps.Clone(p.wanted)
-	for key, foreign := range p.foreign {
-		if value, exists := node.Labels[key]; exists && value == foreign.value {
-			delete(own, key)
-		} else {
-			delete(p.foreign, key)
-		}
-	}
-	return own
-}
-
-// leaveToOwners leaves labels to their owners, and logs each label once. It returns false if the
-// Node has none of these labels.
-func (p *labelsPart) leaveToOwners(ctx context.Context, node kubeapi.Node, conflict *kubeapi.Conflict) (left bool) {
-	if node.UID != p.uid {
-		return false
-	}
-	for key, owner := range conflict.Labels {
-		value, exists := node.Labels[key]
-		if !exists {
-			continue
-		}
-		p.foreign[key], left = foreignLabel{value, ownerIn(owner)}, true
-		klog.FromContext(ctx).Info("A label of the Node belongs to another program and stays unchanged", "label", key, "value",
-			value,
-			"reason", owner)
-	}
-	return left
-}
-
-// ownerIn returns the field manager that the API server names as the owner of a label in a message:
-// conflict with "NAME" using v1.
-func ownerIn(text string) string {
-	_, text, _ = strings.Cut(text, `"`)
-	name, _, _ := strings.Cut(text, `"`)
-	return name
-}
-
-// differences returns the labels that are not as wanted, with a description: missing labels, labels
-// with another value, and labels of this program that the Node should not have.
-func differences(wanted, now map[string]string) map[string]string {
-	all := map[string]string{}
-	for key, value := range wanted {
-		if actual, exists := now[key]; !exists || actual != value {
-			all[key] = fmt.Sprintf("%q, want %q, there %v", actual, value, exists)
-		}
-	}
-	for key, value := range now {
-		if _, exists := wanted[key]; !exists && labels.Owns(key) {
-			all[key] = fmt.Sprintf("%q, want none", value)
-		}
-	}
-	return all
-}
-
 // Times for the NodeFeature object of node-feature-discovery.
 const (
 	// featureReread is how often the object is read without a known change: another client may have
@@ -238,7 +46,7 @@ type featureLabeler struct {
 	client *kubeapi.Client
 	daemon daemon.View
 	spread *spread
-	pace   pace
+	pace   keeper.Pace
 	problemReporter
 
 	alarm       *feed.Alarm
@@ -257,9 +65,9 @@ func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
 	}
 	defer func() { _ = l.report(nil) }() // from now on another process leads and reports
 	wake := func() []<-chan struct{} {
-		c, configured := d.Configs.Latest()
+		_, configured := d.Configs.Latest()
 		_, labeled := d.Labels.Latest()
-		return inputsIf(c.Features.Labels == config.LabelsNodeFeature, configured, labeled, l.alarm.Rings())
+		return []<-chan struct{}{configured, labeled, l.alarm.Rings()}
 	}
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
 		if d.Configs.Value().Features.Labels != config.LabelsNodeFeature {
@@ -342,15 +150,15 @@ func (l *featureLabeler) step(ctx context.Context) error {
 // waitForPace waits until a write may be made. It returns an error if ctx ends, or if the nodes of
 // the cluster cannot be counted now.
 func (l *featureLabeler) waitForPace(ctx context.Context) error {
-	if l.pace.last.IsZero() {
+	if l.pace.IsFirst() {
 		if err := l.spread.awaitWrite(ctx, l.client); err != nil {
 			return err
 		}
 	}
-	if err := wait(ctx, time.Until(l.pace.due(time.Now(), false))); err != nil {
+	if err := wait(ctx, time.Until(l.pace.Due(time.Now(), false))); err != nil {
 		return err
 	}
-	l.pace.record(time.Now())
+	l.pace.Record(time.Now())
 	return nil
 }
 

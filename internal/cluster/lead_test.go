@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
@@ -15,7 +13,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
 // writer starts a process that writes everything, with this number of GPUs, the first one in this
@@ -101,47 +98,4 @@ func TestStoppedProcess(t *testing.T) {
 			s.Errorf("%d writes: %v", n, s.server.Requests())
 		}
 	})
-}
-
-// A late write of the previous leader is rejected, because the Node has a newer version. The same
-// applies to a write after a change by any program; it is repeated.
-func TestLateWrite(t *testing.T) {
-	for name, request := range map[string]apiserver.Request{
-		"condition": {Verb: "patch", Resource: "nodes/status"}, "labels": {Verb: "apply",
-			Resource: "nodes"}, "taint": {Verb: "patch", Resource: "nodes"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			onStage(t, func(s *stage) {
-				p := s.new(config.Config{Features: everything})
-				p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsNode })
-				p.label(map[string]string{countLabel: "1"})
-				p.gpus(gpu(0, good))
-				p.start()
-				s.untilCondition("True")
-				s.until("labelled", func() bool { return s.node().Labels[countLabel] == "1" })
-				s.pass(10 * time.Minute)
-				s.server.SetFault(apiserver.Fault{Delay: 20 * time.Second,
-					Only: func(r apiserver.Request) bool { return r == request }})
-				before := s.server.Requests()[request]
-				p.label(map[string]string{countLabel: "2"})
-				p.gpus(gpu(0, bad))
-				s.until("the write is under way", func() bool { return s.server.Requests()[request] > before })
-				s.change(func(n *corev1.Node) { n.Annotations = map[string]string{"changed": "since"} })
-				s.pass(21 * time.Second)
-				is := map[string]bool{
-					"condition": strings.HasPrefix(s.condition(), "False"), "labels": s.node().Labels[countLabel] == "2",
-					"taint": s.tainted(),
-				}
-				if is[name] {
-					s.Errorf("the late write was taken: %v", is)
-				}
-				s.server.SetFault(apiserver.Fault{})
-				s.untilCondition("False")
-				s.until("all is written", func() bool { return s.tainted() && s.node().Labels[countLabel] == "2" })
-				if d := cmp.Diff(map[string]string{"changed": "since"}, s.node().Annotations); d != "" {
-					s.Errorf("(-want +got):\n%s", d)
-				}
-			})
-		})
-	}
 }

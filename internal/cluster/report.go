@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
@@ -29,12 +29,6 @@ const (
 	// absenceGrace delays reports by a new leader that finds no GPU: the previous leader may restart
 	// and know more.
 	absenceGrace = time.Minute
-)
-
-// The condition of a Node for the health of its GPUs.
-const (
-	conditionType   = "GPUHealthy"
-	conditionRepeat = time.Hour // an unchanged condition is written again after this time
 )
 
 // gpuLabels are the labels of a Node with GPUs; their value is true.
@@ -64,25 +58,26 @@ func (c *Cluster) writeNode(ctx context.Context, d daemon.View) {
 	for _, loop := range []func(context.Context){r.followStatus, r.findEvents, r.sendEvents} {
 		loops.Go(func() { loop(reporting) })
 	}
-	labels := newPart("labels of the node", &labelsPart{configs: d.Configs, labels: d.Labels})
 	problem := problemReporter{problems: d.LabelsProblem}
-	labels.report = problem.report
 	defer func() { _ = problem.report(nil) }() // from now on another process leads and reports
-	parts := []*partState{
-		newPart("quiesce by the Node", &releasePart{daemon: d, refresh: c.keeper.refresh, resumeOwed: &c.resumeOwed}),
-		newPart("taint", &taintPart{configs: d.Configs, statuses: r.statuses}),
-		newPart("taint for fewer devices", &shrinkPart{daemon: d, client: c.client, leads: time.Now()}),
-		newPart("condition", &conditionPart{configs: d.Configs, statuses: r.statuses,
-			pace: nodeevents.Pace{Fraction: rand.Float64(), Heartbeat: conditionRepeat}}),
+	labels := keeper.NewSlot("labels of the node", &keeper.LabelsPart{Configs: d.Configs, Labels: d.Labels})
+	labels.Report = problem.report
+	release := &keeper.ReleasePart{Daemon: d, Refresh: c.keeper.Refresh, ResumeOwed: &c.resumeOwed}
+	slots := []*keeper.Slot{
+		keeper.NewSlot("quiesce by the Node", release),
+		keeper.NewSlot("taint", &keeper.TaintPart{Configs: d.Configs, Statuses: r.statuses}),
+		keeper.NewSlot("taint for fewer devices", &keeper.ShrinkPart{Daemon: d, Client: c.client, Leads: time.Now()}),
+		keeper.NewSlot("condition", keeper.NewConditionPart(d.Configs, r.statuses)),
 	}
 	if d.MIG != nil {
-		parts = append(parts, newPart("paused clients", &resumePart{cluster: c, configs: d.Configs, progress: d.MIG}))
+		resume := &keeper.ResumePart{Pauses: c.pauses, Configs: d.Configs, Progress: d.MIG}
+		slots = append(slots, keeper.NewSlot("paused clients", resume))
 	}
 	if d.MIG != nil && d.MIGChoice != nil {
-		parts = append(parts,
-			newPart("MIG layout", &layoutPart{configs: d.Configs, chooser: d.MIGChoice, progress: d.MIG}))
+		layout := &keeper.LayoutPart{Configs: d.Configs, Chooser: d.MIGChoice, Progress: d.MIG}
+		slots = append(slots, keeper.NewSlot("MIG layout", layout))
 	}
-	c.keeper.run(ctx, append(parts, labels, newPart("start-up taint", &startupPart{daemon: d}))...)
+	c.keeper.Run(ctx, append(slots, labels, keeper.NewSlot("start-up taint", &keeper.StartupPart{Daemon: d}))...)
 }
 
 // tellsOfGPUs reports whether Events, the condition or the taint are enabled.
@@ -157,9 +152,8 @@ func (r *reporter) findEvents(ctx context.Context) {
 		default:
 			if history == nil {
 				history = &nodeevents.History{}
-				condition, exists := findCondition(node.Conditions, conditionType)
+				reported, exists := keeper.FindCondition(node)
 				labelled := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] == "true" })
-				reported := toCondition(condition)
 				if !c.Features.Condition { // the condition is outdated
 					reported = nodeevents.Condition{}
 				}
@@ -186,116 +180,4 @@ func (r *reporter) findEvents(ctx context.Context) {
 		case <-again:
 		}
 	}
-}
-
-// A conditionPart maintains the condition of the Node.
-type conditionPart struct {
-	configs  *feed.Feed[config.Config]
-	statuses *feed.Feed[status.Status]
-
-	enabled bool
-	status  status.Status
-	pace    nodeevents.Pace
-}
-
-func (p *conditionPart) inputs() []<-chan struct{} {
-	c, configured := p.configs.Latest()
-	_, changed := p.statuses.Latest()
-	return inputsIf(c.Features.Condition, configured, changed)
-}
-
-func (p *conditionPart) look(context.Context, kubeapi.Node) {
-	p.enabled, p.status = p.configs.Value().Features.Condition, p.statuses.Value()
-}
-
-func (p *conditionPart) want(node kubeapi.Node, now time.Time) decision {
-	if !p.enabled || node.UID == "" {
-		p.pace = nodeevents.Pace{Fraction: p.pace.Fraction, Heartbeat: conditionRepeat}
-		return decision{}
-	}
-	condition, exists := findCondition(node.Conditions, conditionType)
-	wanted, known := nodeevents.Judge(p.status, now, exists)
-	if !known {
-		return decision{}
-	}
-	var before *nodeevents.Condition
-	if exists {
-		before = new(toCondition(condition))
-	}
-	if due := p.pace.Due(before, condition.LastHeartbeatTime, wanted, now); due.IsZero() || due.After(now) {
-		return decision{at: due}
-	}
-	c := kubeapi.Condition{
-		Type: conditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
-		LastHeartbeatTime: now, LastTransitionTime: condition.LastTransitionTime,
-	}
-	if !exists || condition.Status != wanted.Status || condition.LastTransitionTime.IsZero() {
-		c.LastTransitionTime = now
-	}
-	return decision{
-		patch: kubeapi.ConditionPatch(c), crowd: !exists && wanted.Status == nodeevents.True,
-		done: func(_ context.Context, _ kubeapi.Node, err error, now time.Time) bool {
-			if err == nil {
-				p.pace.RecordWrite(now)
-			}
-			return false
-		},
-	}
-}
-
-// A taintPart maintains the taint of a Node without a healthy GPU. It removes the taint if the
-// taint is switched off.
-type taintPart struct {
-	configs  *feed.Feed[config.Config]
-	statuses *feed.Feed[status.Status]
-
-	enabled bool
-	status  status.Status
-	pace    nodeevents.Pace
-}
-
-func (p *taintPart) inputs() []<-chan struct{} {
-	c, configured := p.configs.Latest()
-	_, changed := p.statuses.Latest()
-	return inputsIf(c.Features.Taint, configured, changed)
-}
-
-func (p *taintPart) look(context.Context, kubeapi.Node) {
-	p.enabled, p.status = p.configs.Value().Features.Taint, p.statuses.Value()
-}
-
-func (p *taintPart) want(node kubeapi.Node, now time.Time) decision {
-	none, known := nodeevents.NoHealthyGPU(p.status)
-	if !p.enabled {
-		none, known = false, true
-	}
-	if node.UID == "" || !known {
-		return decision{}
-	}
-	tainted := kubeapi.NoHealthyGPU.IsOn(node)
-	if due := p.pace.Due(asCondition(tainted), time.Time{}, *asCondition(none), now); due.IsZero() || due.After(now) {
-		return decision{at: due}
-	}
-	return decision{patch: kubeapi.TaintPatch{Taint: kubeapi.NoHealthyGPU, Wanted: none, Now: now}}
-}
-
-// asCondition returns the condition that determines the pace of a taint.
-func asCondition(tainted bool) *nodeevents.Condition {
-	if tainted {
-		return &nodeevents.Condition{Status: nodeevents.False}
-	}
-	return &nodeevents.Condition{Status: nodeevents.True}
-}
-
-// toCondition converts a condition to the type of package nodeevents.
-func toCondition(c kubeapi.Condition) nodeevents.Condition {
-	return nodeevents.Condition{Status: c.Status, Reason: nodeevents.Reason(c.Reason), Message: c.Message}
-}
-
-func findCondition(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {
-	i := slices.IndexFunc(conditions, func(c kubeapi.Condition) bool { return c.Type == name })
-	if i < 0 {
-		return kubeapi.Condition{}, false
-	}
-	return conditions[i], true
 }

@@ -159,42 +159,6 @@ func TestNodeWithoutGPUs(t *testing.T) {
 	})
 }
 
-// The taint stays unchanged while the health of the GPUs is unknown, and is removed if it is not
-// wanted.
-func TestTaintOfUnknownHealth(t *testing.T) {
-	for name, tt := range map[string]struct {
-		off, before bool
-		gpus        []status.Device
-		unknown     bool // the driver does not answer
-		want        bool
-	}{
-		"one of two is bad":        {gpus: []status.Device{gpu(0, bad), gpu(1, good)}},
-		"all are bad":              {gpus: []status.Device{gpu(0, bad), gpu(1, gone)}, want: true},
-		"not known, and tainted":   {before: true, unknown: true, want: true},
-		"not known":                {unknown: true},
-		"healthy":                  {before: true, gpus: []status.Device{gpu(0, good)}},
-		"bad, and no taint wanted": {off: true, before: true, gpus: []status.Device{gpu(0, bad)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			onStage(t, func(s *stage) {
-				if tt.before {
-					s.change(func(n *corev1.Node) {
-						n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: ourTaint, Effect: corev1.TaintEffectNoSchedule})
-					})
-				}
-				p := s.new(config.Config{Features: config.Features{Taint: !tt.off, Events: true}})
-				if !tt.unknown {
-					p.gpus(tt.gpus...)
-				}
-				p.start()
-				if s.pass(5 * time.Minute); s.tainted() != tt.want {
-					s.Errorf("tainted: %v", s.tainted())
-				}
-			})
-		})
-	}
-}
-
 // A restarted process reports nothing twice, and reports changes since the last process, even if
 // that was killed while the API server was unavailable. Without a condition, the name of the Event
 // prevents repetitions.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -256,7 +257,7 @@ func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, reques
 		}
 		selector += " in (" + strings.Join(earlier, ",") + ")"
 	}
-	selector += "," + migStateLabel + " in (pending,failed,rebooting)"
+	selector += "," + keeper.MIGStateLabel + " in (pending,failed,rebooting)"
 	if c.Unfinished, err = r.client.NodesWith(ctx, selector); err != nil {
 		return err
 	}
@@ -291,7 +292,7 @@ func (r *rollout) take(
 	l := kubeapi.Lease{
 		Name: name, Holder: node.Name, HolderUID: node.UID, Acquired: now, Renewed: now,
 		Annotations: map[string]string{
-			slotChange: oneLine(change), slotState: string(slots.Checking),
+			slotChange: keeper.OneLine(change), slotState: string(slots.Checking),
 			slotWave: strconv.Itoa(request.Wave), slotDomain: request.Domain,
 		},
 	}
@@ -338,7 +339,7 @@ func (r *rollout) confirm(ctx context.Context, namespace string, request slots.R
 // outcome returns the state of the change, and why it failed.
 func outcome(progress mig.Status) (state slots.State, reason string) {
 	if progress.State == mig.StateFailed {
-		return slots.Failed, oneLine(progress.Reason)
+		return slots.Failed, keeper.OneLine(progress.Reason)
 	}
 	return slots.Working, ""
 }

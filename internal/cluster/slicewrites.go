@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -175,7 +176,7 @@ func (r *round) advance(
 		return true, nil
 	}
 	if step.New && !r.writing {
-		l.recreatedAt, l.recreateDelay = time.Now(), min(max(2*l.recreateDelay, minPace), maxPace)
+		l.recreatedAt, l.recreateDelay = time.Now(), min(max(2*l.recreateDelay, keeper.MinPace), keeper.MaxPace)
 	}
 	r.writing = true
 	if step.New && r.owner == "" {
@@ -213,7 +214,7 @@ func (p *publisher) findOwner(ctx context.Context) (string, error) {
 func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 	l, now := &p.ledger, time.Now()
 	observed := p.observed.Value()
-	if l.listed.ResourceVersion != "" && now.Sub(l.listedAt) < ownWriteTTL &&
+	if l.listed.ResourceVersion != "" && now.Sub(l.listedAt) < keeper.OwnWriteTTL &&
 		(observed.ResourceVersion == "" || observed.IsBefore(l.listed.ResourceVersion)) {
 		observed = l.listed
 	} else { // a list from before the restart of the watch would be outdated
@@ -226,9 +227,9 @@ func (p *publisher) view() (map[string]kubeapi.Slice, bool) {
 	for name, own := range l.ownWrites {
 		actual, exists := view[name]
 		switch {
-		case now.Sub(own.writtenAt) < ownWriteTTL && own.removed && exists && actual.UID == own.UID:
+		case now.Sub(own.writtenAt) < keeper.OwnWriteTTL && own.removed && exists && actual.UID == own.UID:
 			delete(view, name)
-		case now.Sub(own.writtenAt) < ownWriteTTL && !own.removed && observed.IsBefore(own.ResourceVersion):
+		case now.Sub(own.writtenAt) < keeper.OwnWriteTTL && !own.removed && observed.IsBefore(own.ResourceVersion):
 			view[name] = own.Slice
 		default:
 			delete(l.ownWrites, name)
@@ -341,7 +342,7 @@ func (p *publisher) delay(step dra.Write, published map[string]dra.PublishedSlic
 	case step.New && l.generation > 0: // another program has removed the slice
 		// a starting kubelet removes the slices
 		if n := p.driver.Value().Registrations; n != l.delayRegistrations ||
-			now.Sub(l.recreatedAt) >= l.recreateDelay+quietTime {
+			now.Sub(l.recreatedAt) >= l.recreateDelay+keeper.QuietTime {
 			l.delayRegistrations, l.recreateDelay = n, 0
 		}
 		return l.recreatedAt.Add(l.recreateDelay).Sub(now)

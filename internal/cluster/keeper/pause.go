@@ -1,4 +1,4 @@
-package cluster
+package keeper
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -61,23 +63,36 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 	return slices.Compact(keys), errors.Join(problems...)
 }
 
+// Pauses pauses DaemonSets for this process. Create it with NewPauses.
+type Pauses struct {
+	keeper *Keeper
+	client *kubeapi.Client
+
+	mu      sync.Mutex    // serializes changes of pauses
+	count   atomic.Uint64 // number of pauses by this process
+	resumed uint64        // number of these pauses that were resumed; used by the ResumePart
+}
+
+// NewPauses returns Pauses for the Node of a Keeper.
+func NewPauses(k *Keeper) *Pauses { return &Pauses{keeper: k, client: k.client} }
+
 // Pause pauses the DaemonSets whose pods have these UIDs, by labels of the Node.
-func (c *Cluster) Pause(ctx context.Context, uids []string) error {
+func (p *Pauses) Pause(ctx context.Context, uids []string) error {
 	ctx, cancel := context.WithTimeout(ctx, pauseTimeout)
 	defer cancel()
-	c.pauseMutex.Lock() // serialized, because most GPUs have the same clients
-	defer c.pauseMutex.Unlock()
-	node := c.keeper.newest(time.Now())
+	p.mu.Lock() // serialized, because most GPUs have the same clients
+	defer p.mu.Unlock()
+	node := p.keeper.Newest()
 	if node.UID == "" {
 		return errors.New("the API server has not sent the Node")
 	}
-	pods, err := c.client.Pods(ctx)
+	pods, err := p.client.Pods(ctx)
 	if err != nil {
 		return err
 	}
 	clients, problem := clientsOf(pods, uids)
 	var keys []string
-	_, err = c.keeper.change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
+	_, err = p.keeper.Change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
 		keys = slices.DeleteFunc(slices.Clone(clients), func(key string) bool { return node.Labels[key] != deployedValue })
 		if len(keys) == 0 {
 			return nil
@@ -85,14 +100,14 @@ func (c *Cluster) Pause(ctx context.Context, uids []string) error {
 		return kubeapi.LabelSwap{Keys: keys, From: deployedValue, To: pausedValue}
 	})
 	if err == nil && len(keys) > 0 {
-		c.pauses.Add(1)
+		p.count.Add(1)
 		klog.FromContext(ctx).Info("Paused DaemonSets whose pods prevent a MIG layout", "labels", keys)
 	}
 	return errors.Join(problem, err)
 }
 
-// pausedOn returns the sorted labels of a Node that are paused.
-func pausedOn(node kubeapi.Node) []string {
+// PausedOn returns the sorted labels of a Node that are paused.
+func PausedOn(node kubeapi.Node) []string {
 	var keys []string
 	for key, value := range node.Labels {
 		if value == pausedValue && isClient(key) {
@@ -103,12 +118,17 @@ func pausedOn(node kubeapi.Node) []string {
 	return keys
 }
 
-// A resumePart resumes paused DaemonSets as soon as no change of a MIG layout needs them paused. The
+// Resume returns the patch that resumes DaemonSets by these labels.
+func Resume(keys []string) kubeapi.LabelSwap {
+	return kubeapi.LabelSwap{Keys: keys, From: pausedValue, To: deployedValue}
+}
+
+// A ResumePart resumes paused DaemonSets as soon as no change of a MIG layout needs them paused. The
 // labels record the pause, so any process can resume it.
-type resumePart struct {
-	cluster  *Cluster
-	configs  *feed.Feed[config.Config]
-	progress *feed.Feed[mig.Status]
+type ResumePart struct {
+	Pauses   *Pauses
+	Configs  *feed.Feed[config.Config]
+	Progress *feed.Feed[mig.Status]
 
 	// wasOn says that the option was enabled at some time: DaemonSets may be paused.
 	wasOn  bool
@@ -116,27 +136,30 @@ type resumePart struct {
 	last   []string // labels of the last write of the process
 }
 
-func (p *resumePart) inputs() []<-chan struct{} {
-	c, configured := p.configs.Latest()
-	_, progress := p.progress.Latest()
+// Inputs implements Part.
+func (p *ResumePart) Inputs() []<-chan struct{} {
+	c, configured := p.Configs.Latest()
+	_, progress := p.Progress.Latest()
 	return inputsIf(p.wasOn || c.MIG.PauseClients, configured, progress)
 }
 
-func (p *resumePart) look(context.Context, kubeapi.Node) {
-	p.wasOn = p.wasOn || p.configs.Value().MIG.PauseClients
-	p.resume = p.wasOn && p.progress.Value().Resume
+// Look implements Part.
+func (p *ResumePart) Look(context.Context, kubeapi.Node) {
+	p.wasOn = p.wasOn || p.Configs.Value().MIG.PauseClients
+	p.resume = p.wasOn && p.Progress.Value().Resume
 }
 
-func (p *resumePart) want(node kubeapi.Node, _ time.Time) decision {
-	keys, pauses := pausedOn(node), p.cluster.pauses.Load()
+// Want implements Part.
+func (p *ResumePart) Want(node kubeapi.Node, _ time.Time) Decision {
+	keys, pauses := PausedOn(node), p.Pauses.count.Load()
 	if !p.resume || node.UID == "" || len(keys) == 0 {
-		return decision{}
+		return Decision{}
 	}
-	return decision{
-		patch: kubeapi.LabelSwap{Keys: keys, From: pausedValue, To: deployedValue}, lock: &p.cluster.pauseMutex,
-		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+	return Decision{
+		Patch: Resume(keys), Lock: &p.Pauses.mu,
+		Done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			if err == nil {
-				p.cluster.resumed = pauses
+				p.Pauses.resumed = pauses
 				klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", keys)
 			}
 			return false
@@ -144,20 +167,20 @@ func (p *resumePart) want(node kubeapi.Node, _ time.Time) decision {
 	}
 }
 
-func (p *resumePart) owes() bool { return p.cluster.resumed != p.cluster.pauses.Load() }
+func (p *ResumePart) owes() bool { return p.Pauses.resumed != p.Pauses.count.Load() }
 
-func (p *resumePart) leave(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
-	if p.last = pausedOn(node); len(p.last) > 0 {
-		return kubeapi.LabelSwap{Keys: p.last, From: pausedValue, To: deployedValue}
+func (p *ResumePart) leave(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
+	if p.last = PausedOn(node); len(p.last) > 0 {
+		return Resume(p.last)
 	}
 	return nil
 }
 
-func (p *resumePart) left(ctx context.Context, err error) {
+func (p *ResumePart) left(ctx context.Context, err error) {
 	if err != nil {
 		klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
 	} else if len(p.last) > 0 {
-		p.cluster.resumed = p.cluster.pauses.Load()
+		p.Pauses.resumed = p.Pauses.count.Load()
 		klog.FromContext(ctx).Info("Resumed paused DaemonSets", "labels", p.last)
 	}
 }

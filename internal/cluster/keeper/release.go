@@ -1,4 +1,4 @@
-package cluster
+package keeper
 
 import (
 	"context"
@@ -49,6 +49,10 @@ const (
 	// releaseTimeout limits the wait for one attempt to release the driver or to use it again. The
 	// attempt continues in the background.
 	releaseTimeout = 30 * time.Second
+	// statusTimeout limits the time to read the daemon's status, and statusRetry is the delay after a
+	// failure.
+	statusTimeout = 2 * time.Second
+	statusRetry   = 5 * time.Second
 	// maxName is the size limit of the user's name, in bytes.
 	maxName = 200
 	// resumedByUser is the reason of releaseResumed.
@@ -92,7 +96,7 @@ func readRequest(node kubeapi.Node, pausesClients bool, now time.Time) releaseRe
 	if !exists {
 		return releaseRequest{}
 	}
-	r := releaseRequest{by: oneLine(annotations[byAnnotation])}
+	r := releaseRequest{by: OneLine(annotations[byAnnotation])}
 	r.by = strings.ToValidUTF8(r.by[:min(len(r.by), maxName)], "") // as it is decoded from JSON
 	until, err := time.Parse(time.RFC3339, text)
 	switch {
@@ -108,6 +112,9 @@ func readRequest(node kubeapi.Node, pausesClients bool, now time.Time) releaseRe
 
 // isActive reports whether the driver is to be released in this state.
 func isActive(state string) bool { return state == releasePending || state == releaseDone }
+
+// IsReleased reports whether a request on a Node has this program release the driver.
+func IsReleased(node kubeapi.Node) bool { return isActive(node.Annotations[stateAnnotation]) }
 
 // decideRelease returns the state and the answer for a request. released says that the driver is
 // released, and releasedHere that this process released it for the request. The driver must be
@@ -152,16 +159,16 @@ func decideRelease(
 	return state, a
 }
 
-// A releasePart follows the labels and annotations for the release of the driver, and answers them.
+// A ReleasePart follows the labels and annotations for the release of the driver, and answers them.
 // At the end of a request it uses the driver again before it updates the Node, so that an
 // unavailable API server does not keep GPUs from pods. At the start it updates the Node before it
 // releases the driver, so that a later process knows whether to use the driver again.
-type releasePart struct {
-	daemon  daemon.View
-	refresh func(context.Context) (kubeapi.Node, error) // reads the newest Node
+type ReleasePart struct {
+	Daemon  daemon.View
+	Refresh func(context.Context) (kubeapi.Node, error) // reads the newest Node
 	// resumeOwed is when this process last started to release the driver, if it must use the driver
 	// again even if another leader ends the request; zero otherwise. It survives a term of leadership.
-	resumeOwed *time.Time
+	ResumeOwed *time.Time
 
 	enabled       bool
 	pausesClients bool
@@ -180,50 +187,53 @@ type releasePart struct {
 }
 
 // isIdle reports whether the part has nothing to do with a Node.
-func (p *releasePart) isIdle(enabled bool, node kubeapi.Node) bool {
+func (p *ReleasePart) isIdle(enabled bool, node kubeapi.Node) bool {
 	onNode := node.Annotations[stateAnnotation]
 	if p.stateRead {
-		return !enabled && p.state == "" && p.resumeOwed.IsZero() && onNode == ""
+		return !enabled && p.state == "" && p.ResumeOwed.IsZero() && onNode == ""
 	}
-	return !enabled && p.resumeOwed.IsZero() && !isActive(onNode)
+	return !enabled && p.ResumeOwed.IsZero() && !isActive(onNode)
 }
 
-func (p *releasePart) inputs() []<-chan struct{} {
-	c, configured := p.daemon.Configs.Latest()
-	_, looked := p.daemon.Snapshots.Latest()
-	_, led := p.daemon.Lead.Statuses().Latest()
-	return inputsIf(c.Features.Quiesce || p.state != "" || !p.resumeOwed.IsZero(), configured, looked, led)
+// Inputs implements Part.
+func (p *ReleasePart) Inputs() []<-chan struct{} {
+	c, configured := p.Daemon.Configs.Latest()
+	_, looked := p.Daemon.Snapshots.Latest()
+	_, led := p.Daemon.Lead.Statuses().Latest()
+	return inputsIf(c.Features.Quiesce || p.state != "" || !p.ResumeOwed.IsZero(), configured, looked, led)
 }
 
-func (p *releasePart) look(ctx context.Context, node kubeapi.Node) {
-	configured := p.daemon.Configs.Value()
+// Look implements Part.
+func (p *ReleasePart) Look(ctx context.Context, node kubeapi.Node) {
+	configured := p.Daemon.Configs.Value()
 	p.enabled, p.pausesClients = configured.Features.Quiesce, configured.MIG.PauseClients
-	p.standbys = p.daemon.Lead.Statuses().Value().Standbys
+	p.standbys = p.Daemon.Lead.Statuses().Value().Standbys
 	if node.UID == "" || p.isIdle(p.enabled, node) {
 		return
 	}
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	p.status, p.statusErr = p.daemon.Status(limited)
+	p.status, p.statusErr = p.Daemon.Status(limited)
 }
 
-func (p *releasePart) want(node kubeapi.Node, now time.Time) decision {
+// Want implements Part.
+func (p *ReleasePart) Want(node kubeapi.Node, now time.Time) Decision {
 	if node.UID == "" || p.isIdle(p.enabled, node) {
-		return decision{}
+		return Decision{}
 	}
 	if !p.stateRead {
-		if p.read(node); !p.resumeOwed.IsZero() && !isActive(p.state) && !p.refreshed {
+		if p.read(node); !p.ResumeOwed.IsZero() && !isActive(p.state) && !p.refreshed {
 			return p.readNode()
 		}
 		p.stateRead = true
 	}
 	if p.statusErr != nil { // the daemon is busy
-		return decision{at: now.Add(statusEvery)}
+		return Decision{At: now.Add(statusRetry)}
 	}
 	quiet := p.status.Quiet
-	if !p.resumeOwed.IsZero() && !isActive(p.state) { // another leader has ended the request since
+	if !p.ResumeOwed.IsZero() && !isActive(p.state) { // another leader has ended the request since
 		// a user ran quiesce on the node
-		theirs := p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.resumeOwed.Add(releaseTimeout))
+		theirs := p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.ResumeOwed.Add(releaseTimeout))
 		if quiet && !theirs {
 			return p.resume(p.state, p.answer)
 		}
@@ -245,8 +255,8 @@ func (p *releasePart) want(node kubeapi.Node, now time.Time) decision {
 		return p.write(node, time.Time{})
 	}
 	if !isActive(p.state) || !p.answer.Until.Equal(answer.Until) || p.answer.By != answer.By {
-		if d := p.begin(node, state, answer); d.patch != nil {
-			d.at = answer.Until
+		if d := p.begin(node, state, answer); d.Patch != nil {
+			d.At = answer.Until
 			return d
 		}
 	}
@@ -272,40 +282,40 @@ func (p *releasePart) want(node kubeapi.Node, now time.Time) decision {
 
 // readNode reads the newest Node: the watch may show a Node from before a request that is active
 // now. The previous process ended a request for which this process still has the driver released.
-func (p *releasePart) readNode() decision {
-	return decision{act: func(ctx context.Context) error {
-		_, err := p.refresh(ctx)
+func (p *ReleasePart) readNode() Decision {
+	return Decision{Act: func(ctx context.Context) error {
+		_, err := p.Refresh(ctx)
 		return err
-	}, done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+	}, Done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 		p.refreshed = err == nil
 		return false
 	}}
 }
 
 // read stores the state and the answer of the Node.
-func (p *releasePart) read(node kubeapi.Node) {
+func (p *ReleasePart) read(node kubeapi.Node) {
 	p.state, p.answer = node.Annotations[stateAnnotation], releaseAnswer{}
 	// an invalid answer of another program is ignored
 	_ = json.Unmarshal([]byte(node.Annotations[answerAnnotation]), &p.answer)
 }
 
 // end ends a request.
-func (p *releasePart) end() {
-	p.releasedHere, p.attemptedAt, *p.resumeOwed = false, time.Time{}, time.Time{}
+func (p *ReleasePart) end() {
+	p.releasedHere, p.attemptedAt, *p.ResumeOwed = false, time.Time{}, time.Time{}
 }
 
 // resume ends a request with this state and answer, and uses the driver again.
-func (p *releasePart) resume(state string, answer releaseAnswer) decision {
+func (p *ReleasePart) resume(state string, answer releaseAnswer) Decision {
 	by := p.answer.By
-	return decision{act: func(ctx context.Context) error {
+	return Decision{Act: func(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Using the driver again after a request on the Node", "by", by, "state", state)
 		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 		defer cancel()
-		if err := p.daemon.Resume(limited); err != nil { // the monitor keeps trying
+		if err := p.Daemon.Resume(limited); err != nil { // the monitor keeps trying
 			klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason", err.Error())
 		}
 		return nil
-	}, done: func(context.Context, kubeapi.Node, error, time.Time) bool {
+	}, Done: func(context.Context, kubeapi.Node, error, time.Time) bool {
 		p.end()
 		p.state, p.answer, p.status.Quiet, p.status.Quiesced = state, answer, false, nil
 		return false
@@ -314,13 +324,13 @@ func (p *releasePart) resume(state string, answer releaseAnswer) decision {
 
 // begin returns the write of a new request's answer; none if the Node has the answer. The request
 // starts when the write has succeeded.
-func (p *releasePart) begin(node kubeapi.Node, state string, answer releaseAnswer) decision {
+func (p *ReleasePart) begin(node kubeapi.Node, state string, answer releaseAnswer) Decision {
 	d := writeAnswer(node, state, answer)
-	if d.patch == nil {
+	if d.Patch == nil {
 		return d
 	}
-	logWrite := d.done
-	d.done = func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
+	logWrite := d.Done
+	d.Done = func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
 		switch {
 		case err == nil:
 			p.state, p.answer = state, answer
@@ -334,21 +344,21 @@ func (p *releasePart) begin(node kubeapi.Node, state string, answer releaseAnswe
 
 // release releases the driver. The driver is released on the whole node when no other process of
 // this program, for example during a rolling update, may have it open.
-func (p *releasePart) release(now time.Time) decision {
+func (p *ReleasePart) release(now time.Time) Decision {
 	by := p.answer.By
 	if p.attemptedAt = now; p.answer.Own {
-		*p.resumeOwed = now
+		*p.ResumeOwed = now
 	}
-	return decision{act: func(ctx context.Context) error {
+	return Decision{Act: func(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Releasing the driver for a request on the Node", "by", by)
 		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 		defer cancel()
-		return p.daemon.Quiesce(limited)
-	}, done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+		return p.Daemon.Quiesce(limited)
+	}, Done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 		if p.releasedHere = err == nil; p.releasedHere {
 			p.status.Quiet = true
 		} else {
-			p.state, p.answer.Reason = releasePending, oneLine(err.Error())
+			p.state, p.answer.Reason = releasePending, OneLine(err.Error())
 		}
 		return true
 	}}
@@ -356,29 +366,29 @@ func (p *releasePart) release(now time.Time) decision {
 
 // write writes the state and the answer to the Node if the Node does not have them. The next
 // decision is at a time; zero for never.
-func (p *releasePart) write(node kubeapi.Node, at time.Time) decision {
+func (p *ReleasePart) write(node kubeapi.Node, at time.Time) Decision {
 	d := writeAnswer(node, p.state, p.answer)
-	d.at = at
+	d.At = at
 	return d
 }
 
 // writeAnswer returns the write of a state and an answer; none if the Node has them.
-func writeAnswer(node kubeapi.Node, state string, answer releaseAnswer) decision {
+func writeAnswer(node kubeapi.Node, state string, answer releaseAnswer) Decision {
 	annotations := map[string]string{}
 	if state != "" {
 		text, err := json.Marshal(answer)
 		if err != nil {
-			return decision{problem: err}
+			return Decision{Problem: err}
 		}
 		annotations[stateAnnotation], annotations[answerAnnotation] = state, string(text)
 	}
 	is := node.Annotations
 	if is[stateAnnotation] == annotations[stateAnnotation] && is[answerAnnotation] == annotations[answerAnnotation] {
-		return decision{}
+		return Decision{}
 	}
-	return decision{
-		patch: kubeapi.ReleaseAnswerPatch(annotations),
-		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+	return Decision{
+		Patch: kubeapi.ReleaseAnswerPatch(annotations),
+		Done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			if err == nil {
 				klog.FromContext(ctx).Info("Answered a request to release the driver", "state", state, "reason", answer.Reason)
 			}

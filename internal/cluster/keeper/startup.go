@@ -1,4 +1,4 @@
-package cluster
+package keeper
 
 import (
 	"context"
@@ -15,41 +15,44 @@ import (
 // startupInterval is how often the daemon's status is read while the Node has the start-up taint.
 const startupInterval = time.Second
 
-// A startupPart removes the start-up taint of the Node as soon as its GPUs are allocatable. It reads
+// A StartupPart removes the start-up taint of the Node as soon as its GPUs are allocatable. It reads
 // the daemon's status only while the Node has the taint.
-type startupPart struct {
-	daemon daemon.View
+type StartupPart struct {
+	Daemon daemon.View
 
 	on     bool
 	listed map[string]int
 	status status.Status // the zero value if it could not be read
 }
 
-func (p *startupPart) inputs() []<-chan struct{} {
-	_, configured := p.daemon.Configs.Latest()
+// Inputs implements Part.
+func (p *StartupPart) Inputs() []<-chan struct{} {
+	_, configured := p.Daemon.Configs.Latest()
 	return []<-chan struct{}{configured}
 }
 
-func (p *startupPart) look(ctx context.Context, node kubeapi.Node) {
-	if p.on = p.daemon.Configs.Value().Features.StartupTaint; !p.on || !kubeapi.Startup.IsOn(node) {
+// Look implements Part.
+func (p *StartupPart) Look(ctx context.Context, node kubeapi.Node) {
+	if p.on = p.Daemon.Configs.Value().Features.StartupTaint; !p.on || !kubeapi.Startup.IsOn(node) {
 		return
 	}
-	p.status, p.listed = status.Status{}, p.daemon.Listed()
-	if s, err := p.daemon.Status(ctx); err == nil {
+	p.status, p.listed = status.Status{}, p.Daemon.Listed()
+	if s, err := p.Daemon.Status(ctx); err == nil {
 		p.status = s
 	}
 }
 
-func (p *startupPart) want(node kubeapi.Node, now time.Time) decision {
+// Want implements Part.
+func (p *StartupPart) Want(node kubeapi.Node, now time.Time) Decision {
 	switch {
 	case !p.on || !kubeapi.Startup.IsOn(node):
-		return decision{}
+		return Decision{}
 	case !isStarted(node, p.listed, p.status): // the taint stays; the status says why
-		return decision{at: now.Add(startupInterval)}
+		return Decision{At: now.Add(startupInterval)}
 	}
-	return decision{
-		patch: kubeapi.TaintPatch{Taint: kubeapi.Startup, Now: now},
-		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+	return Decision{
+		Patch: kubeapi.TaintPatch{Taint: kubeapi.Startup, Now: now},
+		Done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			if err == nil {
 				klog.FromContext(ctx).Info("Removed the start-up taint: the GPUs of the node are allocatable",
 					"taint", kubeapi.Startup.String())

@@ -1,8 +1,7 @@
-package cluster
+package keeper
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -20,7 +19,7 @@ import (
 // state. The labels are the same as for NVIDIA's mig-manager.
 const (
 	migLabel            = "nvidia.com/mig.config"
-	migStateLabel       = "nvidia.com/mig.config.state"
+	MIGStateLabel       = "nvidia.com/mig.config.state"
 	migReasonAnnotation = "gpu-device-plugin.github.io/mig.config.reason"
 )
 
@@ -51,12 +50,18 @@ func migState(label string, selected choice.Choice, progress mig.Status) (state 
 	return progress.State, progress.Reason
 }
 
-// A layoutPart passes the label with the MIG layout to the chooser, and writes the state of the
+// A chooser chooses the MIG layout, as choice.Chooser does.
+type chooser interface {
+	SetLabel(ctx context.Context, value string)
+	Choices() *feed.Feed[choice.Choice]
+}
+
+// A LayoutPart passes the label with the MIG layout to the chooser, and writes the state of the
 // layout.
-type layoutPart struct {
-	configs  *feed.Feed[config.Config]
-	chooser  *choice.Chooser
-	progress *feed.Feed[mig.Status]
+type LayoutPart struct {
+	Configs  *feed.Feed[config.Config]
+	Chooser  chooser
+	Progress *feed.Feed[mig.Status]
 
 	label    string // the layout that the label names; empty without a label
 	selected choice.Choice
@@ -67,42 +72,45 @@ type layoutPart struct {
 	clearedNode string    // UID of the Node from which the state was removed
 }
 
-func (p *layoutPart) inputs() []<-chan struct{} {
-	c, configured := p.configs.Latest()
-	_, chosen := p.chooser.Choices().Latest()
-	_, progress := p.progress.Latest()
+// Inputs implements Part.
+func (p *LayoutPart) Inputs() []<-chan struct{} {
+	c, configured := p.Configs.Latest()
+	_, chosen := p.Chooser.Choices().Latest()
+	_, progress := p.Progress.Latest()
 	return inputsIf(c.MIG.Enabled && c.MIG.Label, configured, chosen, progress)
 }
 
-func (p *layoutPart) look(ctx context.Context, node kubeapi.Node) {
+// Look implements Part.
+func (p *LayoutPart) Look(ctx context.Context, node kubeapi.Node) {
 	p.label = ""
-	if m := p.configs.Value().MIG; node.UID != "" && m.Enabled && m.Label {
+	if m := p.Configs.Value().MIG; node.UID != "" && m.Enabled && m.Label {
 		p.label = node.Labels[migLabel]
-		p.chooser.SetLabel(ctx, p.label)
+		p.Chooser.SetLabel(ctx, p.label)
 	}
-	p.selected, p.status = p.chooser.Choices().Value(), p.progress.Value()
+	p.selected, p.status = p.Chooser.Choices().Value(), p.Progress.Value()
 }
 
-func (p *layoutPart) want(node kubeapi.Node, now time.Time) decision {
+// Want implements Part.
+func (p *LayoutPart) Want(node kubeapi.Node, now time.Time) Decision {
 	next, reason := migState(p.label, p.selected, p.status)
-	state, reason := string(next), oneLine(reason)
-	oldState, oldReason := node.Labels[migStateLabel], node.Annotations[migReasonAnnotation]
+	state, reason := string(next), OneLine(reason)
+	oldState, oldReason := node.Labels[MIGStateLabel], node.Annotations[migReasonAnnotation]
 	switch {
 	case node.UID == "" || oldState == state && oldReason == reason:
-		return decision{}
+		return Decision{}
 	case state == "" && p.clearedNode == node.UID: // any other value belongs to another program
-		return decision{}
+		return Decision{}
 	case oldState == state && state == p.state && now.Sub(p.writtenAt) < reasonPace:
-		return decision{at: p.writtenAt.Add(reasonPace)}
+		return Decision{At: p.writtenAt.Add(reasonPace)}
 	}
 	var patch kubeapi.MIGStatePatch
 	if state != "" {
-		patch.Labels = map[string]string{migStateLabel: state}
+		patch.Labels = map[string]string{MIGStateLabel: state}
 	}
 	if reason != "" {
 		patch.Annotations = map[string]string{migReasonAnnotation: reason}
 	}
-	return decision{patch: patch, done: func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
+	return Decision{Patch: patch, Done: func(ctx context.Context, after kubeapi.Node, err error, now time.Time) bool {
 		if err != nil {
 			return false
 		}
@@ -117,19 +125,8 @@ func (p *layoutPart) want(node kubeapi.Node, now time.Time) decision {
 	}}
 }
 
-// oneLine returns text on one line, as valid UTF-8 of at most maxReason bytes.
-func oneLine(text string) string {
+// OneLine returns text on one line, as valid UTF-8 of at most maxReason bytes.
+func OneLine(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	return strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
-}
-
-// errNameless is the error of an eviction for which only the pod's UID is known.
-var errNameless = errors.New("its name is not known, because the kubelet's PodResources API does not respond")
-
-// Evict evicts a pod, within its disruption budget.
-func (c *Cluster) Evict(ctx context.Context, pod mig.Pod) error {
-	if pod.Name == "" {
-		return errNameless
-	}
-	return c.client.Evict(ctx, kubeapi.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID})
 }

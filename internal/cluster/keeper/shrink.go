@@ -1,4 +1,4 @@
-package cluster
+package keeper
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 )
 
-// A shrinkPart taints the Node before it has fewer devices, and lets the change continue when the
+// A ShrinkPart taints the Node before it has fewer devices, and lets the change continue when the
 // kubelet has admitted all pods of the Node.
-type shrinkPart struct {
-	daemon daemon.View
-	client *kubeapi.Client
-	leads  time.Time // start of the term
+type ShrinkPart struct {
+	Daemon daemon.View
+	Client *kubeapi.Client
+	Leads  time.Time // start of the term
 
 	number uint64 // of the change that waits; 0 for none
 	on     bool
@@ -32,24 +32,27 @@ type shrinkPart struct {
 	failures  int       // failed lists of pods in a row
 }
 
-func (p *shrinkPart) inputs() []<-chan struct{} {
-	c, configured := p.daemon.Configs.Latest()
-	_, fewer := p.daemon.Fewer.Latest()
-	_, offered := p.daemon.Offered.Latest()
+// Inputs implements Part.
+func (p *ShrinkPart) Inputs() []<-chan struct{} {
+	c, configured := p.Daemon.Configs.Latest()
+	_, fewer := p.Daemon.Fewer.Latest()
+	_, offered := p.Daemon.Offered.Latest()
 	return inputsIf(c.Features.ChangeTaint || p.owes(), configured, fewer, offered)
 }
 
-func (p *shrinkPart) look(context.Context, kubeapi.Node) {
-	p.number, p.on, p.listed = p.daemon.Fewer.Value(), p.daemon.Configs.Value().Features.ChangeTaint, p.daemon.Listed()
+// Look implements Part.
+func (p *ShrinkPart) Look(context.Context, kubeapi.Node) {
+	p.number, p.on, p.listed = p.Daemon.Fewer.Value(), p.Daemon.Configs.Value().Features.ChangeTaint, p.Daemon.Listed()
 }
 
-func (p *shrinkPart) want(node kubeapi.Node, now time.Time) decision {
+// Want implements Part.
+func (p *ShrinkPart) Want(node kubeapi.Node, now time.Time) Decision {
 	if node.UID == "" {
-		return decision{} // the change continues after a timeout
+		return Decision{} // the change continues after a timeout
 	}
 	p.state.Number, p.state.Leads = p.number, time.Time{}
 	if p.on {
-		p.state.Leads = p.leads
+		p.state.Leads = p.Leads
 	}
 	switch tainted := kubeapi.FewerDevices.IsOn(node); {
 	case !tainted:
@@ -65,28 +68,28 @@ func (p *shrinkPart) want(node kubeapi.Node, now time.Time) decision {
 	switch {
 	case next.Proceed && p.approved != p.number:
 		number := p.number
-		return decision{act: func(context.Context) error {
-			p.daemon.Proceed(number)
+		return Decision{Act: func(context.Context) error {
+			p.Daemon.Proceed(number)
 			return nil
-		}, done: func(context.Context, kubeapi.Node, error, time.Time) bool {
+		}, Done: func(context.Context, kubeapi.Node, error, time.Time) bool {
 			p.approved = number
 			return true
 		}}
 	case next.Taint != !p.state.Tainted.IsZero():
 		return p.change(next.Taint, now)
 	case next.Look && now.Before(p.checkAt):
-		return decision{at: p.checkAt}
+		return Decision{At: p.checkAt}
 	case next.Look:
 		return p.checkPods(node, next.At)
 	}
-	return decision{at: next.At}
+	return Decision{At: next.At}
 }
 
 // change adds or removes the taint.
-func (p *shrinkPart) change(wanted bool, now time.Time) decision {
-	return decision{
-		patch: kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: wanted, Now: now},
-		done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+func (p *ShrinkPart) change(wanted bool, now time.Time) Decision {
+	return Decision{
+		Patch: kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Wanted: wanted, Now: now},
+		Done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			if p.requested = wanted || p.requested && err != nil; err == nil {
 				p.logChange(ctx, wanted)
 			}
@@ -95,19 +98,19 @@ func (p *shrinkPart) change(wanted bool, now time.Time) decision {
 	}
 }
 
-func (p *shrinkPart) logChange(ctx context.Context, wanted bool) {
+func (p *ShrinkPart) logChange(ctx context.Context, wanted bool) {
 	klog.FromContext(ctx).Info("Changed the taint for fewer devices",
 		"taint", kubeapi.FewerDevices.String(), "tainted", wanted)
 }
 
 // checkPods checks whether the kubelet has admitted all pods. The next check is at a time, or later
 // if the pods cannot be listed.
-func (p *shrinkPart) checkPods(node kubeapi.Node, at time.Time) decision {
+func (p *ShrinkPart) checkPods(node kubeapi.Node, at time.Time) Decision {
 	var waiting []string
-	return decision{act: func(ctx context.Context) (err error) {
-		waiting, err = p.client.PodsNotAdmitted(ctx, node.ResourceVersion)
+	return Decision{Act: func(ctx context.Context) (err error) {
+		waiting, err = p.Client.PodsNotAdmitted(ctx, node.ResourceVersion)
 		return err
-	}, done: func(ctx context.Context, _ kubeapi.Node, err error, now time.Time) bool {
+	}, Done: func(ctx context.Context, _ kubeapi.Node, err error, now time.Time) bool {
 		if p.checkAt = at; err == nil {
 			p.failures = 0
 			if p.state.Admitted = len(waiting) == 0; !p.state.Admitted {
@@ -127,16 +130,16 @@ func (p *shrinkPart) checkPods(node kubeapi.Node, at time.Time) decision {
 	}}
 }
 
-func (p *shrinkPart) owes() bool { return p.requested || !p.state.Tainted.IsZero() }
+func (p *ShrinkPart) owes() bool { return p.requested || !p.state.Tainted.IsZero() }
 
-func (p *shrinkPart) leave(node kubeapi.Node, now time.Time) kubeapi.NodePatch {
+func (p *ShrinkPart) leave(node kubeapi.Node, now time.Time) kubeapi.NodePatch {
 	if !kubeapi.FewerDevices.IsOn(node) {
 		return nil
 	}
 	return kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Now: now}
 }
 
-func (p *shrinkPart) left(ctx context.Context, err error) {
+func (p *ShrinkPart) left(ctx context.Context, err error) {
 	if err != nil {
 		klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason",
 			err.Error())

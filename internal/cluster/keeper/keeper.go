@@ -1,4 +1,7 @@
-package cluster
+// Package keeper is the only writer of the daemon's own Node while the daemon runs. The Keeper has one
+// loop and one newest Node. Each part decides what its content of the Node needs, and the Keeper
+// sends the patches.
+package keeper
 
 import (
 	"context"
@@ -20,24 +23,24 @@ const (
 	maxStaleWrites = 3
 	// minPause is the shortest time until the next decision of a part.
 	minPause = 10 * time.Millisecond
-	// ownWriteTTL is how long the response to a write takes precedence over the watch.
-	ownWriteTTL = 10 * time.Minute
+	// OwnWriteTTL is how long the response to a write takes precedence over the watch.
+	OwnWriteTTL = 10 * time.Minute
 	// shutdownTimeout limits the last writes of a process.
 	shutdownTimeout = time.Second
 )
 
-// A part is the content of the Node that one feature writes. The keeper calls its methods one after
+// A Part is the content of the Node that one feature writes. The Keeper calls its methods one after
 // the other.
-type part interface {
+type Part interface {
 	// inputs returns channels that are closed when the inputs change. A part that is switched off
 	// returns only the channel of the configuration.
-	inputs() []<-chan struct{}
-	// look reads the inputs. It may take long. The keeper calls it after a change of the inputs or of
+	Inputs() []<-chan struct{}
+	// look reads the inputs. It may take long. The Keeper calls it after a change of the inputs or of
 	// the Node, and at the time of the last decision.
-	look(ctx context.Context, node kubeapi.Node)
+	Look(ctx context.Context, node kubeapi.Node)
 	// want decides what the newest Node needs. It depends only on its arguments, on the inputs of the
-	// last look, and on the memory of the part. The keeper may call it at any time after a look.
-	want(node kubeapi.Node, now time.Time) decision
+	// last look, and on the memory of the part. The Keeper may call it at any time after a look.
+	Want(node kubeapi.Node, now time.Time) Decision
 }
 
 // A leaver is a part with a last write at the end of the process, because there may be no next
@@ -51,25 +54,25 @@ type leaver interface {
 	left(ctx context.Context, err error)
 }
 
-// A decision is what a part needs now: an action, or else a patch, or else nothing.
-type decision struct {
-	// act does what must happen before a patch, such as a request; nil for nothing.
-	act func(context.Context) error
-	// patch is the change of the Node; nil if the Node is as wanted, or the time for the change has
+// A Decision is what a part needs now: an action, or else a patch, or else nothing.
+type Decision struct {
+	// Act does what must happen before a patch, such as a request; nil for nothing.
+	Act func(context.Context) error
+	// Patch is the change of the Node; nil if the Node is as wanted, or the time for the change has
 	// not come.
-	patch kubeapi.NodePatch
-	// lock is held during the write; nil for none.
-	lock sync.Locker
-	// crowd says that all nodes of a cluster may make this write at the same time. It waits for the
+	Patch kubeapi.NodePatch
+	// Lock is held during the write; nil for none.
+	Lock sync.Locker
+	// Crowd says that all nodes of a cluster may make this write at the same time. It waits for the
 	// turn of this node.
-	crowd bool
-	// at is the time of the next decision, if nothing changes before; zero for never.
-	at time.Time
-	// problem says why the Node is not as wanted, although no write helps; nil if it is.
-	problem error
-	// done records the result of act or patch, and may be nil. node is the Node after the write, or as
+	Crowd bool
+	// At is the time of the next decision, if nothing changes before; zero for never.
+	At time.Time
+	// Problem says why the Node is not as wanted, although no write helps; nil if it is.
+	Problem error
+	// Done records the result of Act or Patch, and may be nil. node is the Node after the write, or as
 	// read again after a conflict. It returns true if the next decision takes the error into account.
-	done func(ctx context.Context, node kubeapi.Node, err error, now time.Time) (handled bool)
+	Done func(ctx context.Context, node kubeapi.Node, err error, now time.Time) (handled bool)
 }
 
 // A latestNode is the newest known Node, from the watch or from the response to a write, and the
@@ -79,30 +82,40 @@ type latestNode struct {
 	updatedAt time.Time
 }
 
-// update stores a Node unless a newer one was stored within ownWriteTTL. An older Node after this
+// update stores a Node unless a newer one was stored within OwnWriteTTL. An older Node after this
 // time means that the cluster was restored from a backup.
 func (l *latestNode) update(node kubeapi.Node, now time.Time) {
-	if !l.node.After(node) || now.Sub(l.updatedAt) >= ownWriteTTL {
+	if !l.node.After(node) || now.Sub(l.updatedAt) >= OwnWriteTTL {
 		l.node, l.updatedAt = node, now
 	}
 }
 
-// A keeper is the only writer of the daemon's own Node. Its loop asks each part what the newest Node
+// A Keeper is the only writer of the daemon's own Node. Its loop asks each Part what the newest Node
 // needs, and sends one patch after the other. A write that is rejected or slow delays only its own
 // part.
-type keeper struct {
+type Keeper struct {
 	client *kubeapi.Client
-	spread *spread
+	turn   func(context.Context) error
 	woken  feed.Feed[struct{}] // published when the loop has work
 
 	mu     sync.Mutex // guards latest
 	latest latestNode
 }
 
-// A partState is a part with what the loop knows about it.
-type partState struct {
-	part
-	report func(error) error // publishes the problem of the part, and returns it; nil if nobody reads it
+// New returns a Keeper of the Node of a client. turn waits for the turn of this node to make a write
+// that all nodes of a cluster may make at the same time; nil never waits.
+func New(client *kubeapi.Client, turn func(context.Context) error) *Keeper {
+	if turn == nil {
+		turn = func(context.Context) error { return nil }
+	}
+	return &Keeper{client: client, turn: turn}
+}
+
+// A Slot is a part with a name for the log, and what the loop knows about it.
+type Slot struct {
+	Part
+	// Report publishes the problem of the part, and returns it; nil if nobody reads the problem.
+	Report func(error) error
 
 	hasLooked bool
 	changed   []<-chan struct{} // inputs of the last look
@@ -111,6 +124,7 @@ type partState struct {
 	fresh     bool              // the next decision comes before the next look
 
 	working   bool      // a look, an action or a write is in progress
+	lookingAt time.Time // start of the look in progress; zero if there is none
 	writingAt time.Time // start of the write in progress; zero if there is none
 	results   chan func(now time.Time)
 
@@ -121,31 +135,31 @@ type partState struct {
 	staleWrites int             // in a row
 }
 
-// newPart returns the state of a part with a name for the log.
-func newPart(name string, p part) *partState {
-	return &partState{part: p, retry: kubeapi.Retry{What: name}, results: make(chan func(time.Time), 1)}
+// NewSlot returns the Slot of a part.
+func NewSlot(name string, p Part) *Slot {
+	return &Slot{Part: p, retry: kubeapi.Retry{What: name}, results: make(chan func(time.Time), 1)}
 }
 
-// A term is the work of a keeper while this process leads.
+// A term is the work of a Keeper while this process leads.
 type term struct {
-	*keeper
-	parts   []*partState // the last one is that of turn
+	*Keeper
+	parts   []*Slot // the last one is that of turn
 	turn    *turnPart
 	workers sync.WaitGroup
 }
 
-// run keeps the Node as the parts want it until ctx ends, and then makes the last writes. If several
+// Run keeps the Node as the parts want it until ctx ends, and then makes the last writes. If several
 // parts need a write, the part that comes first in the list writes first.
-func (k *keeper) run(ctx context.Context, parts ...*partState) {
-	turn := &turnPart{spread: k.spread, client: k.client}
-	t := &term{keeper: k, turn: turn, parts: append(parts, newPart("first write", turn))}
+func (k *Keeper) Run(ctx context.Context, parts ...*Slot) {
+	turn := &turnPart{await: k.turn}
+	t := &term{Keeper: k, turn: turn, parts: append(parts, NewSlot("first write", turn))}
 	timer := time.AfterFunc(0, func() {})
 	for ctx.Err() == nil {
 		_, woken := k.woken.Latest()
 		_, seen := k.client.Nodes().Latest()
 		now, next := time.Now(), time.Time{}
 		t.takeResults(now)
-		node := k.newest(now) // after takeResults: it includes the results of writes
+		node := k.Newest() // after takeResults: the newest Node includes the results of writes
 		changes := []<-chan struct{}{woken, seen}
 		for _, p := range t.parts {
 			next = earlier(next, t.advance(ctx, p, node, now))
@@ -169,7 +183,7 @@ func (t *term) takeResults(now time.Time) {
 	for _, p := range t.parts {
 		select {
 		case record := <-p.results:
-			p.working, p.writingAt, p.fresh = false, time.Time{}, true
+			p.working, p.lookingAt, p.writingAt, p.fresh = false, time.Time{}, time.Time{}, true
 			record(now)
 		default:
 		}
@@ -178,50 +192,51 @@ func (t *term) takeResults(now time.Time) {
 
 // advance starts the next work of a part. It returns when to call it again, if nothing changes
 // before; zero for never.
-func (t *term) advance(ctx context.Context, p *partState, node kubeapi.Node, now time.Time) time.Time {
+func (t *term) advance(ctx context.Context, p *Slot, node kubeapi.Node, now time.Time) time.Time {
 	switch {
 	case p.working:
 		return time.Time{}
 	case !p.fresh && p.isDue(node, now):
-		p.hasLooked, p.changed, p.version, p.at = true, p.inputs(), versionOf(node), time.Time{}
+		p.hasLooked, p.changed, p.version, p.at = true, p.Inputs(), versionOf(node), time.Time{}
+		p.lookingAt = now
 		t.start(p, func() func(time.Time) {
-			p.look(ctx, node)
+			p.Look(ctx, node)
 			return func(time.Time) {}
 		})
 		return time.Time{}
 	}
 	p.fresh = false
-	d := p.want(node, now)
-	if p.at = d.at; !d.at.IsZero() && d.at.Before(now.Add(minPause)) {
+	d := p.Want(node, now)
+	if p.at = d.At; !d.At.IsZero() && d.At.Before(now.Add(minPause)) {
 		p.at = now.Add(minPause)
 	}
 	waits := p.waits(now)
 	switch {
-	case d.act != nil && waits && p.actFailed, d.act == nil && d.patch != nil && waits:
+	case d.Act != nil && waits && p.actFailed, d.Act == nil && d.Patch != nil && waits:
 		return earlier(p.at, p.retryAt)
-	case d.act != nil:
+	case d.Act != nil:
 		t.start(p, func() func(time.Time) {
-			err := d.act(ctx)
+			err := d.Act(ctx)
 			return func(now time.Time) { p.record(ctx, d, node, err, false, now) }
 		})
-	case d.patch == nil:
+	case d.Patch == nil:
 		if !waits {
 			p.retry.Succeeded(ctx)
 			p.settle(d)
 		}
-	case d.crowd && !t.turn.passed:
+	case d.Crowd && !t.turn.passed:
 		t.turn.wanted = true
 	default:
-		if until := writeEnds(t.parts); now.Before(until) {
+		if until := t.mayWrite(p); now.Before(until) {
 			return earlier(p.at, until)
 		}
 		p.writingAt = now
 		t.start(p, func() func(time.Time) {
-			if d.lock != nil {
-				d.lock.Lock()
-				defer d.lock.Unlock()
+			if d.Lock != nil {
+				d.Lock.Lock()
+				defer d.Lock.Unlock()
 			}
-			after, refreshed, err := t.write(ctx, node, d.patch)
+			after, refreshed, err := t.write(ctx, node, d.Patch)
 			return func(now time.Time) { p.record(ctx, d, after, err, refreshed, now) }
 		})
 	}
@@ -229,7 +244,7 @@ func (t *term) advance(ctx context.Context, p *partState, node kubeapi.Node, now
 }
 
 // start starts work of a part. work returns how to record its result.
-func (t *term) start(p *partState, work func() func(time.Time)) {
+func (t *term) start(p *Slot, work func() func(time.Time)) {
 	p.working = true
 	t.workers.Go(func() {
 		p.results <- work()
@@ -238,7 +253,7 @@ func (t *term) start(p *partState, work func() func(time.Time)) {
 }
 
 // isDue reports whether the inputs must be read again.
-func (p *partState) isDue(node kubeapi.Node, now time.Time) bool {
+func (p *Slot) isDue(node kubeapi.Node, now time.Time) bool {
 	due := !p.hasLooked || p.version != versionOf(node) || !p.at.IsZero() && !now.Before(p.at)
 	for _, c := range p.changed {
 		due = due || isClosed(c)
@@ -247,7 +262,7 @@ func (p *partState) isDue(node kubeapi.Node, now time.Time) bool {
 }
 
 // waits reports whether the part waits after a failure.
-func (p *partState) waits(now time.Time) bool {
+func (p *Slot) waits(now time.Time) bool {
 	if p.restored != nil && isClosed(p.restored) {
 		p.restored = nil
 		p.retryAt = earlier(p.retryAt, now.Add(kubeapi.RestoreDelay()))
@@ -256,18 +271,18 @@ func (p *partState) waits(now time.Time) bool {
 }
 
 // settle reports the problem of a part that has nothing to do.
-func (p *partState) settle(d decision) {
-	if p.report != nil && d.at.IsZero() {
-		_ = p.report(d.problem)
+func (p *Slot) settle(d Decision) {
+	if p.Report != nil && d.At.IsZero() {
+		_ = p.Report(d.Problem)
 	}
 }
 
 // record records the result of an action or a write. refreshed says that another program changed
 // the Node first, and that the Node was read again.
-func (p *partState) record(ctx context.Context, d decision, node kubeapi.Node, err error, refreshed bool,
+func (p *Slot) record(ctx context.Context, d Decision, node kubeapi.Node, err error, refreshed bool,
 	now time.Time) {
-	handled := d.done != nil && d.done(ctx, node, err, now)
-	if p.actFailed = err != nil && d.act != nil; err == nil {
+	handled := d.Done != nil && d.Done(ctx, node, err, now)
+	if p.actFailed = err != nil && d.Act != nil; err == nil {
 		p.retry.Succeeded(ctx)
 	}
 	switch {
@@ -278,32 +293,39 @@ func (p *partState) record(ctx context.Context, d decision, node kubeapi.Node, e
 	default:
 		delay, restored := p.retry.Failed(ctx, err)
 		p.staleWrites, p.retryAt, p.restored = 0, now.Add(delay), restored
-		if p.report != nil {
-			_ = p.report(err)
+		if p.Report != nil {
+			_ = p.Report(err)
 		}
 	}
 }
 
-// writeEnds returns until when the writes in progress delay another write.
-func writeEnds(parts []*partState) (until time.Time) {
-	for _, p := range parts {
-		if end := p.writingAt.Add(slowWrite); !p.writingAt.IsZero() && end.After(until) {
-			until = end
+// mayWrite returns the earliest time of a write of a part. Writes in progress delay it, and so do
+// parts before it in the list that are about to decide.
+func (t *term) mayWrite(p *Slot) (at time.Time) {
+	before := true
+	for _, other := range t.parts {
+		before = before && other != p
+		since := other.writingAt
+		if before && since.IsZero() {
+			since = other.lookingAt
+		}
+		if end := since.Add(slowWrite); !since.IsZero() && end.After(at) {
+			at = end
 		}
 	}
-	return until
+	return at
 }
 
-// newest returns the newest known Node.
-func (k *keeper) newest(now time.Time) kubeapi.Node {
+// Newest returns the newest known Node.
+func (k *Keeper) Newest() kubeapi.Node {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.latest.update(k.client.Nodes().Value(), now)
+	k.latest.update(k.client.Nodes().Value(), time.Now())
 	return k.latest.node
 }
 
-// refresh reads the newest Node from the API server.
-func (k *keeper) refresh(ctx context.Context) (kubeapi.Node, error) {
+// Refresh reads the newest Node from the API server.
+func (k *Keeper) Refresh(ctx context.Context) (kubeapi.Node, error) {
 	node, err := k.client.Get(ctx)
 	if err == nil {
 		k.store(node)
@@ -312,7 +334,7 @@ func (k *keeper) refresh(ctx context.Context) (kubeapi.Node, error) {
 }
 
 // store stores a Node received from the API server, unless a newer one is known.
-func (k *keeper) store(node kubeapi.Node) {
+func (k *Keeper) store(node kubeapi.Node) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.latest.node.After(node) {
@@ -322,7 +344,7 @@ func (k *keeper) store(node kubeapi.Node) {
 
 // write sends a patch of a Node, and returns the updated Node. If another program was faster, it
 // returns an error, the Node as it is now, and true.
-func (k *keeper) write(ctx context.Context, node kubeapi.Node, patch kubeapi.NodePatch) (kubeapi.Node, bool, error) {
+func (k *Keeper) write(ctx context.Context, node kubeapi.Node, patch kubeapi.NodePatch) (kubeapi.Node, bool, error) {
 	after, err := k.client.PatchNode(ctx, node, patch)
 	if err == nil {
 		k.store(after)
@@ -331,7 +353,7 @@ func (k *keeper) write(ctx context.Context, node kubeapi.Node, patch kubeapi.Nod
 	var conflict *kubeapi.Conflict
 	_, swap := patch.(kubeapi.LabelSwap)
 	if errors.As(err, &conflict) || kubeapi.IsStale(err) || swap && kubeapi.IsInvalid(err) {
-		if now, unknown := k.refresh(ctx); unknown == nil {
+		if now, unknown := k.Refresh(ctx); unknown == nil {
 			return now, true, err
 		}
 	}
@@ -342,9 +364,9 @@ func (k *keeper) write(ctx context.Context, node kubeapi.Node, patch kubeapi.Nod
 	return node, false, err
 }
 
-// change writes what patch returns for a Node, and returns the updated Node; nil is nothing to write.
+// Change writes what patch returns for a Node, and returns the updated Node; nil is nothing to write.
 // If another program was faster, it tries again a few times. It may be called while the loop runs.
-func (k *keeper) change(
+func (k *Keeper) Change(
 	ctx context.Context, node kubeapi.Node, patch func(kubeapi.Node) kubeapi.NodePatch,
 ) (kubeapi.Node, error) {
 	for attempt := 0; ; attempt++ {
@@ -362,17 +384,17 @@ func (k *keeper) change(
 
 // leave makes the last writes at the end of ctx. It first reads the Node from the API server: the
 // watch may be late, and the end of ctx may have interrupted the response to a write.
-func (k *keeper) leave(ctx context.Context, parts []*partState) {
+func (k *Keeper) leave(ctx context.Context, parts []*Slot) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	for _, p := range parts {
-		l, ok := p.part.(leaver)
+		l, ok := p.Part.(leaver)
 		if !ok || !l.owes() {
 			continue
 		}
-		node, err := k.refresh(last)
+		node, err := k.Refresh(last)
 		if err == nil {
-			_, err = k.change(last, node, func(node kubeapi.Node) kubeapi.NodePatch { return l.leave(node, time.Now()) })
+			_, err = k.Change(last, node, func(node kubeapi.Node) kubeapi.NodePatch { return l.leave(node, time.Now()) })
 		}
 		l.left(ctx, err)
 	}
@@ -381,23 +403,22 @@ func (k *keeper) leave(ctx context.Context, parts []*partState) {
 // A turnPart writes nothing. It waits for the turn of this node to make a write that all nodes of a
 // cluster may make at the same time.
 type turnPart struct {
-	spread *spread
-	client *kubeapi.Client
+	await  func(context.Context) error
 	wanted bool // a part waits for the turn
 	passed bool // the turn of this node has come
 }
 
-func (t *turnPart) inputs() []<-chan struct{} { return nil }
+func (t *turnPart) Inputs() []<-chan struct{} { return nil }
 
-func (t *turnPart) look(context.Context, kubeapi.Node) {}
+func (t *turnPart) Look(context.Context, kubeapi.Node) {}
 
-func (t *turnPart) want(kubeapi.Node, time.Time) decision {
+func (t *turnPart) Want(kubeapi.Node, time.Time) Decision {
 	if !t.wanted || t.passed {
-		return decision{}
+		return Decision{}
 	}
-	return decision{
-		act: func(ctx context.Context) error { return t.spread.awaitWrite(ctx, t.client) },
-		done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+	return Decision{
+		Act: t.await,
+		Done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			t.passed = err == nil
 			return false
 		},

@@ -1,0 +1,150 @@
+package keeper
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+)
+
+// The condition of a Node for the health of its GPUs.
+const (
+	ConditionType   = "GPUHealthy"
+	conditionRepeat = time.Hour // an unchanged condition is written again after this time
+)
+
+// A ConditionPart maintains the condition of the Node.
+type ConditionPart struct {
+	Configs  *feed.Feed[config.Config]
+	Statuses *feed.Feed[status.Status]
+
+	enabled bool
+	status  status.Status
+	pace    nodeevents.Pace
+}
+
+// NewConditionPart returns a ConditionPart.
+func NewConditionPart(configs *feed.Feed[config.Config], statuses *feed.Feed[status.Status]) *ConditionPart {
+	pace := nodeevents.Pace{Fraction: rand.Float64(), Heartbeat: conditionRepeat}
+	return &ConditionPart{Configs: configs, Statuses: statuses, pace: pace}
+}
+
+// Inputs implements Part.
+func (p *ConditionPart) Inputs() []<-chan struct{} {
+	c, configured := p.Configs.Latest()
+	_, changed := p.Statuses.Latest()
+	return inputsIf(c.Features.Condition, configured, changed)
+}
+
+// Look implements Part.
+func (p *ConditionPart) Look(context.Context, kubeapi.Node) {
+	p.enabled, p.status = p.Configs.Value().Features.Condition, p.Statuses.Value()
+}
+
+// Want implements Part.
+func (p *ConditionPart) Want(node kubeapi.Node, now time.Time) Decision {
+	if !p.enabled || node.UID == "" {
+		p.pace = nodeevents.Pace{Fraction: p.pace.Fraction, Heartbeat: conditionRepeat}
+		return Decision{}
+	}
+	condition, exists := findCondition(node.Conditions, ConditionType)
+	wanted, known := nodeevents.Judge(p.status, now, exists)
+	if !known {
+		return Decision{}
+	}
+	var before *nodeevents.Condition
+	if exists {
+		before = new(toCondition(condition))
+	}
+	if due := p.pace.Due(before, condition.LastHeartbeatTime, wanted, now); due.IsZero() || due.After(now) {
+		return Decision{At: due}
+	}
+	c := kubeapi.Condition{
+		Type: ConditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
+		LastHeartbeatTime: now, LastTransitionTime: condition.LastTransitionTime,
+	}
+	if !exists || condition.Status != wanted.Status || condition.LastTransitionTime.IsZero() {
+		c.LastTransitionTime = now
+	}
+	return Decision{
+		Patch: kubeapi.ConditionPatch(c), Crowd: !exists && wanted.Status == nodeevents.True,
+		Done: func(_ context.Context, _ kubeapi.Node, err error, now time.Time) bool {
+			if err == nil {
+				p.pace.RecordWrite(now)
+			}
+			return false
+		},
+	}
+}
+
+// A TaintPart maintains the taint of a Node without a healthy GPU. It removes the taint if the
+// taint is switched off.
+type TaintPart struct {
+	Configs  *feed.Feed[config.Config]
+	Statuses *feed.Feed[status.Status]
+
+	enabled bool
+	status  status.Status
+	pace    nodeevents.Pace
+}
+
+// Inputs implements Part.
+func (p *TaintPart) Inputs() []<-chan struct{} {
+	c, configured := p.Configs.Latest()
+	_, changed := p.Statuses.Latest()
+	return inputsIf(c.Features.Taint, configured, changed)
+}
+
+// Look implements Part.
+func (p *TaintPart) Look(context.Context, kubeapi.Node) {
+	p.enabled, p.status = p.Configs.Value().Features.Taint, p.Statuses.Value()
+}
+
+// Want implements Part.
+func (p *TaintPart) Want(node kubeapi.Node, now time.Time) Decision {
+	none, known := nodeevents.NoHealthyGPU(p.status)
+	if !p.enabled {
+		none, known = false, true
+	}
+	if node.UID == "" || !known {
+		return Decision{}
+	}
+	tainted := kubeapi.NoHealthyGPU.IsOn(node)
+	if due := p.pace.Due(asCondition(tainted), time.Time{}, *asCondition(none), now); due.IsZero() || due.After(now) {
+		return Decision{At: due}
+	}
+	return Decision{Patch: kubeapi.TaintPatch{Taint: kubeapi.NoHealthyGPU, Wanted: none, Now: now}}
+}
+
+// asCondition returns the condition that determines the pace of a taint.
+func asCondition(tainted bool) *nodeevents.Condition {
+	if tainted {
+		return &nodeevents.Condition{Status: nodeevents.False}
+	}
+	return &nodeevents.Condition{Status: nodeevents.True}
+}
+
+// toCondition converts a condition to the type of package nodeevents.
+func toCondition(c kubeapi.Condition) nodeevents.Condition {
+	return nodeevents.Condition{Status: c.Status, Reason: nodeevents.Reason(c.Reason), Message: c.Message}
+}
+
+// FindCondition returns the condition of a Node, and whether there is one.
+func FindCondition(node kubeapi.Node) (c nodeevents.Condition, exists bool) {
+	found, exists := findCondition(node.Conditions, ConditionType)
+	return toCondition(found), exists
+}
+
+func findCondition(conditions []kubeapi.Condition, name string) (kubeapi.Condition, bool) {
+	i := slices.IndexFunc(conditions, func(c kubeapi.Condition) bool { return c.Type == name })
+	if i < 0 {
+		return kubeapi.Condition{}, false
+	}
+	return conditions[i], true
+}
