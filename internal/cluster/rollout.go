@@ -218,8 +218,7 @@ func (r *rollout) read(ctx context.Context, namespace string, node kubeapi.Node)
 
 // stateOf returns the state of the change of a node with a slot.
 func stateOf(l kubeapi.Lease) slots.State {
-	switch s := slots.State(l.Annotations[slotState]); s {
-	case slots.Working, slots.Failed:
+	if s := slots.State(l.Annotations[slotState]); s == slots.Working || s == slots.Failed {
 		return s
 	}
 	return slots.Checking
