@@ -19,7 +19,8 @@ func chooseFile(o config.NodeConfig, value string, names []string) (string, erro
 		if slices.Contains(names, value) {
 			return value, nil
 		}
-		return "", fmt.Errorf("the node has the label %s=%s, and %s has no such file; it has: %s", o.Label, value, o.Dir,
+		return "", fmt.Errorf("the node has the label %s=%s, and %s has no such file; it has: %s", o.Label, value,
+			o.Dir,
 			listNames(names))
 	}
 	if o.Default != "" {

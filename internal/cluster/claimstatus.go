@@ -63,9 +63,11 @@ func (c *Cluster) WriteClaimStatus(
 			if present[claim.UID] = true; stops[claim.UID] == nil {
 				writing, stop := context.WithCancel(ctx)
 				stops[claim.UID] = stop
-				w := statusWriter{client: c.client, uid: claim.UID, prepared: prepared, pools: pools, snapshots: snapshots}
+				w := statusWriter{client: c.client, uid: claim.UID, prepared: prepared, pools: pools,
+					snapshots: snapshots}
 				writers.Go(func() {
-					kubeapi.RunWithRetry(writing, clock.RealClock{}, "status of claim "+claim.Namespace+"/"+claim.Name, w.wake,
+					kubeapi.RunWithRetry(writing, clock.RealClock{},
+						"status of claim "+claim.Namespace+"/"+claim.Name, w.wake,
 						w.write)
 				})
 			}
@@ -125,7 +127,8 @@ func (w *statusWriter) write(ctx context.Context) error {
 	case !kubeapi.IsNotFound(err) && !kubeapi.IsForbidden(err) && !kubeapi.IsInvalid(err):
 		return err
 	default: // the claim is gone or replaced, or the right is missing: a retry would fail too
-		klog.FromContext(ctx).Info("Cannot write the status of a claim", "claim", klog.KRef(claim.Namespace, claim.Name),
+		klog.FromContext(ctx).Info("Cannot write the status of a claim", "claim", klog.KRef(claim.Namespace,
+			claim.Name),
 			"reason", err.Error())
 	}
 	w.written = wanted

@@ -31,7 +31,8 @@ func newCleanupCommand(o Options) *cobra.Command {
 	var dry bool
 	var await string
 	cmd := &cobra.Command{
-		Use: "cleanup-node", Short: "Remove everything that an uninstalled daemon has left on its Node object", Long: cleanupLong,
+		Use: "cleanup-node", Short: "Remove everything that an uninstalled daemon has left on its Node object",
+		Long: cleanupLong,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&settings.Kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"),
@@ -119,7 +120,10 @@ func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool)
 		}
 	}
 	if slices.ContainsFunc(node.Conditions, func(c kubeapi.Condition) bool { return c.Type == keeper.ConditionType }) {
-		remove("condition "+keeper.ConditionType, func() error { return client.RemoveCondition(ctx, keeper.ConditionType) })
+		remove("condition "+keeper.ConditionType, func() error {
+			return client.RemoveCondition(ctx,
+				keeper.ConditionType)
+		})
 	}
 	if paused := keeper.PausedOn(node); len(paused) > 0 {
 		remove("pause by "+strings.Join(paused, ", "), func() error {

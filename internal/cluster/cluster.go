@@ -1,6 +1,7 @@
-// Package cluster runs the tasks that need the API server; only gpu-node-agent has them. They write
-// the Node, Events and ResourceSlices. Package keeper writes the Node, and all requests go through
-// package kubeapi. The daemon serves the kubelet regardless of whether these tasks work.
+// Package cluster runs the tasks with requests to the API server; only gpu-node-agent has the
+// package. The tasks write the Node, Events and ResourceSlices. Package keeper writes the Node, and
+// all requests go through package kubeapi. The daemon serves the kubelet regardless of the API
+// server.
 package cluster
 
 import (
@@ -48,13 +49,13 @@ type Cluster struct {
 // New returns a Cluster that does nothing yet.
 func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread(), rollout: newRollout()} }
 
-// Commands returns the commands that need the API server.
+// Commands returns the commands for the API server.
 func (c *Cluster) Commands() []*cobra.Command {
 	return []*cobra.Command{newConfigManagerCommand(c.options), newCleanupCommand(c.options)}
 }
 
-// Choose prepares for a daemon with this configuration. It returns the feed of the configuration
-// file if a node label chooses it; nil otherwise.
+// Choose prepares for a daemon with this configuration. Choose returns the feed of the
+// configuration file chosen by a node label; nil without such a label.
 func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
 	c.spread.stateDir = early.StateDir
 	c.client = kubeapi.New(kubeapi.Options{
@@ -78,7 +79,10 @@ func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[co
 func (c *Cluster) Observation(configs *feed.Feed[config.Config], boot string) []daemon.Task {
 	c.spread.boot = boot
 	tasks := []daemon.Task{
-		afterHeadStart(daemon.Task{Name: "own node", Run: func(ctx context.Context) error { return c.watchNode(ctx, configs) }}),
+		afterHeadStart(daemon.Task{Name: "own node", Run: func(ctx context.Context) error {
+			return c.watchNode(ctx,
+				configs)
+		}}),
 		afterHeadStart(daemon.Task{Name: "size of the cluster", Run: func(ctx context.Context) error {
 			return c.keepSize(ctx, configs)
 		}}),
@@ -98,7 +102,7 @@ func (c *Cluster) Count(requested func(verb, resource string, code int)) { c.cli
 // Problem returns why the Node cannot be watched; nil if the watch works or is not needed.
 func (c *Cluster) Problem() error { return c.client.Problem().Value() }
 
-// headStart delays the tasks after the start of the process, so that GPUs are registered first.
+// headStart delays the tasks after the start of the process, because GPUs are registered first.
 const headStart = 500 * time.Millisecond
 
 // afterHeadStart returns a task that starts after headStart.
@@ -151,7 +155,8 @@ func runWhileUnchanged[T comparable](
 	return nil
 }
 
-// watch watches the Node until ctx ends. It starts when this process may send its first request.
+// watch watches the Node until ctx ends. The watch starts after the first request may be
+// sent.
 func (c *Cluster) watch(ctx context.Context) {
 	c.spread.awaitStart(ctx, c.client)
 	c.client.Watch(ctx, clock.RealClock{})
@@ -182,7 +187,7 @@ func (c *Cluster) needsNode(now config.Config) bool {
 		isTainted(node, now.Features) || len(keeper.PausedOn(node)) > 0 || keeper.IsReleased(node)
 }
 
-// isTainted reports whether a Node has a taint that this program must remove.
+// isTainted reports whether this program must remove a taint of a Node.
 func isTainted(n kubeapi.Node, f config.Features) bool {
 	return slices.ContainsFunc(kubeapi.OwnTaints(), func(o kubeapi.OwnTaint) bool {
 		return o.IsOn(n) && (o != kubeapi.Startup || f.StartupTaint)
@@ -190,7 +195,7 @@ func isTainted(n kubeapi.Node, f config.Features) bool {
 }
 
 // Outputs returns the tasks that write to the API server. Each task follows the configuration, and
-// is idle while its feature is disabled.
+// is idle while the feature is disabled.
 func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
@@ -203,8 +208,7 @@ func (c *Cluster) Labels(d daemon.View) []daemon.Task {
 	return []daemon.Task{c.underLead("NodeFeature", d, c.labelFeature)}
 }
 
-// underLead returns a task that runs while this process is the leader on the node, because it
-// writes to the API server.
+// underLead returns a task for the leader on the node, because the task writes to the API server.
 func (c *Cluster) underLead(name string, d daemon.View, run func(context.Context, daemon.View)) daemon.Task {
 	return afterHeadStart(daemon.Task{Name: name, Lead: true, Run: func(ctx context.Context) error {
 		run(ctx, d)

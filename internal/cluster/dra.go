@@ -41,7 +41,8 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 		{Name: "status of the DRA driver", Run: func(ctx context.Context) error {
 			for ctx.Err() == nil {
 				s, changed := driver.Status().Latest()
-				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem, NameConflict: s.NameConflict,
+				d.DRA.Driver.Publish(status.DRADriver{Registered: s.Registered, Problem: s.Problem,
+					NameConflict:    s.NameConflict,
 					CompetingDriver: s.CompetingDriver})
 				feed.WaitAny(ctx, changed)
 			}

@@ -30,7 +30,7 @@ const (
 	// podsTimeout limits the requests to the kubelet and the API server for the pods that hold
 	// devices.
 	podsTimeout = 2 * time.Second
-	// dropRefused is the cause of a dropped Event that the API server rejected.
+	// dropRefused is the cause of an Event dropped after a rejection by the API server.
 	dropRefused = "refused"
 )
 
@@ -78,7 +78,7 @@ func (q *queue) first() (nodeevents.NodeEvent, bool) {
 	return q.events[0], true
 }
 
-// drop removes the oldest Event if it still has this key and time.
+// drop removes the oldest Event if the key and the time are unchanged.
 func (q *queue) drop(e nodeevents.NodeEvent) {
 	q.change(func() {
 		if len(q.events) > 0 && isSameEvent(q.events[0], e) {
@@ -131,7 +131,7 @@ func (r *reporter) sendEvents(ctx context.Context) {
 	})
 }
 
-// write writes an Event. An Event that the API server calls invalid is dropped, because a retry
+// write writes an Event. An invalid Event is dropped, because a retry
 // would fail too.
 func (r *reporter) write(ctx context.Context, uid string, e nodeevents.NodeEvent, pod *kubeapi.Pod) error {
 	row := e.Reason.Row()
@@ -151,15 +151,14 @@ func (r *reporter) recordRefused(ctx context.Context, e nodeevents.NodeEvent, er
 	r.daemon.EventDropped(dropRefused)
 }
 
-// podsOf returns the pods that hold one of the devices, or a part of one.
+// podsOf returns the pods with a device or a part of a device.
 func (r *reporter) podsOf(ctx context.Context, devices []string) []kubeapi.Pod {
 	devices = withParts(r.statuses.Value(), devices)
 	all := append(r.podsByClaim(ctx, devices), r.podsByResource(ctx, devices)...)
 	return all[:min(len(all), maxEventPods)]
 }
 
-// podsByClaim returns the pods that may use claims with one of the devices, according to the API
-// server.
+// podsByClaim returns the pods with claims for a device, according to the API server.
 func (r *reporter) podsByClaim(ctx context.Context, devices []string) (found []kubeapi.Pod) {
 	if r.daemon.ClaimsOf == nil {
 		return nil
@@ -169,7 +168,8 @@ func (r *reporter) podsByClaim(ctx context.Context, devices []string) (found []k
 	for _, c := range r.daemon.ClaimsOf(devices) {
 		claim, err := r.api.ResourceClaim(ctx, c.Namespace, c.Name)
 		if err != nil || claim.UID != c.UID {
-			klog.FromContext(ctx).V(2).Info("Cannot tell which pods use a claim", "claim", klog.KRef(c.Namespace, c.Name),
+			klog.FromContext(ctx).V(2).Info("Cannot tell which pods use a claim", "claim", klog.KRef(c.Namespace,
+				c.Name),
 				"reason", fmt.Sprint(err))
 			continue
 		}
@@ -178,7 +178,7 @@ func (r *reporter) podsByClaim(ctx context.Context, devices []string) (found []k
 	return found
 }
 
-// podsByResource returns the pods that hold one of the devices by an extended resource.
+// podsByResource returns the pods with a device by an extended resource.
 func (r *reporter) podsByResource(ctx context.Context, devices []string) []kubeapi.Pod {
 	if r.daemon.Held == nil || r.daemon.Checkpoint == nil {
 		return nil
@@ -194,7 +194,7 @@ func (r *reporter) podsByResource(ctx context.Context, devices []string) []kubea
 	return matchPods(named, recorded.Held, devices)
 }
 
-// withParts returns the devices and their MIG devices.
+// withParts returns the devices and the MIG devices on them.
 func withParts(s status.Status, devices []string) []string {
 	for _, d := range s.GPUs {
 		if d.GPU != "" && slices.Contains(devices, d.GPU) {
@@ -204,8 +204,8 @@ func withParts(s status.Status, devices []string) []string {
 	return devices
 }
 
-// matchPods returns the pods that hold one of the devices: PodResources has their names, and the
-// checkpoint their UIDs. It omits a device for which the checkpoint also has a pod that has ended,
+// matchPods returns the pods with a device: PodResources has the names, and the checkpoint the UIDs.
+// matchPods omits a device for which the checkpoint also has a pod that has ended,
 // because the UIDs are then ambiguous.
 func matchPods(named, recorded []kubelet.HeldDevice, devices []string) []kubeapi.Pod {
 	uids := map[[2]string][]string{} // by resource and ID

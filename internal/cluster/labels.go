@@ -163,7 +163,8 @@ func (l *featureLabeler) waitForPace(ctx context.Context) error {
 }
 
 // remember stores the content of the object, and sets the time of the next read.
-func (l *featureLabeler) remember(ctx context.Context, labels map[string]string, namespace string, after time.Duration) {
+func (l *featureLabeler) remember(ctx context.Context, labels map[string]string, namespace string,
+	after time.Duration) {
 	l.nextRead, l.written, l.namespace = time.Now().Add(after), labels, namespace
 	l.alarm.After(ctx, after)
 }
@@ -176,7 +177,8 @@ func (l *featureLabeler) hasForeignFeature(ctx context.Context, namespace string
 		return false, err
 	}
 	if l.last == nil {
-		klog.FromContext(ctx).Error(errForeignFeature, "Labels are not written", "namespace", namespace, "name", object.Name)
+		klog.FromContext(ctx).Error(errForeignFeature, "Labels are not written", "namespace", namespace, "name",
+			object.Name)
 	}
 	_ = l.report(errForeignFeature) // checked again soon, without an error
 	return true, nil
@@ -192,7 +194,8 @@ func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error
 	owners, err := l.client.PodOwners(ctx, namespace, pod)
 	switch {
 	case kubeapi.IsInaccessible(err):
-		klog.FromContext(ctx).Info("Cannot read the daemon's own pod: the NodeFeature stays after an uninstallation", "reason",
+		klog.FromContext(ctx).Info("Cannot read the daemon's own pod: the NodeFeature stays after an uninstallation",
+			"reason",
 			err.Error())
 	case err != nil:
 		return err

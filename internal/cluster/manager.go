@@ -67,7 +67,8 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 		"label of the node with the name of the file [$NODE_LABEL]")
 	f.StringVar(&m.options.Dir, "config-file-srcdir", "", "directory of the configuration files [$CONFIG_FILE_SRCDIR]")
 	f.StringVar(&m.link, "config-file-dst", "", "path of the link [$CONFIG_FILE_DST]")
-	f.StringVar(&m.options.Default, "default-config", "", "name of the file for a node without the label [$DEFAULT_CONFIG]")
+	f.StringVar(&m.options.Default, "default-config", "",
+		"name of the file for a node without the label [$DEFAULT_CONFIG]")
 	f.StringSliceVar(&fallbacks, "fallback-strategies", nil,
 		"what a node without the label uses if there is no default: named, single, "+
 			"empty [$FALLBACK_STRATEGIES]")
@@ -81,7 +82,8 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)
 		}
 		for _, name := range []string{
-			"oneshot", "kubeconfig", "node-name", "node-label", "config-file-srcdir", "config-file-dst", "default-config", "fallback-strategies",
+			"oneshot", "kubeconfig", "node-name", "node-label", "config-file-srcdir", "config-file-dst",
+			"default-config", "fallback-strategies",
 			"send-signal", "signal", "process-to-signal",
 		} {
 			variable := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
@@ -110,7 +112,8 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 // check validates the flags.
 func (m *manager) check(fallbacks []string) error {
 	for _, flag := range []struct{ name, value string }{
-		{"--node-name", m.node}, {"--config-file-srcdir", m.options.Dir}, {"--config-file-dst", m.link}, {"--node-label",
+		{"--node-name", m.node}, {"--config-file-srcdir", m.options.Dir}, {"--config-file-dst",
+			m.link}, {"--node-label",
 			m.options.Label},
 	} {
 		if flag.value == "" {

@@ -101,7 +101,8 @@ func (n *nodeConfig) publish(ctx context.Context, next config.Chosen) {
 	}
 	log := klog.FromContext(ctx)
 	if next.Err != nil {
-		log.Info("Cannot follow the label that chooses the configuration", "path", next.File, "reason", next.Err.Error())
+		log.Info("Cannot follow the label that chooses the configuration", "path", next.File, "reason",
+			next.Err.Error())
 	} else {
 		log.Info("Chose the configuration file", "path", next.File)
 	}
@@ -172,7 +173,8 @@ func (n *nodeConfig) saver(ctx context.Context) func(name string) <-chan struct{
 				saved = &r.name
 			} else if r.err.Error() != failed {
 				failed = r.err.Error()
-				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may lose it", "reason", failed)
+				klog.FromContext(ctx).Info("Cannot save the choice of the configuration; a restart may lose it",
+					"reason", failed)
 			}
 			if r.err != nil {
 				return nil // repeated at the next event, for example the next tick

@@ -33,7 +33,8 @@ func newPublisher(
 ) *publisher {
 	return &publisher{
 		client: client, devices: devices, spread: first, driver: driver,
-		observed: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), alarm: new(feed.Alarm), ledger: newSliceLedger(),
+		observed: feed.New(kubeapi.Slices{}), problem: feed.New[error](nil), alarm: new(feed.Alarm),
+		ledger: newSliceLedger(),
 	}
 }
 

@@ -100,7 +100,8 @@ func (p *publisher) storesMore(ctx context.Context) bool {
 		p.alarm.After(ctx, gateInterval)
 		stored, err := p.dryRun(ctx, pool, i)
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot check whether the API server now keeps all of a slice", "what", part.name)
+			klog.FromContext(ctx).Error(err, "Cannot check whether the API server now keeps all of a slice", "what",
+				part.name)
 			continue
 		}
 		if part.isIn(stored) {

@@ -310,16 +310,19 @@ func (p *publisher) detectOtherWriter(ctx context.Context, pool dra.Pool, publis
 		// written by this process
 		case actual.Generation == attempted.Generation && actual.Count == attempted.Count &&
 			p.isStored(name, attempted.Slice, actual.Slice):
-		case isOwn && actual.Generation == l.generation && p.isStored(name, desired, actual.Slice): // no relevant change
+		case isOwn && actual.Generation == l.generation && p.isStored(name, desired,
+			actual.Slice): // no relevant change
 		default:
 			l.foreignWrites = append(l.foreignWrites, now)
 			klog.FromContext(ctx).Info("Another program changed a ResourceSlice of this driver", "name", name)
 		}
 	}
-	l.foreignWrites = slices.DeleteFunc(l.foreignWrites, func(at time.Time) bool { return now.Sub(at) >= foreignWriteWindow })
+	l.foreignWrites = slices.DeleteFunc(l.foreignWrites,
+		func(at time.Time) bool { return now.Sub(at) >= foreignWriteWindow })
 	if len(l.foreignWrites) >= maxForeignWrites {
 		l.foreignWrites, l.idleUntil = nil, now.Add(foreignWriteWindow)
-		klog.FromContext(ctx).Error(errOtherPublisher, "Not writing ResourceSlices, because another program writes them",
+		klog.FromContext(ctx).Error(errOtherPublisher,
+			"Not writing ResourceSlices, because another program writes them",
 			"for", foreignWriteWindow.String())
 		p.alarm.After(ctx, foreignWriteWindow)
 	}

@@ -266,7 +266,8 @@ func (s *spread) save(ctx context.Context) {
 		return nil, statefile.WriteState(filepath.Join(dir, sizeFile), size)
 	})
 	if err != nil {
-		klog.FromContext(ctx).Info("Cannot save the size of the cluster; it is counted again after a restart of the node",
+		log := klog.FromContext(ctx)
+		log.Info("Cannot save the size of the cluster; it is counted again after a restart of the node",
 			"reason", err.Error())
 	}
 }

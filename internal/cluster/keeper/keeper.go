@@ -1,5 +1,5 @@
-// Package keeper is the only writer of the daemon's own Node while the daemon runs. The Keeper has one
-// loop and one newest Node. Each part decides what its content of the Node needs, and the Keeper
+// Package keeper is the only writer of the daemon's own Node while the daemon runs. The Keeper has a
+// single loop and a single newest Node. Each part decides how to change the Node, and the Keeper
 // sends the patches.
 package keeper
 
@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// slowWrite is how long a write delays the writes of other parts. An API server or a webhook that
-	// needs longer delays only the part of that write.
+	// slowWrite is how long a write delays the writes of other parts. A slower API server or webhook
+	// delays only the part of the write.
 	slowWrite = time.Second
-	// maxStaleWrites limits the writes in a row that are repeated at once after another program
-	// changed the Node first.
+	// maxStaleWrites limits the immediate repetitions of a write after another program changed the Node
+	// first.
 	maxStaleWrites = 3
 	// minPause is the shortest time until the next decision of a part.
 	minPause = 10 * time.Millisecond
@@ -29,17 +29,18 @@ const (
 	shutdownTimeout = time.Second
 )
 
-// A Part is the content of the Node that one feature writes. The Keeper calls its methods one after
-// the other.
+// A Part is the content of the Node for a feature, such as the labels. The Keeper calls the methods
+// of a Part one after the other.
 type Part interface {
-	// inputs returns channels that are closed when the inputs change. A part that is switched off
+	// Inputs returns channels to close when the inputs change. While the feature is disabled, Inputs
 	// returns only the channel of the configuration.
 	Inputs() []<-chan struct{}
-	// look reads the inputs. It may take long. The Keeper calls it after a change of the inputs or of
-	// the Node, and at the time of the last decision.
+	// Look reads the inputs, and may take long. The Keeper calls Look after a change of the inputs or
+	// of the Node, and at the time of the last Decision.
 	Look(ctx context.Context, node kubeapi.Node)
-	// want decides what the newest Node needs. It depends only on its arguments, on the inputs of the
-	// last look, and on the memory of the part. The Keeper may call it at any time after a look.
+	// Want decides how to change the newest Node. The Decision depends only on the arguments, on the
+	// inputs of the last Look, and on the memory of the Part. The Keeper may call Want at any time
+	// after a Look.
 	Want(node kubeapi.Node, now time.Time) Decision
 }
 
@@ -54,21 +55,21 @@ type leaver interface {
 	left(ctx context.Context, err error)
 }
 
-// A Decision is what a part needs now: an action, or else a patch, or else nothing.
+// A Decision is the next step of a Part: an action, a patch, or nothing.
 type Decision struct {
-	// Act does what must happen before a patch, such as a request; nil for nothing.
+	// Act is an action before the patch, such as a request; nil for none.
 	Act func(context.Context) error
 	// Patch is the change of the Node; nil if the Node is as wanted, or the time for the change has
 	// not come.
 	Patch kubeapi.NodePatch
 	// Lock is held during the write; nil for none.
 	Lock sync.Locker
-	// Crowd says that all nodes of a cluster may make this write at the same time. It waits for the
-	// turn of this node.
+	// Crowd is true if all nodes of a cluster may write at the same time. The write waits for the turn
+	// of the node.
 	Crowd bool
 	// At is the time of the next decision, if nothing changes before; zero for never.
 	At time.Time
-	// Problem says why the Node is not as wanted, although no write helps; nil if it is.
+	// Problem says why the Node differs from the wanted content although no write helps; nil for none.
 	Problem error
 	// Done records the result of Act or Patch, and may be nil. node is the Node after the write, or as
 	// read again after a conflict. It returns true if the next decision takes the error into account.
@@ -82,17 +83,16 @@ type latestNode struct {
 	updatedAt time.Time
 }
 
-// update stores a Node unless a newer one was stored within OwnWriteTTL. An older Node after this
-// time means that the cluster was restored from a backup.
+// update stores a Node unless a newer Node was stored within OwnWriteTTL. After OwnWriteTTL, an older
+// Node means a restore of the cluster from a backup.
 func (l *latestNode) update(node kubeapi.Node, now time.Time) {
 	if !l.node.After(node) || now.Sub(l.updatedAt) >= OwnWriteTTL {
 		l.node, l.updatedAt = node, now
 	}
 }
 
-// A Keeper is the only writer of the daemon's own Node. Its loop asks each Part what the newest Node
-// needs, and sends one patch after the other. A write that is rejected or slow delays only its own
-// part.
+// A Keeper is the only writer of the daemon's own Node. The loop calls each Part with the newest Node,
+// and sends patch after patch. A rejected or slow write delays only its own Part.
 type Keeper struct {
 	client *kubeapi.Client
 	turn   func(context.Context) error
@@ -102,8 +102,8 @@ type Keeper struct {
 	latest latestNode
 }
 
-// New returns a Keeper of the Node of a client. turn waits for the turn of this node to make a write
-// that all nodes of a cluster may make at the same time; nil never waits.
+// New returns a Keeper of the Node of a client. turn waits for the turn of this node among all nodes
+// of the cluster; nil never waits.
 func New(client *kubeapi.Client, turn func(context.Context) error) *Keeper {
 	if turn == nil {
 		turn = func(context.Context) error { return nil }
@@ -111,10 +111,10 @@ func New(client *kubeapi.Client, turn func(context.Context) error) *Keeper {
 	return &Keeper{client: client, turn: turn}
 }
 
-// A Slot is a part with a name for the log, and what the loop knows about it.
+// A Slot is a Part with a name for the log and the loop's knowledge about the Part.
 type Slot struct {
 	Part
-	// Report publishes the problem of the part, and returns it; nil if nobody reads the problem.
+	// Report publishes the problem of the Part, and returns the problem; nil if nobody reads problems.
 	Report func(error) error
 
 	hasLooked bool
@@ -148,8 +148,8 @@ type term struct {
 	workers sync.WaitGroup
 }
 
-// Run keeps the Node as the parts want it until ctx ends, and then makes the last writes. If several
-// parts need a write, the part that comes first in the list writes first.
+// Run keeps the Node as wanted by the parts until ctx ends, and then makes the last writes. If several
+// parts need a write, the first part of the list writes first.
 func (k *Keeper) Run(ctx context.Context, parts ...*Slot) {
 	turn := &turnPart{await: k.turn}
 	t := &term{Keeper: k, turn: turn, parts: append(parts, NewSlot("first write", turn))}
@@ -270,7 +270,7 @@ func (p *Slot) waits(now time.Time) bool {
 	return now.Before(p.retryAt)
 }
 
-// settle reports the problem of a part that has nothing to do.
+// settle reports the problem of a part without a next step.
 func (p *Slot) settle(d Decision) {
 	if p.Report != nil && d.At.IsZero() {
 		_ = p.Report(d.Problem)
@@ -299,8 +299,8 @@ func (p *Slot) record(ctx context.Context, d Decision, node kubeapi.Node, err er
 	}
 }
 
-// mayWrite returns the earliest time of a write of a part. Writes in progress delay it, and so do
-// parts before it in the list that are about to decide.
+// mayWrite returns the earliest time of a write of a part. Writes in progress delay the write, as do
+// earlier parts of the list during a Look.
 func (t *term) mayWrite(p *Slot) (at time.Time) {
 	before := true
 	for _, other := range t.parts {
@@ -364,8 +364,9 @@ func (k *Keeper) write(ctx context.Context, node kubeapi.Node, patch kubeapi.Nod
 	return node, false, err
 }
 
-// Change writes what patch returns for a Node, and returns the updated Node; nil is nothing to write.
-// If another program was faster, it tries again a few times. It may be called while the loop runs.
+// Change writes the result of patch for a Node, and returns the updated Node. The patch nil writes
+// nothing. If another program was faster, Change retries a few times. Change may be called while the
+// loop runs.
 func (k *Keeper) Change(
 	ctx context.Context, node kubeapi.Node, patch func(kubeapi.Node) kubeapi.NodePatch,
 ) (kubeapi.Node, error) {
@@ -394,14 +395,16 @@ func (k *Keeper) leave(ctx context.Context, parts []*Slot) {
 		}
 		node, err := k.Refresh(last)
 		if err == nil {
-			_, err = k.Change(last, node, func(node kubeapi.Node) kubeapi.NodePatch { return l.leave(node, time.Now()) })
+			_, err = k.Change(last, node, func(node kubeapi.Node) kubeapi.NodePatch {
+				return l.leave(node,
+					time.Now())
+			})
 		}
 		l.left(ctx, err)
 	}
 }
 
-// A turnPart writes nothing. It waits for the turn of this node to make a write that all nodes of a
-// cluster may make at the same time.
+// A turnPart writes nothing, and waits for the turn of this node among all nodes of the cluster.
 type turnPart struct {
 	await  func(context.Context) error
 	wanted bool // a part waits for the turn

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
 )
 
-// Each write within QuietTime of the last one waits twice as long as the last one, up to MaxPace:
+// Each write within QuietTime of the last write waits twice as long as the last write, up to MaxPace:
 // another program may revert each write.
 const (
 	QuietTime = time.Minute
@@ -28,7 +28,7 @@ const (
 	foreignPace = 5 * time.Second
 )
 
-// A Pace is the time between writes that follow one another.
+// A Pace is the time between consecutive writes.
 type Pace struct {
 	last  time.Time     // last write; zero before the first
 	delay time.Duration // delay of the last write
@@ -37,8 +37,8 @@ type Pace struct {
 	nextDelay time.Duration
 }
 
-// Due returns the time of a write that is pending from now on. foreign says that the write reacts to
-// a change by another program.
+// Due returns the time of a write that is pending from now on. foreign is true for a write after a
+// change by another program.
 func (p *Pace) Due(now time.Time, foreign bool) time.Time {
 	if !p.next.IsZero() {
 		return p.next
@@ -181,7 +181,8 @@ func (p *LabelsPart) leaveToOwners(ctx context.Context, node kubeapi.Node, confl
 			continue
 		}
 		p.foreign[key], left = foreignLabel{value, ownerIn(owner)}, true
-		klog.FromContext(ctx).Info("A label of the Node belongs to another program and stays unchanged", "label", key, "value",
+		klog.FromContext(ctx).Info("A label of the Node belongs to another program and stays unchanged", "label", key,
+			"value",
 			value,
 			"reason", owner)
 	}

@@ -30,7 +30,8 @@ const (
 // providers are the DaemonSets that are never paused: they provide what clients need, or change
 // layouts themselves.
 var providers = []string{
-	"driver", "container-toolkit", "operands", "mig-manager", "vgpu-manager", "vfio-manager", "kata-manager", "cc-manager",
+	"driver", "container-toolkit", "operands", "mig-manager", "vgpu-manager", "vfio-manager", "kata-manager",
+	"cc-manager",
 	"sandbox-validator", "operator-validator",
 }
 
@@ -40,8 +41,8 @@ func isClient(key string) bool {
 	return ok && !slices.Contains(providers, name)
 }
 
-// clientsOf returns the labels that keep the DaemonSets of these pods on the node. The error names
-// the pods that no such label ends.
+// clientsOf returns the labels for the DaemonSets of pods on the node. The error names the pods
+// without such a label.
 func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error) {
 	var problems []error
 	for _, p := range pods {
@@ -55,7 +56,8 @@ func clientsOf(pods []kubeapi.NodePod, uids []string) (keys []string, err error)
 			}
 		}
 		if !found {
-			problems = append(problems, fmt.Errorf("pod %s/%s is of no DaemonSet that a label %sNAME can pause", p.Namespace,
+			problems = append(problems, fmt.Errorf("pod %s/%s is of no DaemonSet that a label %sNAME can pause",
+				p.Namespace,
 				p.Name, deployLabels))
 		}
 	}
@@ -93,7 +95,8 @@ func (p *Pauses) Pause(ctx context.Context, uids []string) error {
 	clients, problem := clientsOf(pods, uids)
 	var keys []string
 	_, err = p.keeper.Change(ctx, node, func(node kubeapi.Node) kubeapi.NodePatch {
-		keys = slices.DeleteFunc(slices.Clone(clients), func(key string) bool { return node.Labels[key] != deployedValue })
+		keys = slices.DeleteFunc(slices.Clone(clients),
+			func(key string) bool { return node.Labels[key] != deployedValue })
 		if len(keys) == 0 {
 			return nil
 		}
@@ -106,7 +109,7 @@ func (p *Pauses) Pause(ctx context.Context, uids []string) error {
 	return errors.Join(problem, err)
 }
 
-// PausedOn returns the sorted labels of a Node that are paused.
+// PausedOn returns the sorted labels of the paused DaemonSets of a Node.
 func PausedOn(node kubeapi.Node) []string {
 	var keys []string
 	for key, value := range node.Labels {
@@ -124,7 +127,7 @@ func Resume(keys []string) kubeapi.LabelSwap {
 }
 
 // A ResumePart resumes paused DaemonSets as soon as no change of a MIG layout needs them paused. The
-// labels record the pause, so any process can resume it.
+// labels record the pause for the next process.
 type ResumePart struct {
 	Pauses   *Pauses
 	Configs  *feed.Feed[config.Config]

@@ -24,7 +24,7 @@ const (
 	answerAnnotation = "gpu-device-plugin.github.io/quiesce.answer"
 )
 
-// pauseLabels are the labels of a Node by which NVIDIA's tools stop those who have the driver open.
+// pauseLabels are the labels of a Node with which NVIDIA's tools stop the clients of the driver.
 var pauseLabels = []string{deployLabels + "device-plugin", deployLabels + "client"}
 
 // pauseMark is in the value of such a label during a pause. driver-manager writes
@@ -44,7 +44,7 @@ const (
 )
 
 const (
-	// maxRelease limits a request, so that a wrong date does not remove a node's GPUs for a year.
+	// maxRelease limits a request: a wrong date must not remove a node's GPUs for a year.
 	maxRelease = 24 * time.Hour
 	// releaseTimeout limits the wait for one attempt to release the driver or to use it again. The
 	// attempt continues in the background.
@@ -59,7 +59,7 @@ const (
 	resumedByUser = "resume was run on the node"
 )
 
-// A releaseRequest is the request on a Node: that of a label, or else that of the annotations. The
+// A releaseRequest is the request on a Node: by a label, or else by the annotations. The
 // zero value is no request.
 type releaseRequest struct {
 	paused bool      // by a label, without an end
@@ -73,7 +73,7 @@ type releaseAnswer struct {
 	By    string    `json:"by,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 	Until time.Time `json:"until,omitzero"`
-	// Own says that this program released the driver, and must use it again afterwards. Otherwise a
+	// Own is true if this program released the driver, and must use the driver again afterwards. Otherwise a
 	// user had released the driver on the node.
 	Own    bool   `json:"own,omitempty"`
 	Reason string `json:"reason,omitempty"`
@@ -82,8 +82,8 @@ type releaseAnswer struct {
 	Resumed time.Time `json:"resumed,omitzero"`
 }
 
-// readRequest reads the request on a Node. pausesClients says that this program pauses DaemonSets
-// itself for a MIG layout: these pauses are no request.
+// readRequest reads the request on a Node. pausesClients is true if this program pauses
+// DaemonSets for a MIG layout: own pauses are no request.
 func readRequest(node kubeapi.Node, pausesClients bool, now time.Time) releaseRequest {
 	for _, key := range pauseLabels {
 		value := node.Labels[key]
@@ -101,7 +101,8 @@ func readRequest(node kubeapi.Node, pausesClients bool, now time.Time) releaseRe
 	until, err := time.Parse(time.RFC3339, text)
 	switch {
 	case err != nil:
-		r.err = fmt.Errorf("%s is not a time such as %s", untilAnnotation, now.Add(time.Hour).UTC().Format(time.RFC3339))
+		r.err = fmt.Errorf("%s is not a time such as %s", untilAnnotation,
+			now.Add(time.Hour).UTC().Format(time.RFC3339))
 	case until.Sub(now) > maxRelease:
 		r.err = fmt.Errorf("%s is more than %v ahead", untilAnnotation, maxRelease)
 	default:
@@ -116,9 +117,9 @@ func isActive(state string) bool { return state == releasePending || state == re
 // IsReleased reports whether a request on a Node has this program release the driver.
 func IsReleased(node kubeapi.Node) bool { return isActive(node.Annotations[stateAnnotation]) }
 
-// decideRelease returns the state and the answer for a request. released says that the driver is
-// released, and releasedHere that this process released it for the request. The driver must be
-// released if the state is pending or done. It must be in use again after these states if the
+// decideRelease returns the state and the answer for a request. released is true if the driver is
+// released, and releasedHere if this process released the driver for the request. The driver must be
+// released if the state is pending or done. The driver must be in use again afterwards if the
 // answer is Own.
 func decideRelease(
 	r releaseRequest, state string, a releaseAnswer, released, releasedHere bool, now time.Time,
@@ -160,9 +161,9 @@ func decideRelease(
 }
 
 // A ReleasePart follows the labels and annotations for the release of the driver, and answers them.
-// At the end of a request it uses the driver again before it updates the Node, so that an
-// unavailable API server does not keep GPUs from pods. At the start it updates the Node before it
-// releases the driver, so that a later process knows whether to use the driver again.
+// At the end of a request, the part uses the driver again before the update of the Node: an
+// unavailable API server must not keep GPUs from pods. At the start, the part updates the Node before
+// the release of the driver: a later process must know whether to use the driver again.
 type ReleasePart struct {
 	Daemon  daemon.View
 	Refresh func(context.Context) (kubeapi.Node, error) // reads the newest Node
@@ -177,7 +178,7 @@ type ReleasePart struct {
 	statusErr     error // why there is no status
 
 	// state and answer are the state and the answer of this process, until the Node has them.
-	// releasedHere says that this process released the driver for them.
+	// releasedHere is true if this process released the driver for the answer.
 	state        string
 	answer       releaseAnswer
 	stateRead    bool // they were read from the Node
@@ -312,7 +313,8 @@ func (p *ReleasePart) resume(state string, answer releaseAnswer) Decision {
 		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 		defer cancel()
 		if err := p.Daemon.Resume(limited); err != nil { // the monitor keeps trying
-			klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason", err.Error())
+			klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason",
+				err.Error())
 		}
 		return nil
 	}, Done: func(context.Context, kubeapi.Node, error, time.Time) bool {
@@ -390,7 +392,8 @@ func writeAnswer(node kubeapi.Node, state string, answer releaseAnswer) Decision
 		Patch: kubeapi.ReleaseAnswerPatch(annotations),
 		Done: func(ctx context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 			if err == nil {
-				klog.FromContext(ctx).Info("Answered a request to release the driver", "state", state, "reason", answer.Reason)
+				klog.FromContext(ctx).Info("Answered a request to release the driver", "state", state, "reason",
+					answer.Reason)
 			}
 			return false
 		},

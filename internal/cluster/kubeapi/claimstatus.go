@@ -108,7 +108,10 @@ func replaceDevices(claim []byte, uid string, devices []ClaimDeviceStatus) ([]by
 	editStatus := func(status []byte) ([]byte, error) {
 		edited, err := editFields(status, statusDevices, func(device []byte) ([]byte, error) {
 			driver, pool := textOf(device, deviceDriver), textOf(device, devicePool)
-			if slices.ContainsFunc(devices, func(d ClaimDeviceStatus) bool { return d.Driver == driver && d.Pool == pool }) {
+			if slices.ContainsFunc(devices, func(d ClaimDeviceStatus) bool {
+				return d.Driver == driver &&
+					d.Pool == pool
+			}) {
 				return nil, nil
 			}
 			return device, nil

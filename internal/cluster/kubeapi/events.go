@@ -61,7 +61,8 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 	regarding, namespace := objectReference{APIVersion: "v1", Kind: "Node", Name: c.node, UID: uid}, "default"
 	if r.Pod != nil {
 		namespace = r.Pod.Namespace
-		regarding = objectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: r.Pod.Name, UID: r.Pod.UID}
+		regarding = objectReference{APIVersion: "v1", Kind: "Pod", Namespace: namespace, Name: r.Pod.Name,
+			UID: r.Pod.UID}
 	}
 	sum := sha256.Sum256([]byte(regarding.UID + "/" + r.Key))
 	id := "." + hex.EncodeToString(sum[:8])
@@ -70,8 +71,9 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": map[string]string{"name": name,
 			"namespace": namespace},
-		"eventTime": r.At.UTC().Format(microTime), "reportingController": reporter, "reportingInstance": c.node[:min(len(c.node), 128)],
-		"action": r.Action, "reason": r.Reason, "regarding": regarding, "note": r.Note, "type": r.Type,
+		"eventTime": r.At.UTC().Format(microTime), "reportingController": reporter,
+		"reportingInstance": c.node[:min(len(c.node), 128)],
+		"action":            r.Action, "reason": r.Reason, "regarding": regarding, "note": r.Note, "type": r.Type,
 	})
 	if err != nil {
 		return fmt.Errorf("encode an Event: %w", err)

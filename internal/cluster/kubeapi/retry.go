@@ -24,8 +24,8 @@ const (
 	restoreSpread = 5 * time.Second
 )
 
-// An unavailableError is the error of a request to which the API server did not respond, or
-// responded with 5xx and no Retry-After.
+// An unavailableError is the error of a request without a response, or with a response 5xx without
+// Retry-After.
 type unavailableError struct {
 	error
 	restored <-chan struct{} // closed when the watch works again after the request was sent
@@ -33,7 +33,7 @@ type unavailableError struct {
 
 func (a *unavailableError) Unwrap() error { return a.error }
 
-// isUnavailable reports whether err says that the API server is unavailable.
+// isUnavailable reports whether err means an unavailable API server.
 func isUnavailable(err error) bool {
 	var status *StatusError
 	return err != nil && (!errors.As(err, &status) || status.Code >= http.StatusInternalServerError &&
@@ -41,9 +41,9 @@ func isUnavailable(err error) bool {
 }
 
 // Backoff returns the delay after a number of failures in a row; err is the last one. The delay is
-// random up to a limit that doubles, so that the nodes of a cluster do not return together. It is
-// added to the API server's Retry-After, which is the same for all nodes. A missing right is no
-// special case: a starting API server also responds 403 until it has read the roles.
+// random up to a doubling limit, because the nodes of a cluster must not return together. The API
+// server's Retry-After is the same for all nodes, and is added. A missing right is no
+// special case: a starting API server also responds 403 before reading the roles.
 func Backoff(err error, failures int) time.Duration {
 	limit := maxBackoff
 	if shift := max(failures, 1) - 1; shift < 9 {
@@ -64,9 +64,9 @@ type Retry struct {
 	failures int
 }
 
-// Failed records a failure. It returns how long to wait before the next attempt, and a channel that
-// is closed when the watch works again; nil if that does not matter. After that channel is closed,
-// the wait is RestoreDelay.
+// Failed records a failure. Failed returns the delay of the next attempt, and a channel that
+// is closed when the watch works again; nil if the watch does not matter. After the channel is closed,
+// the delay is RestoreDelay.
 func (r *Retry) Failed(ctx context.Context, err error) (delay time.Duration, restored <-chan struct{}) {
 	log := klog.FromContext(ctx)
 	r.failures++
@@ -96,10 +96,10 @@ func (r *Retry) Succeeded(ctx context.Context) {
 func RestoreDelay() time.Duration { return rand.N(restoreSpread) }
 
 // RunWithRetry calls step at once, and again each time one of the channels of wake is closed, until
-// ctx ends. Calls do not overlap. After an error it waits for Backoff. If the API server was
-// unavailable, it waits only until shortly after the watch works again. It logs the first of
-// several errors in a row, and the next success; what is the name of the task in the log.
-// RunWithRetry calls wake before step, so that no change is missed.
+// ctx ends. Calls do not overlap. After an error, RunWithRetry waits for Backoff, or until shortly after the
+// watch of an unavailable API server works again. RunWithRetry logs the first of several errors in a
+// row, and the next success; what is the name of the task in the log. The call of wake comes before
+// the call of step, to miss no change.
 func RunWithRetry(ctx context.Context, c clock.Clock, what string, wake func() []<-chan struct{},
 	step func(context.Context) error) {
 	retry := Retry{What: what}

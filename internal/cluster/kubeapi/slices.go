@@ -171,7 +171,8 @@ func (c *Client) UpdateSlice(ctx context.Context, s Slice) (Slice, error) {
 
 // DeleteSlice deletes the slice with a name and a UID. It returns nil if there is no such slice.
 func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
-	options := map[string]any{"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": map[string]string{"uid": uid}}
+	options := map[string]any{"apiVersion": "v1", "kind": "DeleteOptions",
+		"preconditions": map[string]string{"uid": uid}}
 	body, err := json.Marshal(options)
 	if err != nil {
 		return fmt.Errorf("write the options of a deletion: %w", err)

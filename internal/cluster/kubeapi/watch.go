@@ -155,7 +155,8 @@ func (c *Client) latestNode() Node {
 func (c *Client) recordNode(n Node) Node {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n.restores > c.latest.restores || n.restores == c.latest.restores && (n.UID != c.latest.UID || n.After(c.latest)) {
+	if n.restores > c.latest.restores || n.restores == c.latest.restores && (n.UID != c.latest.UID ||
+		n.After(c.latest)) {
 		c.latest = n
 	}
 	return n
@@ -212,11 +213,13 @@ func (c *Client) watchCollection(ctx context.Context, timer clock.Clock, w colle
 		failures++
 		delay := Backoff(err, failures)
 		if err == nil || failures == 1 && listed {
-			log.V(2).Info("The watch of the API server ended", "after", delay.Round(time.Millisecond).String(), "reason",
+			log.V(2).Info("The watch of the API server ended", "after", delay.Round(time.Millisecond).String(),
+				"reason",
 				fmt.Sprint(err))
 		} else {
 			if w.problem.Value() == nil {
-				log.Info("Cannot watch objects of the API server; the last known state stays in force", "reason", err.Error())
+				log.Info("Cannot watch objects of the API server; the last known state stays in force", "reason",
+					err.Error())
 			}
 			w.problem.Publish(err)
 			log.V(2).Info("Cannot watch objects of the API server", "reason", err.Error(), "after",
@@ -253,8 +256,9 @@ func (c *Client) watchOnce(
 	go cancelWhenIdle(ctx, cancel, timer.NewTimer(idleTimeout), received)
 	length := minWatch + rand.N(maxWatch-minWatch)
 	body, err := c.open(ctx, request{verb: http.MethodGet, path: w.path(), query: url.Values{
-		"watch": {"true"}, "fieldSelector": {w.selector()}, "resourceVersion": {version}, "allowWatchBookmarks": {"true"},
-		"timeoutSeconds": {strconv.Itoa(int(length.Seconds()))},
+		"watch": {"true"}, "fieldSelector": {w.selector()}, "resourceVersion": {version},
+		"allowWatchBookmarks": {"true"},
+		"timeoutSeconds":      {strconv.Itoa(int(length.Seconds()))},
 	}})
 	if err != nil {
 		return version, err
