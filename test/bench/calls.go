@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -16,25 +18,43 @@ import (
 )
 
 var callFigures = []figure{
-	{"Allocate, one GPU, beside an empty call", "within 1.5 × the empty call", allocate},
+	{"Allocate, one GPU, beside an empty call", "within 1.5 × the empty call", allocate("")},
+	{"Allocate, one of 8 × 1000 replicas", "as of one GPU", allocate(manyReplicas)},
 }
 
 // rounds is how often each call is made for one figure, in turn with the empty call.
 const rounds = 3000
 
-func allocate(ctx context.Context, daemon string) (_ string, err error) {
-	n, err := registered(ctx, node.Setup{Daemon: daemon})
-	if err != nil {
-		return "", err
+// allocate measures Allocate of the first device, with the content of a configuration file.
+func allocate(configFile string) func(context.Context, string) (string, error) {
+	return func(ctx context.Context, daemon string) (_ string, err error) {
+		setup := node.Setup{Daemon: daemon}
+		if configFile != "" {
+			folder, err := os.MkdirTemp("", "bench")
+			if err != nil {
+				return "", err
+			}
+			defer func() { _ = os.RemoveAll(folder) }()
+			path := filepath.Join(folder, "config.yaml")
+			if err := os.WriteFile(path, []byte(configFile), 0o600); err != nil {
+				return "", err
+			}
+			setup.Args = []string{"--config-file", path}
+		}
+		n, err := registered(ctx, setup)
+		if err != nil {
+			return "", err
+		}
+		defer func() { err = errors.Join(err, n.Close()) }()
+		client, id, closeClient, err := dial(ctx, n)
+		if err != nil {
+			return "", err
+		}
+		defer closeClient()
+		container := &pluginapi.ContainerAllocateRequest{DevicesIds: []string{id}}
+		request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{container}}
+		return beside(ctx, client, func() error { _, err := client.Allocate(ctx, request); return err })
 	}
-	defer func() { err = errors.Join(err, n.Close()) }()
-	client, id, closeClient, err := dial(ctx, n)
-	if err != nil {
-		return "", err
-	}
-	defer closeClient()
-	request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}}}
-	return beside(ctx, client, func() error { _, err := client.Allocate(ctx, request); return err })
 }
 
 // dial returns a client of the plugin socket that was registered last, and the ID of its first
