@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,7 +63,9 @@ type rollout struct {
 
 	// Used by the task alone.
 	listed    bool           // the slots were read since the start
-	own       *kubeapi.Lease // this node's slot; nil if it has none
+	namespace string         // of the slots; that of own while the node has a slot
+	own       *kubeapi.Lease // this node's slot; nil if it has none. Without UID, it may not exist.
+	refused   string         // the slot that the API server did not create, because the name is taken
 	poll      time.Duration  // the next time between two reads
 	nextRead  time.Time      // a waiting node does not read earlier
 	wellSince time.Time      // since when the earlier waves have been well; zero if they are not
@@ -146,28 +149,38 @@ func (r *rollout) step(ctx context.Context) error {
 		r.alarm.After(ctx, renewEvery)
 		return nil
 	}
-	namespace := cmp.Or(c.Rollout.Namespace, c.Namespace)
-	others, err := r.read(ctx, namespace, node)
-	if err != nil {
-		return err
+	if r.own == nil {
+		r.namespace = cmp.Or(c.Rollout.Namespace, c.Namespace)
 	}
-	if r.own != nil && !wanted {
-		return r.giveBack(ctx, namespace)
+	others, err := r.read(ctx, node)
+	switch {
+	case err != nil:
+		return err
+	case r.own != nil && !wanted:
+		return r.giveBack(ctx)
+	case r.own != nil && stateOf(*r.own) != slots.Checking:
+		return r.keep(ctx, progress, now)
+	case r.own == nil && (!wanted || change == ""):
+		r.answer(false, "")
+		return nil
 	}
 	wave, err := waveOf(node, c.Rollout.WaveLabel)
 	if err != nil {
+		if r.own != nil {
+			if err := r.giveBack(ctx); err != nil {
+				return err
+			}
+		}
 		r.answer(false, err.Error())
 		return nil
 	}
 	request := slots.Request{Node: node.Name, Wave: wave, Domain: node.Labels[c.Rollout.TopologyLabel]}
 	rules := slots.Rules{Slots: c.Rollout.Slots, Soak: c.Rollout.WaveSoak, Windows: c.Rollout.Windows}
-	switch {
-	case r.own != nil && stateOf(*r.own) != slots.Checking:
-		return r.keep(ctx, namespace, progress, now)
-	case r.own == nil && (!wanted || change == ""):
-		r.answer(false, "")
-		return nil
+	if r.refused != "" && !slices.ContainsFunc(others.Slots, func(s slots.Slot) bool { return s.Name == r.refused }) {
+		// An old list, or a Lease without the label.
+		others.Slots = append(others.Slots, slots.Slot{Name: r.refused, Node: unknownNode(r.refused), Wave: slots.LastWave})
 	}
+	r.refused = ""
 	if err := r.readEarlierWaves(ctx, c.Rollout, request, &others, now); err != nil {
 		return err
 	}
@@ -177,44 +190,60 @@ func (r *rollout) step(ctx context.Context) error {
 			r.wait(ctx, reason)
 			return nil
 		}
-		if taken, err := r.take(ctx, namespace, name, change, request, node, now); err != nil || !taken {
+		if taken, err := r.take(ctx, name, change, request, node, now); err != nil || !taken {
 			return err
 		}
-		if others, err = r.read(ctx, namespace, node); err != nil {
+		if others, err = r.read(ctx, node); err != nil {
 			return err
 		}
 	}
-	return r.confirm(ctx, namespace, request, rules, others, now)
+	return r.confirm(ctx, request, rules, others, now)
 }
 
 // read reads all slots. It returns those of other nodes, and sets own.
-func (r *rollout) read(ctx context.Context, namespace string, node kubeapi.Node) (slots.Cluster, error) {
-	leases, err := r.client.Leases(ctx, namespace, r.own != nil || !r.listed)
+func (r *rollout) read(ctx context.Context, node kubeapi.Node) (slots.Cluster, error) {
+	leases, err := r.client.Leases(ctx, r.namespace, r.own != nil || !r.listed)
 	if err != nil {
 		return slots.Cluster{}, err
 	}
 	r.listed, r.own = true, nil
 	var c slots.Cluster
+	var surplus []kubeapi.Lease
 	for _, l := range leases {
 		switch {
 		case l.Name == slots.Paused:
 			c.Paused, c.Reason = true, l.Annotations[slotReason]
 		case !strings.HasPrefix(l.Name, slots.Prefix):
 		case l.Holder == node.Name && l.HolderUID == node.UID:
-			r.own = &l
+			switch {
+			case r.own == nil:
+				r.own = &l
+			case stateOf(*r.own) == slots.Checking:
+				surplus, r.own = append(surplus, *r.own), &l
+			default:
+				surplus = append(surplus, l)
+			}
 		default: // also that of an earlier Node of this name, which the API server deletes
 			wave, err := strconv.Atoi(l.Annotations[slotWave])
 			if err != nil {
 				wave = slots.LastWave
 			}
 			c.Slots = append(c.Slots, slots.Slot{
-				Name: l.Name, Node: cmp.Or(l.Holder, "unknown"), State: stateOf(l), Wave: wave,
+				Name: l.Name, Node: cmp.Or(l.Holder, unknownNode(l.Name)), State: stateOf(l), Wave: wave,
 				Domain: l.Annotations[slotDomain],
 			})
 		}
 	}
+	for _, l := range surplus { // two processes of this node created slots at the same time
+		if err := r.client.DeleteLease(ctx, r.namespace, l); err != nil {
+			return slots.Cluster{}, err
+		}
+	}
 	return c, nil
 }
+
+// unknownNode stands for the name of the node of a slot whose Lease does not have it.
+func unknownNode(slot string) string { return fmt.Sprintf("unknown (Lease %s)", slot) }
 
 // stateOf returns the state of the change of a node with a slot.
 func stateOf(l kubeapi.Lease) slots.State {
@@ -231,7 +260,7 @@ func waveOf(n kubeapi.Node, label string) (int, error) {
 		return slots.LastWave, nil
 	}
 	wave, err := strconv.Atoi(text)
-	if err != nil || wave < 0 || wave > maxWave {
+	if err != nil || wave < 0 || wave > maxWave || text != strconv.Itoa(wave) { // later waves look for this text
 		return 0, fmt.Errorf("label %s of the node is %q; the wave must be a number from 0 to %d", label, text, maxWave)
 	}
 	return wave, nil
@@ -240,12 +269,27 @@ func waveOf(n kubeapi.Node, label string) (int, error) {
 // maxWave bounds the waves: a node asks for the nodes of all earlier waves in one request.
 const maxWave = 99
 
-// readEarlierWaves finds out whether the nodes of the earlier waves are done.
+// readEarlierWaves finds out whether the nodes of the earlier waves are done. It does not read the
+// nodes if the slots already exclude this node.
 func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, request slots.Request, c *slots.Cluster,
 	now time.Time,
 ) (err error) {
 	if o.WaveLabel == "" || request.Wave == 0 {
 		c.WellSince = time.Time{}
+		return nil
+	}
+	used := 0
+	for _, s := range c.Slots {
+		if s.Wave < request.Wave {
+			r.wellSince, c.WellSince = time.Time{}, now
+			return nil
+		}
+		if s.Node != request.Node {
+			used++
+		}
+	}
+	if used >= o.Slots { // there is no need to read many nodes
+		c.WellSince = now
 		return nil
 	}
 	selector := o.WaveLabel
@@ -257,15 +301,12 @@ func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, reques
 		selector += " in (" + strings.Join(earlier, ",") + ")"
 	}
 	selector += "," + keeper.MIGStateLabel + " in (pending,failed,rebooting)"
-	if c.Unfinished, err = r.client.NodesWith(ctx, selector); err != nil {
+	if c.Unfinished, err = r.client.NodesWith(ctx, selector, !r.wellSince.IsZero()); err != nil {
+		r.wellSince = time.Time{}
 		return err
 	}
-	busy := len(c.Unfinished) > 0
-	for _, s := range c.Slots {
-		busy = busy || s.Wave < request.Wave
-	}
 	switch {
-	case busy:
+	case len(c.Unfinished) > 0:
 		r.wellSince = time.Time{}
 	case r.wellSince.IsZero():
 		r.wellSince = now
@@ -276,7 +317,7 @@ func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, reques
 
 // wait answers with a reason, and reads the slots again after a while.
 func (r *rollout) wait(ctx context.Context, reason string) {
-	r.answer(false, "waiting for a slot of the cluster: "+reason)
+	r.answer(false, keeper.OneLine("waiting for a slot of the cluster: "+reason))
 	r.poll = min(cmp.Or(r.poll, firstPoll), lastPoll)
 	delay := r.poll/2 + rand.N(r.poll)
 	r.nextRead = time.Now().Add(delay)
@@ -286,7 +327,7 @@ func (r *rollout) wait(ctx context.Context, reason string) {
 
 // take creates the Lease of a slot. It returns false if another node was faster.
 func (r *rollout) take(
-	ctx context.Context, namespace, name, change string, request slots.Request, node kubeapi.Node, now time.Time,
+	ctx context.Context, name, change string, request slots.Request, node kubeapi.Node, now time.Time,
 ) (bool, error) {
 	l := kubeapi.Lease{
 		Name: name, Holder: node.Name, HolderUID: node.UID, Acquired: now, Renewed: now,
@@ -295,12 +336,14 @@ func (r *rollout) take(
 			slotWave: strconv.Itoa(request.Wave), slotDomain: request.Domain,
 		},
 	}
-	created, err := r.client.CreateLease(ctx, namespace, l)
-	if kubeapi.IsStale(err) {
-		r.wait(ctx, "another node took the free slot")
+	created, err := r.client.CreateLease(ctx, r.namespace, l)
+	if kubeapi.IsStale(err) && !kubeapi.IsNotFound(err) {
+		r.refused = name
+		r.wait(ctx, fmt.Sprintf("another node took slot %s", name))
 		return false, nil
 	}
 	if err != nil {
+		r.own = &l // the API server may have created the Lease
 		return false, err
 	}
 	r.own = &created
@@ -309,7 +352,7 @@ func (r *rollout) take(
 
 // confirm begins the change, or gives the slot back if another node took a slot at the same time
 // that excludes this node.
-func (r *rollout) confirm(ctx context.Context, namespace string, request slots.Request, rules slots.Rules,
+func (r *rollout) confirm(ctx context.Context, request slots.Request, rules slots.Rules,
 	others slots.Cluster, now time.Time,
 ) error {
 	if r.own == nil { // an operator deleted it at once
@@ -318,13 +361,13 @@ func (r *rollout) confirm(ctx context.Context, namespace string, request slots.R
 	}
 	others.WellSince = r.wellSince
 	if reason := slots.Refusal(request, rules, others, now); reason != "" {
-		if err := r.giveBack(ctx, namespace); err != nil {
+		if err := r.giveBack(ctx); err != nil {
 			return err
 		}
 		r.wait(ctx, reason)
 		return nil
 	}
-	if err := r.write(ctx, namespace, slots.Working, "", now); err != nil || r.own == nil {
+	if err := r.write(ctx, slots.Working, "", now); err != nil || r.own == nil || stateOf(*r.own) == slots.Checking {
 		return err
 	}
 	klog.FromContext(ctx).Info("Took a slot of the cluster", "slot", r.own.Name, "change",
@@ -346,11 +389,12 @@ func outcome(progress mig.Status) (state slots.State, reason string) {
 // mustWrite reports whether the slot lacks the present state of the change, or must be renewed.
 func (r *rollout) mustWrite(progress mig.Status, now time.Time) bool {
 	state, reason := outcome(progress)
-	return stateOf(*r.own) != state || r.own.Annotations[slotReason] != reason || now.Sub(r.own.Renewed) >= renewEvery
+	age := now.Sub(r.own.Renewed) // negative after the clock was set back
+	return stateOf(*r.own) != state || r.own.Annotations[slotReason] != reason || age >= renewEvery || age < -renewEvery
 }
 
 // keep writes the state of the change, and renews the slot.
-func (r *rollout) keep(ctx context.Context, namespace string, progress mig.Status, now time.Time) error {
+func (r *rollout) keep(ctx context.Context, progress mig.Status, now time.Time) error {
 	r.answer(true, "")
 	r.alarm.After(ctx, renewEvery)
 	if !r.mustWrite(progress, now) {
@@ -361,19 +405,25 @@ func (r *rollout) keep(ctx context.Context, namespace string, progress mig.Statu
 		klog.FromContext(ctx).Info("The change failed; the node keeps its slot of the cluster", "slot", r.own.Name,
 			"reason", reason)
 	}
-	return r.write(ctx, namespace, state, reason, now)
+	return r.write(ctx, state, reason, now)
 }
 
 // write writes the state of the change into the slot. If the slot was taken away, own is nil
 // afterwards.
-func (r *rollout) write(ctx context.Context, namespace string, state slots.State, reason string, now time.Time) error {
+func (r *rollout) write(ctx context.Context, state slots.State, reason string, now time.Time) error {
 	next := *r.own
 	next.Renewed, next.Annotations = now, maps.Clone(r.own.Annotations)
 	next.Annotations[slotState], next.Annotations[slotReason] = string(state), reason
-	stored, err := r.client.UpdateLease(ctx, namespace, next)
+	stored, err := r.client.UpdateLease(ctx, r.namespace, next)
 	if kubeapi.IsStale(err) {
-		r.own = nil
-		r.wait(ctx, "an operator took the slot away")
+		if _, err := r.read(ctx, r.client.Nodes().Value()); err != nil {
+			return err
+		}
+		if r.own == nil {
+			r.wait(ctx, "an operator took the slot away")
+			return nil
+		}
+		r.alarm.After(ctx, time.Second) // somebody else has written the Lease
 		return nil
 	}
 	if err != nil {
@@ -384,9 +434,9 @@ func (r *rollout) write(ctx context.Context, namespace string, state slots.State
 }
 
 // giveBack deletes the slot.
-func (r *rollout) giveBack(ctx context.Context, namespace string) error {
+func (r *rollout) giveBack(ctx context.Context) error {
 	r.answer(false, "")
-	if err := r.client.DeleteLease(ctx, namespace, *r.own); err != nil {
+	if err := r.client.DeleteLease(ctx, r.namespace, *r.own); err != nil {
 		return err
 	}
 	if stateOf(*r.own) != slots.Checking {
@@ -396,5 +446,8 @@ func (r *rollout) giveBack(ctx context.Context, namespace string) error {
 	return nil
 }
 
-// isDone reports whether nothing is left to change.
-func isDone(s mig.Status) bool { return s.State == mig.StateSuccess || s.State == mig.StateNone }
+// isDone reports whether nothing is left to change. Without Resume, the absence of a layout may mean
+// that a new process has not read the GPUs and the journal yet.
+func isDone(s mig.Status) bool {
+	return s.State == mig.StateSuccess || s.State == mig.StateNone && s.Resume
+}

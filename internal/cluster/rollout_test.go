@@ -415,3 +415,167 @@ func TestSlotOfAnEarlierProcess(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// leaseFault returns an answer of the API server to a kind of request for Leases.
+func leaseFault(status int, verb string, late bool) apiserver.Fault {
+	return apiserver.Fault{Status: status, Late: late, Only: func(request apiserver.Request) bool {
+		return request.Resource == "leases" && request.Verb == verb
+	}}
+}
+
+// A new process does not give the slot back before it knows whether the change is done.
+func TestSlotOfAChangeThatIsNotReadYet(t *testing.T) {
+	onStage(t, func(s *stage) {
+		r := s.rollOut(config.Rollout{Slots: 1}, 1, noLabels)
+		m := r.nodes[0]
+		r.want()
+		s.until("it changes", func() bool { return cmp.Equal(r.changing(), []string{"n00"}) })
+		r.kill(m)
+		m.status = feed.New(mig.Status{})
+		r.start(m)
+		s.pass(10 * time.Second)
+		if got := r.slots(); !cmp.Equal(got, []string{"n00 working"}) {
+			t.Errorf("slots: %v", got)
+		}
+		s.until("the slot is free", func() bool { return len(r.slots()) == 0 && r.done() == 1 })
+		m.status.Publish(mig.Status{Layout: "new", State: mig.StatePending})
+		s.until("it changes", func() bool { return cmp.Equal(r.changing(), []string{"n00"}) })
+		r.kill(m)
+		m.status.Publish(mig.Status{Resume: true}) // no layout is wanted any more
+		m.process.start()
+		s.until("the slot is free", func() bool { return len(r.slots()) == 0 })
+	})
+}
+
+// A slot is given back also if the API server refused a write, or created a Lease without an answer.
+func TestSlotAfterAWriteThatFailed(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		begun bool // the change has begun
+		fault apiserver.Fault
+	}{
+		{"somebody else has written the Lease", true, leaseFault(http.StatusConflict, "update", false)},
+		{"the Lease was not found", true, leaseFault(http.StatusNotFound, "update", false)},
+		{"the Lease was created without an answer", false, leaseFault(http.StatusServiceUnavailable, "create", true)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				r := s.rollOut(config.Rollout{Slots: 2}, 1, noLabels)
+				m := r.nodes[0]
+				if !test.begun {
+					s.server.SetFault(test.fault)
+				}
+				r.want()
+				s.until("it has a slot", func() bool { return len(r.slots()) == 1 && (!test.begun || r.slots()[0] == "n00 working") })
+				if test.begun {
+					s.server.SetFault(test.fault)
+					m.status.Publish(mig.Status{Layout: "new", State: mig.StateFailed, Reason: "the driver refused it"})
+					s.pass(100 * time.Millisecond)
+				}
+				r.finish(m)
+				m.status.Publish(mig.Status{Layout: "new", State: mig.StateSuccess})
+				s.pass(time.Second)
+				s.server.SetFault(apiserver.Fault{})
+				s.until("the slot is free", func() bool { return len(r.slots()) == 0 })
+			})
+		})
+	}
+}
+
+// A change ends in the namespace in which it began, also if its node gets an invalid wave.
+func TestSlotOfAnotherConfiguration(t *testing.T) {
+	onStage(t, func(s *stage) {
+		r := s.rollOut(config.Rollout{Slots: 1, WaveLabel: waveLabel}, 1, noLabels)
+		m := r.nodes[0]
+		r.want()
+		s.until("it changes", func() bool { return cmp.Equal(r.slots(), []string{"n00 working"}) })
+		m.bad = true
+		m.configure(func(c *config.Config) { c.Rollout.Namespace = "other" })
+		if err := s.server.ChangeNode(m.name, func(n *corev1.Node) { n.Labels[waveLabel] = "01" }); err != nil {
+			t.Fatal(err)
+		}
+		s.until("it has failed", func() bool { return cmp.Equal(r.slots(), []string{"n00 failed"}) })
+		renewed := func() time.Time { return s.server.Leases(leaseSpace)[0].Spec.RenewTime.Time }
+		before := renewed()
+		s.pass(5 * time.Minute)
+		if !renewed().After(before) {
+			t.Error("the slot is not renewed")
+		}
+		m.bad = false
+		s.until("the slot is free", func() bool { return len(r.slots()) == 0 && len(s.server.Leases("other")) == 0 })
+		m.status.Publish(mig.Status{Layout: "new", State: mig.StatePending})
+		s.until("its wave is refused", func() bool {
+			return strings.Contains(m.status.Value().Reason, `label wave of the node is "01"; the wave must be a number from 0 to 99`)
+		})
+	})
+}
+
+// Leases that somebody made by hand: without the label, without a node, a second one of the node.
+func TestSlotsMadeByHand(t *testing.T) {
+	onStage(t, func(s *stage) {
+		r := s.rollOut(config.Rollout{Slots: 2}, 1, noLabels)
+		m := r.nodes[0]
+		node, err := s.server.Node(m.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		add := func(name string, change func(*coordinationv1.Lease)) {
+			l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: leaseSpace,
+				Labels: map[string]string{"gpu-device-plugin.github.io/slot": "true"}}}
+			change(l)
+			if err := s.server.Add("leases", l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		add("gpu-change-0", func(l *coordinationv1.Lease) { l.Labels = nil })
+		add("gpu-change-99999999999", func(l *coordinationv1.Lease) {
+			l.Annotations = map[string]string{"gpu-device-plugin.github.io/change.wave": "x"}
+		})
+		r.want()
+		s.until("it waits", func() bool {
+			return strings.Contains(m.status.Value().Reason, "changing: unknown (Lease gpu-change-0), unknown (Lease gpu-change-99999999999)")
+		})
+		if err := s.server.DeleteLease(leaseSpace, "gpu-change-99999999999"); err != nil {
+			t.Fatal(err)
+		}
+		s.until("it changes", func() bool { return slices.Contains(r.slots(), "n00 working") })
+		add("gpu-change-00", func(l *coordinationv1.Lease) {
+			l.Spec.HolderIdentity = &m.name
+			l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: m.name, UID: node.UID}}
+		})
+		s.until("its slots are free", func() bool { return r.done() == 1 && len(r.slots()) == 1 })
+	})
+}
+
+// A missing namespace is not a slot that another node took.
+func TestSlotsWithoutNamespace(t *testing.T) {
+	onStage(t, func(s *stage) {
+		r := s.rollOut(config.Rollout{Slots: 2}, 1, noLabels)
+		s.server.SetFault(leaseFault(http.StatusNotFound, "create", false))
+		r.want()
+		s.until("the reason is the answer", func() bool {
+			return strings.Contains(r.nodes[0].status.Value().Reason, "write slot gpu-change-0: the API server answered 404")
+		})
+	})
+}
+
+// Nodes that wait while all slots are in use do not read the nodes of earlier waves.
+func TestWaitingNodesReadFewNodes(t *testing.T) {
+	onStage(t, func(s *stage) {
+		r := s.rollOut(config.Rollout{Slots: 1, WaveLabel: waveLabel, WaveSoak: time.Minute}, 5,
+			func(int) (rack, wave string) { return "", "1" })
+		for _, m := range r.nodes {
+			m.bad = true
+		}
+		r.want()
+		s.until("a node has failed", func() bool { return strings.Contains(strings.Join(r.slots(), ""), "failed") })
+		lists := func() int { return s.server.Requests()[apiserver.Request{Verb: "list", Resource: "nodes"}] }
+		before := lists()
+		s.pass(time.Hour)
+		const watches = 5 * 20 // each watch begins with a list, and ends after three minutes of silence
+		if n := lists() - before; n > watches+20 {
+			t.Errorf("%d lists of nodes in an hour", n)
+		}
+		r.check(1)
+	})
+}

@@ -146,6 +146,9 @@ func preflightTarget(host fs.FS, to string) (*preflight.Target, error) {
 	}
 	if host != nil {
 		if resolved, _, err := driverroot.Resolve(host, to); err == nil && resolved != "" {
+			if info, err := fs.Stat(host, resolved); err == nil && !info.IsDir() {
+				return nil, fmt.Errorf("--to %s: it is not a folder", to)
+			}
 			if folder, err := fs.Sub(host, resolved); err == nil {
 				return driverfacts.Target(to, folder), nil
 			}

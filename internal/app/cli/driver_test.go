@@ -155,12 +155,16 @@ held by      process            ^[[2Jtrain (7): /dev/nvidia0, libcuda; PID 7
 // TestDriverTarget: values of --to that are no driver.
 func TestDriverTarget(t *testing.T) {
 	root := driverNode(t)
+	if err := os.WriteFile(filepath.Join(root, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for to, want := range map[string]string{
 		"58":       "no version such as 580.95.05",
 		"newest":   "no version such as 580.95.05",
 		"/none":    "no such file or directory",
 		"./x; rm":  "no such file or directory",
 		"/usr":     "",
+		"/file":    "it is not a folder",
 		"570.1":    "",
 		"580":      "",
 		"../../..": "",

@@ -135,15 +135,20 @@ func (c *Client) DeleteLease(ctx context.Context, namespace string, l Lease) err
 	return nil
 }
 
-// maxNodeNames is how many names NodesWith returns at most.
+// maxNodeNames is how many names NodesWith returns at most if the answer does not come from the cache.
 const maxNodeNames = 10
 
 // NodesWith returns the names of some nodes whose labels match a selector; none if no node matches.
-// The answer may come from a cache of the API server.
-func (c *Client) NodesWith(ctx context.Context, selector string) ([]string, error) {
+// With cached, the answer comes from the API server's cache and has all matching nodes, which is
+// cheap if few match. Otherwise the API server reads nodes from its storage until it has
+// maxNodeNames, which is cheap if many match.
+func (c *Client) NodesWith(ctx context.Context, selector string, cached bool) ([]string, error) {
+	query := url.Values{"labelSelector": {selector}, "limit": {strconv.Itoa(maxNodeNames)}}
+	if cached {
+		query = url.Values{"labelSelector": {selector}, "resourceVersion": {anyVersion}}
+	}
 	text, err := c.send(ctx, request{
-		verb: http.MethodGet, path: nodesPath,
-		query: url.Values{"labelSelector": {selector}, "limit": {strconv.Itoa(maxNodeNames)}},
+		verb: http.MethodGet, path: nodesPath, query: query,
 		// Without the content of the nodes, the answer has some kilobytes.
 		accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
 	})

@@ -91,7 +91,8 @@ func Take(r Request, rules Rules, c Cluster, now time.Time) (name, reason string
 			return Name(i), ""
 		}
 	}
-	return "", "all slots of the cluster are in use" // the node's own earlier slot is being deleted
+	return "", "all slots of the cluster are in use; one belongs to an earlier Node of this name: the API server " +
+		"deletes it soon, or kubectl gpu rollout retry frees it"
 }
 
 // Refusal returns why the node must not change now; empty if it may. The node's own slot does not

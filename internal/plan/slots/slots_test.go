@@ -48,6 +48,8 @@ func TestTake(t *testing.T) {
 		{"all have failed", two, slots.Cluster{Slots: []slots.Slot{held(0, "b", failed), held(1, "a", failed)}}, "",
 			"failed: a, b; repair the nodes, or try again with kubectl gpu rollout retry NODE"},
 		{"there were more slots", two, slots.Cluster{Slots: []slots.Slot{held(4, "b"), held(5, "a")}}, "", "changing: a, b"},
+		{"an earlier Node of the name has the only slot", slots.Rules{Slots: 1}, slots.Cluster{Slots: []slots.Slot{held(0, "n")}},
+			"", "all slots of the cluster are in use; one belongs to an earlier Node of this name"},
 		{"no slots", slots.Rules{}, slots.Cluster{}, "", "all slots"},
 		{"paused", two, slots.Cluster{Paused: true}, "", "are paused; continue"},
 		{"paused with a reason", two, slots.Cluster{Paused: true, Reason: "cold"}, "", "are paused: cold; continue"},

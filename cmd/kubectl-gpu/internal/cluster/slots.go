@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
@@ -52,16 +53,18 @@ func (c *Client) Rollout(ctx context.Context, namespace string, now metav1.Time)
 	if err != nil {
 		return view.Rollout{}, err
 	}
-	exists := map[string]bool{}
+	nodes := map[string]types.UID{}
 	for _, l := range leases {
-		if l.Spec.HolderIdentity == nil {
+		if l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" {
 			continue
 		}
-		_, err := c.core.Nodes().Get(ctx, *l.Spec.HolderIdentity, metav1.GetOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
+		node, err := c.core.Nodes().Get(ctx, *l.Spec.HolderIdentity, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			nodes[node.Name] = node.UID
+		case !apierrors.IsNotFound(err):
 			return view.Rollout{}, fmt.Errorf("read node %s: %w", *l.Spec.HolderIdentity, err)
 		}
-		exists[*l.Spec.HolderIdentity] = err == nil
 	}
 	unfinished, err := listPages(ctx, metav1.ListOptions{LabelSelector: view.UnfinishedNodes}, c.core.Nodes().List,
 		func(l *corev1.NodeList) (names []string) {
@@ -73,7 +76,7 @@ func (c *Client) Rollout(ctx context.Context, namespace string, now metav1.Time)
 	if err != nil {
 		return view.Rollout{}, fmt.Errorf("read the nodes: %w", err)
 	}
-	return view.NewRollout(leases, exists, unfinished, now.Time), nil
+	return view.NewRollout(leases, nodes, unfinished, now.Time), nil
 }
 
 func (c *Client) leases(ctx context.Context, namespace string) ([]coordinationv1.Lease, error) {

@@ -27,11 +27,12 @@ func TestRollout(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	hold := func(name, node, state, reason string, renewed time.Duration) {
+	hold := func(name, node, state, reason string, renewed time.Duration, owners ...metav1.OwnerReference) {
 		at := metav1.NewMicroTime(time.Now().Add(-renewed))
 		s.add("leases", &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: name, Namespace: "gpu-system", Labels: map[string]string{"gpu-device-plugin.github.io/slot": "true"},
+				OwnerReferences: owners,
 				Annotations: map[string]string{
 					"gpu-device-plugin.github.io/change":        "MIG layout all-balanced",
 					"gpu-device-plugin.github.io/change.state":  state,
@@ -45,15 +46,19 @@ func TestRollout(t *testing.T) {
 	hold("gpu-change-1", "b", "failed", "GPU 3 needs a reset\x1b[2J", time.Minute)
 	hold("gpu-change-2", "d", "working", "", time.Hour)
 	hold("gpu-change-10", "none", "working", "", time.Minute)
+	hold("gpu-change-11", "", "", "", time.Minute)
+	hold("gpu-change-12", "e", "working", "", time.Minute, metav1.OwnerReference{Kind: "Node", Name: "e", UID: "earlier"})
 	out, problems, code := s.run("rollout", "status")
 	want := strings.Join([]string{
 		"SLOT            NODE   STATE      SINCE   CHANGE                    REASON",
 		"gpu-change-0    a      changing   30s     MIG layout all-balanced   -",
 		"gpu-change-1    b      failed     60s     MIG layout all-balanced   GPU 3 needs a reset^[[2J",
 		"gpu-change-2    d      silent     60m     MIG layout all-balanced   -",
-		"gpu-change-10   none   gone       60s     MIG layout all-balanced   -\n",
+		"gpu-change-10   none   gone       60s     MIG layout all-balanced   -",
+		"gpu-change-11   -      silent     60s     MIG layout all-balanced   the Lease names no node; delete it if nobody needs it",
+		"gpu-change-12   e      gone       60s     MIG layout all-balanced   -\n",
 	}, "\n")
-	if said := "1 changing, 1 failed, 1 waiting, 1 silent, 1 gone: c.\n"; out != want || problems != said || code != 0 {
+	if said := "1 changing, 1 failed, 1 waiting, 2 silent, 2 gone: c.\n"; out != want || problems != said || code != 0 {
 		t.Errorf("exit status %d\n%s%s\nwant\n%s%s", code, out, problems, want, said)
 	}
 
@@ -86,7 +91,7 @@ func TestRollout(t *testing.T) {
 			}
 		}
 	}
-	if left := s.server.Leases("gpu-system"); len(left) != 1 || left[0].Name != "gpu-change-10" {
+	if left := s.server.Leases("gpu-system"); len(left) != 3 || left[0].Name != "gpu-change-10" {
 		t.Errorf("left: %v", left)
 	}
 }

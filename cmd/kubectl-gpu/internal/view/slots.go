@@ -7,6 +7,8 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
 )
@@ -54,9 +56,11 @@ const (
 	SlotGone     SlotState = "gone"     // there is no such Node; the API server deletes the slot soon
 )
 
-// NewRollout returns the state of the changes by the slots, the names of the Nodes that have slots and
-// exist, and the Nodes that are not finished.
-func NewRollout(leases []coordinationv1.Lease, exists map[string]bool, unfinished []string, now time.Time) Rollout {
+// NewRollout returns the state of the changes by the slots, the UIDs of the Nodes that have slots by
+// their names, and the names of the Nodes that are not finished.
+func NewRollout(
+	leases []coordinationv1.Lease, nodes map[string]types.UID, unfinished []string, now time.Time,
+) Rollout {
 	r := Rollout{Slots: []Slot{}, Waiting: []string{}}
 	has := map[string]bool{}
 	for _, l := range leases {
@@ -78,7 +82,9 @@ func NewRollout(leases []coordinationv1.Lease, exists map[string]bool, unfinishe
 			s.Since = l.Spec.AcquireTime.Time
 		}
 		switch renewed := l.Spec.RenewTime; {
-		case !exists[s.Node]:
+		case s.Node == "":
+			s.State, s.Reason = SlotSilent, "the Lease names no node; delete it if nobody needs it"
+		case !isOf(l, nodes):
 			s.State = SlotGone
 		case slots.State(l.Annotations[stateAnnotation]) == slots.Failed:
 			s.State = SlotFailed
@@ -98,6 +104,15 @@ func NewRollout(leases []coordinationv1.Lease, exists map[string]bool, unfinishe
 		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), strings.Compare(a.Name, b.Name))
 	})
 	return r
+}
+
+// isOf reports whether the node of a slot exists: the Node that owns the Lease, not a later Node of the
+// same name.
+func isOf(l coordinationv1.Lease, nodes map[string]types.UID) bool {
+	uid, exists := nodes[*l.Spec.HolderIdentity]
+	return exists && !slices.ContainsFunc(l.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.Kind == "Node" && o.UID != uid
+	})
 }
 
 // UnfinishedNodes is the label selector of the nodes whose MIG layout is still to come, or failed.

@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -145,8 +146,8 @@ func (p Process) holder() (kind, name, release string) {
 	case p.Known:
 		kind, name, release = KindService, p.Name, "stop the service of the process "+p.Name
 	default:
-		kind, name, release = KindProcess, fmt.Sprintf("%s (%d)", p.Name, p.PID), fmt.Sprintf("end the process: "+
-			"kill %d", p.PID)
+		kind, name, release = KindProcess, fmt.Sprintf("%s (%d)", cmp.Or(p.Name, "unnamed"), p.PID),
+			fmt.Sprintf("end the process: kill %d", p.PID)
 		if p.Container != "" {
 			release = "stop the container " + p.Container[:min(12, len(p.Container))] + ", which belongs to no pod"
 		}
