@@ -369,6 +369,8 @@ func TestNothingIsAskedForWithoutItsGrant(t *testing.T) {
 		env("NODE_LABELS", "nodeFeature") + ", features: {labels: node}":             "set features.labels",
 		env("MIG_DISRUPTION", "evict") + ", mig: {enabled: true}":                    "set mig.enabled and mig.disruption",
 		env("MIG_DISRUPTION", "pause") + ", mig: {enabled: true, disruption: evict}": "set mig.enabled and mig.disruption",
+		env("MIG_BUDGET", "true") + ", mig: {enabled: true}":                         "set mig.enabled and mig.budget",
+		env("ROLLOUT_NAMESPACE", "gpu") + ", mig: {enabled: true, budget: true}":     "set rollout.namespace",
 		env("MIG_LABEL", "true"):                                                     "set mig.enabled and mig.label",
 		env("DRA_CLAIM_STATUS", "true") + ", dra: {enabled: true}":                   "set dra.enabled and dra.claimStatus",
 		env("DRA_DYNAMIC_MIG", "true") + ", dra: {enabled: true}":                    "set dra.enabled and dra.dynamicMIG",

@@ -798,6 +798,7 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "evict|pause" $on.migEvict)
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "pause" $on.migPause)
   (list "MIG_BUDGET" "mig.enabled and mig.budget" $true $on.rollout)
+  (list "ROLLOUT_NAMESPACE" "rollout.namespace" "." .Values.rollout.namespace)
   (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
   (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
   (list "NODE_LABELS" "features.labels" "^node$" (get $on "labels-node"))
