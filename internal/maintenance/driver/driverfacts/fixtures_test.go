@@ -275,6 +275,8 @@ var fixtures = []fixture{
 		to: v570},
 
 	// Holders
+	{name: "modules that cannot be read", node: ubuntu.with(files{"proc/modules": gone, "proc/modules/x": ""})},
+	{name: "a process without a name", node: ubuntu.with(process(9, "", "/user.slice", []string{"/dev/nvidia0"}, nil))},
 	{name: "pods, processes and modules", node: ubuntu.with(busy())},
 	{name: "references of nobody", node: ubuntu.with(files{"proc/modules": "nvidia_uvm 4096 1 - Live 0x0\nnvidia " +
 		"8192 3 nvidia_uvm, Live 0x0\n"})},

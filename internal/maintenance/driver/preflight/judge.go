@@ -223,9 +223,9 @@ func (r *Report) summarize(f *Facts) {
 	case unnamed:
 		r.Verdict, r.Summary = InUse, "in use, by what is not known"
 	case f.Target != nil:
-		r.Verdict, r.Summary = Ready, "ready for "+f.name()+": nothing uses the present driver"
+		r.Verdict, r.Summary = Ready, "ready for "+f.name()+": "+unused(f, "the present driver")
 	default:
-		r.Verdict, r.Summary = Ready, "ready: nothing uses "+f.name()
+		r.Verdict, r.Summary = Ready, "ready: "+unused(f, f.name())
 	}
 	if warnings > 0 {
 		r.Summary += "; " + count(warnings, "warning")
@@ -233,6 +233,15 @@ func (r *Report) summarize(f *Facts) {
 	if r.NotChecked > 0 {
 		r.Summary += fmt.Sprintf("; %s not made", count(r.NotChecked, "check"))
 	}
+}
+
+// unused says that no user of a driver was found. Only the references of the modules prove that there
+// is none.
+func unused(f *Facts, driver string) string {
+	if !f.Loaded.Known() {
+		return "no user of " + driver + " was found"
+	}
+	return "nothing uses " + driver
 }
 
 // maxNamed is how many holders of a kind the sentence names.
