@@ -110,6 +110,8 @@ func Refusal(r Request, rules Rules, c Cluster, now time.Time) string {
 		return fmt.Sprintf("changes of the cluster are paused: %s; continue with kubectl gpu rollout resume", c.Reason)
 	case c.Paused:
 		return "changes of the cluster are paused; continue with kubectl gpu rollout resume"
+	case rules.Slots == 0:
+		return "no node may change: rollout.slots is 0"
 	case len(others) >= rules.Slots:
 		return full(others)
 	}

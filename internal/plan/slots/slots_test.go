@@ -50,7 +50,7 @@ func TestTake(t *testing.T) {
 		{"there were more slots", two, slots.Cluster{Slots: []slots.Slot{held(4, "b"), held(5, "a")}}, "", "changing: a, b"},
 		{"an earlier Node of the name has the only slot", slots.Rules{Slots: 1},
 			slots.Cluster{Slots: []slots.Slot{held(0, "n")}}, "", "all slots of the cluster are in use; one belongs to an earlier Node of this name"},
-		{"no slots", slots.Rules{}, slots.Cluster{}, "", "all slots"},
+		{"no slots", slots.Rules{}, slots.Cluster{}, "", "no node may change: rollout.slots is 0"},
 		{"paused", two, slots.Cluster{Paused: true}, "", "are paused; continue"},
 		{"paused with a reason", two, slots.Cluster{Paused: true, Reason: "cold"}, "", "are paused: cold; continue"},
 		{"the same rack", two, slots.Cluster{Slots: []slots.Slot{held(0, "a", rack("r1"))}}, "",
