@@ -414,6 +414,11 @@ func (r *rollout) write(ctx context.Context, state slots.State, reason string, n
 	next := *r.own
 	next.Renewed, next.Annotations = now, maps.Clone(r.own.Annotations)
 	next.Annotations[slotState], next.Annotations[slotReason] = string(state), reason
+	r.mu.Lock()
+	if r.change != "" { // another layout may be wanted since the node took the slot
+		next.Annotations[slotChange] = keeper.OneLine(r.change)
+	}
+	r.mu.Unlock()
 	stored, err := r.client.UpdateLease(ctx, r.namespace, next)
 	if kubeapi.IsStale(err) {
 		if _, err := r.read(ctx, r.client.Nodes().Value()); err != nil {

@@ -148,8 +148,10 @@ func (p *plugin) newRolloutRetry() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use: "retry NODE", Short: "Free the slot of a node whose change failed, so that it tries again",
-		Long: "retry frees the slot of a node whose change failed, or whose agent is silent. Another node may take\n" +
-			"the slot. The node itself tries again within five minutes, when it gets a slot.",
+		Long: "retry frees the slot of a node whose change failed. Another node may take the slot. The node itself\n" +
+			"tries again within five minutes, when it gets a slot. The slot of a node that is changing, or whose\n" +
+			"agent is silent, is freed with --force only: the node may still change, and then one node more than\n" +
+			"allowed changes.",
 		Example: "  kubectl gpu rollout retry node-1",
 		Args:    needs("a node", 1), ValidArgsFunction: p.completeNodes(1),
 		RunE: func(cmd *cobra.Command, arguments []string) error {
@@ -166,9 +168,14 @@ func (p *plugin) newRolloutRetry() *cobra.Command {
 				return fmt.Errorf("node %s has no slot; kubectl gpu rollout status shows which nodes have one",
 					arguments[0])
 			}
-			if r.Slots[i].State == view.SlotChanging && !force {
+			switch state := r.Slots[i].State; {
+			case force:
+			case state == view.SlotChanging:
 				return fmt.Errorf("node %s is changing: wait until the change ends, or free the slot with --force; "+
 					"then one node more than allowed may change", arguments[0])
+			case state == view.SlotSilent:
+				return fmt.Errorf("the agent of node %s has not renewed its slot: if the node does not return, free the "+
+					"slot with --force; if it still changes, one node more than allowed may change", arguments[0])
 			}
 			if err := client.FreeSlot(cmd.Context(), namespace, r.Slots[i]); err != nil {
 				return err
@@ -177,6 +184,6 @@ func (p *plugin) newRolloutRetry() *cobra.Command {
 				r.Slots[i].Name, arguments[0]))
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "also free the slot of a node that is changing")
+	cmd.Flags().BoolVar(&force, "force", false, "also free the slot of a node that is changing or silent")
 	return cmd
 }

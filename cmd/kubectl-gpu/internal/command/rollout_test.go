@@ -77,7 +77,8 @@ func TestRollout(t *testing.T) {
 		{[]string{"retry", "a", "--force"}, "Slot gpu-change-0 is free. Node a tries again when it gets a slot.\n", ""},
 		{[]string{"retry", "b"}, "Slot gpu-change-1 is free. Node b tries again when it gets a slot.\n", ""},
 		{[]string{"retry", "b"}, "", "node b has no slot"},
-		{[]string{"retry", "d"}, "Slot gpu-change-2 is free. Node d tries again when it gets a slot.\n", ""},
+		{[]string{"retry", "d"}, "", "the agent of node d has not renewed its slot"},
+		{[]string{"retry", "d", "--force"}, "Slot gpu-change-2 is free. Node d tries again when it gets a slot.\n", ""},
 		{[]string{"status", "-n", "other"}, "SLOT   NODE   STATE   SINCE   CHANGE   REASON\n", ""},
 	} {
 		out, problems, code := s.run(append([]string{"rollout"}, test.arguments...)...)
