@@ -44,7 +44,9 @@ func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	var holds []resource.Hold
 	if givesNodes(c) {
 		for uuid, why := range s.nodes.Lacks(plan, c.Edits) {
-			holds = append(holds, resource.Hold{UUID: uuid, Reason: why, Row: resource.RowFiles, Hidden: true, Node: true})
+			holds = append(holds, resource.Hold{
+				UUID: uuid, Reason: why, Row: resource.RowFiles, Hidden: true, Node: true,
+			})
 		}
 	}
 	if c.Edits.UsesCDI() {

@@ -47,16 +47,18 @@ func TestTake(t *testing.T) {
 			"failed: a; changing: b"},
 		{"all have failed", two, slots.Cluster{Slots: []slots.Slot{held(0, "b", failed), held(1, "a", failed)}}, "",
 			"failed: a, b; repair the nodes, or try again with kubectl gpu rollout retry NODE"},
-		{"there were more slots", two, slots.Cluster{Slots: []slots.Slot{held(4, "b"), held(5, "a")}}, "", "changing: a, b"},
+		{"there were more slots", two, slots.Cluster{Slots: []slots.Slot{held(4, "b"), held(5, "a")}}, "",
+			"changing: a, b"},
 		{"an earlier Node of the name has the only slot", slots.Rules{Slots: 1},
-			slots.Cluster{Slots: []slots.Slot{held(0, "n")}}, "", "all slots of the cluster are in use; one belongs to an earlier Node of this name"},
+			slots.Cluster{Slots: []slots.Slot{held(0, "n")}}, "",
+			"all slots of the cluster are in use; one belongs to an earlier Node of this name"},
 		{"no slots", slots.Rules{}, slots.Cluster{}, "", "no node may change: rollout.slots is 0"},
 		{"paused", two, slots.Cluster{Paused: true}, "", "are paused; continue"},
 		{"paused with a reason", two, slots.Cluster{Paused: true, Reason: "cold"}, "", "are paused: cold; continue"},
 		{"the same rack", two, slots.Cluster{Slots: []slots.Slot{held(0, "a", rack("r1"))}}, "",
 			"node a in the same topology domain r1 is changing"},
-		{"a failed node of the same rack", two, slots.Cluster{Slots: []slots.Slot{held(0, "a", rack("r1"), failed)}}, "",
-			"has failed to change"},
+		{"a failed node of the same rack", two,
+			slots.Cluster{Slots: []slots.Slot{held(0, "a", rack("r1"), failed)}}, "", "has failed to change"},
 		{"another rack", two, slots.Cluster{Slots: []slots.Slot{held(0, "a", rack("r2"))}}, "gpu-change-1", ""},
 		{"a node without a rack", two, slots.Cluster{Slots: []slots.Slot{held(0, "a")}}, "gpu-change-1", ""},
 		{"an earlier wave changes", two, slots.Cluster{Slots: []slots.Slot{held(0, "a", first)}}, "",
@@ -66,8 +68,8 @@ func TestTake(t *testing.T) {
 			"a, b, c, d, e and 2 more"},
 		{"an earlier wave has just changed", slots.Rules{Slots: 2, Soak: time.Hour},
 			slots.Cluster{WellSince: now.Add(-time.Hour + 1)}, "", "well for 1h0m0s"},
-		{"an earlier wave is well", slots.Rules{Slots: 2, Soak: time.Hour}, slots.Cluster{WellSince: now.Add(-time.Hour)},
-			"gpu-change-0", ""},
+		{"an earlier wave is well", slots.Rules{Slots: 2, Soak: time.Hour},
+			slots.Cluster{WellSince: now.Add(-time.Hour)}, "gpu-change-0", ""},
 		{"in a window", slots.Rules{Slots: 1, Windows: []slots.Window{window(t, "Sun 10:00-11:00"),
 			window(t, "Sat 22:00-04:00")}}, slots.Cluster{}, "gpu-change-0", ""},
 		{"outside of the windows", slots.Rules{Slots: 1, Windows: []slots.Window{window(t, "Sun 10:00-11:00")}},
@@ -121,8 +123,10 @@ func TestWindows(t *testing.T) {
 		open   []time.Time
 		closed []time.Time
 	}{
-		{"22:00-04:00", []time.Time{at(23, 22, 0), at(24, 3, 59), at(28, 0, 0)}, []time.Time{at(23, 21, 59), at(24, 4, 0)}},
-		{"Sat 22:00-04:00", []time.Time{at(28, 22, 0), at(29, 3, 59)}, []time.Time{at(28, 3, 0), at(29, 22, 0), at(29, 4, 0)}},
+		{"22:00-04:00", []time.Time{at(23, 22, 0), at(24, 3, 59), at(28, 0, 0)},
+			[]time.Time{at(23, 21, 59), at(24, 4, 0)}},
+		{"Sat 22:00-04:00", []time.Time{at(28, 22, 0), at(29, 3, 59)},
+			[]time.Time{at(28, 3, 0), at(29, 22, 0), at(29, 4, 0)}},
 		{"Mon-Fri 01:00-05:00", []time.Time{at(23, 1, 0), at(27, 4, 59)}, []time.Time{at(28, 1, 0), at(29, 2, 0)}},
 		{"Sat-Mon 01:00-05:00", []time.Time{at(28, 1, 0), at(29, 1, 0), at(23, 1, 0)}, []time.Time{at(24, 1, 0)}},
 		{"Sun 00:00-00:00", []time.Time{at(29, 0, 0), at(29, 23, 59)}, []time.Time{at(28, 23, 59), at(30, 0, 0)}},
@@ -139,8 +143,8 @@ func TestWindows(t *testing.T) {
 			}
 		}
 	}
-	for _, text := range []string{"", "Sat", "Sat 22:00", "sat 22:00-04:00", "Sat 22:00-24:00", "Sat  22:00-04:00", "Sat,  1:00-2:00",
-		"22-04", "Mo-Fr 01:00-05:00", "Tue,Thu 01:00-05:00"} {
+	for _, text := range []string{"", "Sat", "Sat 22:00", "sat 22:00-04:00", "Sat 22:00-24:00", "Sat  22:00-04:00",
+		"Sat,  1:00-2:00", "22-04", "Mo-Fr 01:00-05:00", "Tue,Thu 01:00-05:00"} {
 		if _, err := slots.ParseWindow(text); err == nil {
 			t.Errorf("%q is accepted", text)
 		}
