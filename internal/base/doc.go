@@ -9,5 +9,6 @@
 //   - nodefiles: reads files below the root folder of a node.
 //   - logwriter: log lines that never block the daemon, as text or JSON.
 //   - terminal: the printable form of texts from other programs.
+//   - order: sorts slices of large structs.
 //   - version: the version of the build.
 package base

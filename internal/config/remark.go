@@ -3,8 +3,9 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 )
 
 // A Remark tells the author of a configuration about a problem, because of which the configuration
@@ -53,7 +54,7 @@ func (r *remarks) count() int { return len(r.kept) + r.more }
 // list returns the remarks by line. Remarks outside the file come first, and the number of unlisted
 // ones comes last.
 func (r *remarks) list() []Remark {
-	slices.SortFunc(r.kept, func(a, b Remark) int {
+	order.Sort(r.kept, func(a, b Remark) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Where, b.Where), cmp.Compare(a.Text, b.Text))
 	})
 	if r.more == 0 {

@@ -126,7 +126,7 @@ var callHomes = []struct {
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 // They import no other packages of the project than pure ones and those of pureReads.
 var pure = []string{
-	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
+	"internal/base/order", "internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
 	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra", "internal/plan/slots",
 	"internal/plan/holders", "internal/plan/listing", "internal/maintenance/driver/preflight",
 }

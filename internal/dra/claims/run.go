@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -320,11 +321,11 @@ func (c *Claims) publishLocked() {
 		all = append(all, s)
 	}
 	for _, holders := range inUse {
-		slices.SortFunc(holders, func(a, b Holder) int {
+		order.Sort(holders, func(a, b Holder) int {
 			return cmp.Or(cmp.Compare(a.UID, b.UID), cmp.Compare(a.Device, b.Device))
 		})
 	}
-	slices.SortFunc(all, func(a, b ClaimStatus) int {
+	order.Sort(all, func(a, b ClaimStatus) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.UID, b.UID))
 	})
 	if !reflect.DeepEqual(c.inUse.Value(), inUse) {

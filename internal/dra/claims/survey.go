@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -203,7 +204,7 @@ func (c *Claims) dynamicMIG(uuid string, records map[string]record) (all []recor
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b recordMIG) int { return a.Start - b.Start })
+	order.Sort(all, func(a, b recordMIG) int { return a.Start - b.Start })
 	return all
 }
 

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -118,7 +119,7 @@ func (b Book) Device(uuid string) (faults []health.Fault, recoveries []time.Time
 			LastSeen: e.Since,
 		})
 	}
-	slices.SortFunc(faults, func(a, b health.Fault) int {
+	order.Sort(faults, func(a, b health.Fault) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
 	return faults, b.recoveries[uuid]
@@ -232,7 +233,7 @@ func (l ledger) open() (b Book, setAside, err error) {
 func (l ledger) replace(b Book) error {
 	p := fileFormat{Version: ledgerVersion, Faults: slices.AppendSeq([]savedFault{}, maps.Values(b.faults)),
 		Recoveries: b.recoveries}
-	slices.SortFunc(p.Faults, func(a, b savedFault) int {
+	order.Sort(p.Faults, func(a, b savedFault) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.Source, b.Source), cmp.Compare(a.XID, b.XID))
 	})
 	text, err := statefile.Encode(p, b.unknown)

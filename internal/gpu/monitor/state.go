@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
@@ -322,7 +323,7 @@ func withMissing(s inventory.Snapshot, missing []inventory.GPU) inventory.Snapsh
 		return s
 	}
 	s.GPUs = slices.Concat(s.GPUs, missing)
-	slices.SortStableFunc(s.GPUs, func(a, b inventory.GPU) int { return cmp.Compare(a.Index, b.Index) })
+	order.Sort(s.GPUs, func(a, b inventory.GPU) int { return cmp.Compare(a.Index, b.Index) })
 	return s
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -104,7 +105,7 @@ func (d *Driver) isPinned() bool { return len(d.calls.hangingCalls()) > 0 }
 // them occupies a thread.
 func (d *Driver) Calls() []inventory.Call {
 	calls := slices.Concat(d.calls.hangingCalls(), d.events.hangingCalls())
-	slices.SortFunc(calls, func(a, b inventory.Call) int { return a.Since.Compare(b.Since) })
+	order.Sort(calls, func(a, b inventory.Call) int { return a.Since.Compare(b.Since) })
 	return calls
 }
 

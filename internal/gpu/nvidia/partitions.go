@@ -8,6 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -156,7 +157,7 @@ func readInstances(gpu device, profiles []knownProfile) ([]inventory.GPUInstance
 			instances = append(instances, i)
 		}
 	}
-	slices.SortFunc(instances, func(a, b inventory.GPUInstance) int { return a.Start - b.Start })
+	order.Sort(instances, func(a, b inventory.GPUInstance) int { return a.Start - b.Start })
 	return instances, nil
 }
 
@@ -182,6 +183,6 @@ func readComputes(gi gpuInstance) ([]inventory.ComputeInstance, error) {
 				Slices: size})
 		}
 	}
-	slices.SortFunc(computes, func(a, b inventory.ComputeInstance) int { return a.Start - b.Start })
+	order.Sort(computes, func(a, b inventory.ComputeInstance) int { return a.Start - b.Start })
 	return computes, nil
 }

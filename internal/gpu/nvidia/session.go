@@ -10,6 +10,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -112,7 +113,7 @@ func (s *Session) noEvents(gpu int, reason error) {
 	s.unwatched = slices.DeleteFunc(slices.Clone(s.unwatched), func(o inventory.LeftOut) bool { return o.Index == gpu })
 	if reason != nil {
 		s.unwatched = append(s.unwatched, inventory.LeftOut{Index: gpu, Reason: reason.Error()})
-		slices.SortFunc(s.unwatched, func(a, b inventory.LeftOut) int { return a.Index - b.Index })
+		order.Sort(s.unwatched, func(a, b inventory.LeftOut) int { return a.Index - b.Index })
 	}
 }
 

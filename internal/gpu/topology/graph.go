@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -37,7 +38,7 @@ type node struct {
 // GPU with unreadable links has only the links that other GPUs report.
 func New(gpus []inventory.GPU) *Graph {
 	sorted := slices.Clone(gpus)
-	slices.SortStableFunc(sorted, func(a, b inventory.GPU) int {
+	order.Sort(sorted, func(a, b inventory.GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), strings.Compare(a.BDF, b.BDF), strings.Compare(a.UUID, b.UUID))
 	})
 	g := &Graph{at: make(map[string]int, len(sorted))}

@@ -10,6 +10,7 @@ import (
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -68,7 +69,7 @@ func (s *Servers) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDe
 	for key, holder := range users {
 		held = append(held, kubelet.HeldDevice{Resource: key.Resource, ID: key.ID, Pod: holder.Pod})
 	}
-	slices.SortFunc(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID+a.Pod, b.ID+b.Pod) })
+	order.Sort(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID+a.Pod, b.ID+b.Pod) })
 	if again {
 		s.sendAgain()
 	}

@@ -12,6 +12,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -143,7 +144,7 @@ func (w Wanted) gpuSpec(root fs.FS, driver *searchResult) (*specs.Spec, error) {
 	if len(all) > 0 {
 		spec.Devices = append(spec.Devices, specs.Device{Name: everyDevice, ContainerEdits: together(all)})
 	}
-	slices.SortFunc(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
+	order.Sort(spec.Devices, func(a, b specs.Device) int { return strings.Compare(a.Name, b.Name) })
 
 	common := &spec.ContainerEdits
 	if w.Edits.Void { // also beside another strategy: a runtime with CDI must not

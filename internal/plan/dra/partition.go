@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -198,7 +199,7 @@ func partitions(
 		return nil, set, []string{fmt.Sprintf("GPU %d (%s): the driver does not report its possible MIG devices",
 			g.Index, g.UUID)}
 	}
-	slices.SortStableFunc(profiles, func(a, b inventory.MIGProfile) int {
+	order.Sort(profiles, func(a, b inventory.MIGProfile) int {
 		return cmp.Or(cmp.Compare(a.Size, b.Size), cmp.Compare(a.Attributes.GISlices, b.Attributes.GISlices),
 			cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))
 	})

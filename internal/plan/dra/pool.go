@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -32,7 +33,7 @@ func New(s inventory.Snapshot, node string, numbers Numbers, owners Owners, divi
 	}
 	links := newLinks(s.GPUs, numbers, divisions)
 	gpus := slices.Clone(s.GPUs)
-	slices.SortStableFunc(gpus, func(a, b inventory.GPU) int {
+	order.Sort(gpus, func(a, b inventory.GPU) int {
 		return cmp.Or(
 			cmp.Compare(numbers[a.UUID]/gpusOfSlice, numbers[b.UUID]/gpusOfSlice),
 			cmp.Compare(links.place(a), links.place(b)),
@@ -112,7 +113,7 @@ func fixedDevices(g inventory.GPU, driver inventory.Driver, number int, links li
 		return nil, append(leftOut, fmt.Sprintf("GPU %d (%s): %s", g.Index, g.UUID, noDevices))
 	}
 	migs := slices.Clone(g.MIGDevices)
-	slices.SortStableFunc(migs, func(a, b inventory.MIGDevice) int {
+	order.Sort(migs, func(a, b inventory.MIGDevice) int {
 		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(a.CI, b.CI),
 			cmp.Compare(a.Index, b.Index))
 	})

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -109,7 +110,7 @@ func (s Step) Call(gi int) inventory.MIGStep {
 func Plan(l Layout, gpus []GPU) Changes {
 	c := Changes{Layout: l.Name}
 	gpus = slices.Clone(gpus)
-	slices.SortFunc(gpus, func(a, b GPU) int { return a.Index - b.Index })
+	order.Sort(gpus, func(a, b GPU) int { return a.Index - b.Index })
 	for _, g := range gpus {
 		c.GPUs = append(c.GPUs, change(l, g))
 	}
@@ -218,7 +219,7 @@ func Restore(g GPU, mode inventory.MIGMode, instances []inventory.GPUInstance) G
 		after.Instances = append(after.Instances, Part{GPUInstance: had, ComputeSlices: s.slices,
 			profile: profiles[at].ID})
 	}
-	slices.SortFunc(after.Instances, func(a, b Part) int { return a.Start - b.Start })
+	order.Sort(after.Instances, func(a, b Part) int { return a.Start - b.Start })
 	c.After, c.Steps = after, steps(g, now, after)
 	return c
 }
@@ -382,7 +383,7 @@ func (item Item) kinds(profiles []inventory.MIGProfile) ([]instanceKind, error) 
 			kinds = append(kinds, instanceKind{profile: profiles[at], slices: s.slices, computes: computes, count: 1})
 		}
 	}
-	slices.SortStableFunc(kinds, func(a, b instanceKind) int {
+	order.Sort(kinds, func(a, b instanceKind) int {
 		return cmp.Or(cmp.Compare(b.profile.Size, a.profile.Size), cmp.Compare(b.slices, a.slices))
 	})
 	for i, a := range kinds {
@@ -470,7 +471,7 @@ func steps(g GPU, before, after Division) []Step {
 		list = append(list, Step{Action: action})
 	}
 	largest := slices.Clone(after.Instances)
-	slices.SortStableFunc(largest, func(a, b Part) int { return b.Size - a.Size })
+	order.Sort(largest, func(a, b Part) int { return b.Size - a.Size })
 	for _, i := range largest {
 		had := 0
 		if i.Exists {

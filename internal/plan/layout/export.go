@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -17,7 +18,7 @@ func Export(gpus []GPU) (Layout, []string) {
 	l := Layout{Name: Exported}
 	var lost []string
 	gpus = slices.Clone(gpus)
-	slices.SortFunc(gpus, func(a, b GPU) int { return a.Index - b.Index })
+	order.Sort(gpus, func(a, b GPU) int { return a.Index - b.Index })
 	for _, g := range gpus {
 		switch {
 		case g.Mode == inventory.MIGUnsupported:

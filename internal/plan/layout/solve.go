@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -180,7 +181,7 @@ func pack(sizes []int, giSlices, limit int) [][]inventory.ComputeInstance {
 			continue
 		}
 		for _, computes := range packed {
-			slices.SortFunc(computes, func(a, b inventory.ComputeInstance) int { return a.Start - b.Start })
+			order.Sort(computes, func(a, b inventory.ComputeInstance) int { return a.Start - b.Start })
 		}
 		return packed
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -243,7 +244,7 @@ func (n *step) findHeldForms() {
 		n.held = slices.DeleteFunc(n.held, func(h resource.HeldShape) bool { return gpus[h.GPU] })
 		maps.DeleteFunc(old, func(_ resource.Device, f *oldForm) bool { return gpus[f.device.GPU] })
 	}
-	slices.SortFunc(n.held, compareForms)
+	order.Sort(n.held, compareForms)
 	n.withdraw(old)
 	for _, f := range old {
 		n.offer(f)

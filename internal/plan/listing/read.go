@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -109,7 +110,7 @@ func (s State) findUnserved(h *holders.Holders) []resource.HeldShape {
 			}
 		}
 	}
-	slices.SortFunc(unserved, compareForms)
+	order.Sort(unserved, compareForms)
 	return unserved
 }
 

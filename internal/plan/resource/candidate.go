@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -95,7 +96,7 @@ func candidates(gpus []inventory.GPU, strategy MIGStrategy) []candidate {
 			all = append(all, candidate{gpu: g, mig: &g.MIGDevices[j]})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int { return compareIndex(a.index(), b.index()) })
+	order.Sort(all, func(a, b candidate) int { return compareIndex(a.index(), b.index()) })
 	return all
 }
 

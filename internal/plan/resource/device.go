@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
@@ -85,7 +86,7 @@ type Resource struct {
 // NewResource returns a resource of the given devices on a node with the given graph of GPU
 // connections. It takes over the slice and sorts it.
 func NewResource(name string, o Options, graph *topology.Graph, devices []Device) Resource {
-	slices.SortStableFunc(devices, compareDevices)
+	order.Sort(devices, compareDevices)
 	r := Resource{Name: name, onePerRequest: o.Sharing.OnePerRequest, policy: o.Policy, migParents: o.MIGParents,
 		graph: graph}
 	return r.with(devices)

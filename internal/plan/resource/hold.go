@@ -3,6 +3,8 @@ package resource
 import (
 	"cmp"
 	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 )
 
 // A Row is the place of a kind of hold in the order of all reasons that keep a
@@ -133,7 +135,7 @@ func (p Plan) Under(holds []Hold) Plan {
 			}
 			if h.Resource, h.UUID, h.Waits = r.Name, d.UUID, false; !slices.Contains(all[k], h) {
 				all[k], next.Holds = append(all[k], h), append(next.Holds, h)
-				slices.SortStableFunc(all[k], compareHolds)
+				order.Sort(all[k], compareHolds)
 			}
 			sick[k] = !d.Healthy && !held[k]
 			switch first := all[k][0]; {
@@ -168,7 +170,7 @@ func (p Plan) Under(holds []Hold) Plan {
 			next.Holds[i].Waits = h != all[k][0] || isSick && !h.Hidden
 		}
 	}
-	slices.SortStableFunc(next.Holds, func(a, b Hold) int { return cmp.Compare(a.Row, b.Row) })
-	slices.SortStableFunc(next.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	order.Sort(next.Holds, func(a, b Hold) int { return cmp.Compare(a.Row, b.Row) })
+	order.Sort(next.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
 	return next
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 )
@@ -91,7 +92,7 @@ func New(snapshot inventory.Snapshot, o Options) Plan {
 		}
 	}
 	p.warnOfMemory()
-	slices.SortStableFunc(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
+	order.Sort(p.plan.LeftOut, func(a, b LeftOut) int { return compareIndex(a.Index, b.Index) })
 	return p.plan
 }
 
@@ -122,7 +123,7 @@ func (p *planner) resource(name string, graph *topology.Graph) Resource {
 	if name != p.options.Units.Name || p.unitGPUs == nil {
 		return NewResource(name, p.options, graph, devices)
 	}
-	slices.SortStableFunc(devices, compareDevices)
+	order.Sort(devices, compareDevices)
 	r := Resource{Name: name, units: &unitRules{fit: p.options.Units.Fit, fill: p.options.Units.Fill, gpus: p.unitGPUs}}
 	return r.with(devices)
 }

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 )
 
 // Severity is the severity of a finding.
@@ -243,7 +245,7 @@ func Examine(f NodeFacts) []Finding {
 			all.list[i].Remedy = append(all.list[i].Remedy, f.Settings.Reader.command(command))
 		}
 	}
-	slices.SortStableFunc(all.list, func(a, b Finding) int { return cmp.Compare(b.Severity, a.Severity) })
+	order.Sort(all.list, func(a, b Finding) int { return cmp.Compare(b.Severity, a.Severity) })
 	return all.list
 }
 

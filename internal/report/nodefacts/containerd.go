@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
@@ -161,7 +162,7 @@ func (g generation) read(files []configFile) doctor.Reading {
 	if !named("runc") && (g >= from20 || len(reading.Handlers) == 0) {
 		reading.Handlers = append(reading.Handlers, doctor.RuntimeHandler{Name: "runc", Implied: true})
 	}
-	slices.SortFunc(reading.Handlers, func(a, b doctor.RuntimeHandler) int { return cmp.Compare(a.Name, b.Name) })
+	order.Sort(reading.Handlers, func(a, b doctor.RuntimeHandler) int { return cmp.Compare(a.Name, b.Name) })
 	if !named(reading.Default) && !reading.Disabled {
 		reading.Refused = fmt.Sprintf("default_runtime_name = %q, but no runtime has this name", reading.Default)
 	}

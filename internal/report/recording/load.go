@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
@@ -82,7 +83,7 @@ func Load(path string) (*Recording, error) {
 	for _, l := range r.lines {
 		r.Dropped += l.Dropped
 	}
-	slices.SortStableFunc(r.lines, func(a, b line) int { return a.end().Compare(b.end()) })
+	order.Sort(r.lines, func(a, b line) int { return a.end().Compare(b.end()) })
 	return r, nil
 }
 

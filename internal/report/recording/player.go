@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
@@ -72,7 +73,7 @@ func (p *Player) Follow(ctx context.Context, m *monitor.Monitor) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	lines, end := slices.Clone(p.recording.lines), p.recording.began.Add(p.recording.Length())
-	slices.SortStableFunc(lines, func(a, b line) int { return due(a).Compare(due(b)) })
+	order.Sort(lines, func(a, b line) int { return due(a).Compare(due(b)) })
 	for _, l := range lines {
 		request, ok := p.request(l, m)
 		if !ok || due(l).After(end) {

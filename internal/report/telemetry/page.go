@@ -10,6 +10,8 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 )
 
 // A page is the program's own metrics in one scrape. Prometheus' client could also collect and
@@ -46,7 +48,7 @@ func newLabels(pairs []label) *labels {
 	if len(pairs) == 0 {
 		return &labels{}
 	}
-	slices.SortFunc(pairs, func(a, b label) int { return cmp.Compare(a.name, b.name) })
+	order.Sort(pairs, func(a, b label) int { return cmp.Compare(a.name, b.name) })
 	var text strings.Builder
 	text.Grow(28 * len(pairs)) // on average
 	separator := byte('{')

@@ -10,8 +10,11 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/command"
@@ -132,6 +135,13 @@ func TestReadyRights(t *testing.T) {
 	s.addDaemon("daemon-a", "a", answering(status.Status{GPUs: []status.Device{gpu(0, "Healthy")}}))
 	s.addNode("b", 8, nil)
 	s.addPod("p", "", 9, corev1.PodPending)
+	s.add("leases", &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "gpu-change-0", Namespace: "gpu", Labels: map[string]string{"gpu-device-plugin.github.io/slot": "true"},
+			Annotations: map[string]string{"gpu-device-plugin.github.io/change.state": "failed"},
+		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To("b")},
+	})
 	var mu sync.Mutex
 	requests := map[apiserver.Request]bool{}
 	s.server.SetFault(apiserver.Fault{Only: func(r apiserver.Request) bool {
@@ -140,7 +150,8 @@ func TestReadyRights(t *testing.T) {
 		requests[r] = true
 		return false
 	}})
-	for _, arguments := range []string{"", "a", "list", "why p -n team", "status a", "reset a --gpu 0"} {
+	for _, arguments := range []string{"", "a", "list", "why p -n team", "status a", "reset a --gpu 0",
+		"rollout status -n gpu", "rollout pause -n gpu", "rollout resume -n gpu", "rollout retry b -n gpu"} {
 		s.run(strings.Fields(arguments)...)
 	}
 	mu.Lock()
@@ -149,6 +160,9 @@ func TestReadyRights(t *testing.T) {
 		if !slices.Contains(permitted[r.Resource], r.Verb) {
 			t.Errorf("%s %s is not permitted", r.Verb, r.Resource)
 		}
+	}
+	if len(s.server.Leases("gpu")) > 0 {
+		t.Error("retry has not freed the slot")
 	}
 	if len(requests) < 6 || !slices.Contains(permitted["pods/exec"], "create") {
 		t.Errorf("requests: %v; permitted: %v", requests, permitted)
