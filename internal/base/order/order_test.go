@@ -25,5 +25,5 @@ func TestSort(t *testing.T) {
 			t.Fatalf("%v, want %v", all, want)
 		}
 	}
-	order.Sort(nil, func(a, b element) int { return 0 })
+	order.Sort(nil, func(_, _ element) int { return 0 })
 }
