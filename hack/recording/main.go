@@ -178,7 +178,7 @@ func read(output io.Reader, screens chan<- string) {
 	var screen strings.Builder
 	for lines := bufio.NewScanner(output); lines.Scan(); {
 		screen.WriteString(lines.Text() + "\n")
-		if strings.HasPrefix(lines.Text(), "Ctrl-C ends") {
+		if strings.HasPrefix(lines.Text(), "Ctrl-C stops") {
 			screens <- screen.String()
 			screen.Reset()
 		}

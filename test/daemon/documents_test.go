@@ -251,7 +251,7 @@ func TestMakeRun(t *testing.T) {
 		case strings.Contains(lines.Text(), "allocatable "):
 			commands = nil
 			shown = shown || strings.Contains(lines.Text(), "allocatable 1")
-		case strings.HasPrefix(lines.Text(), "Ctrl-C ends") && shown && len(commands) > 0:
+		case strings.HasPrefix(lines.Text(), "Ctrl-C stops") && shown && len(commands) > 0:
 			shellRuns(t, commands)
 			if err := c.Process.Signal(os.Interrupt); err != nil {
 				t.Error(err)

@@ -59,7 +59,7 @@ func run(ctx context.Context, s node.Setup) (err error) {
 	if died != nil {
 		return died
 	}
-	fmt.Println("\nEnding the daemon and the kubelet.")
+	fmt.Println("\nStopping the daemon and the kubelet.")
 	return nil
 }
 
@@ -144,7 +144,7 @@ func (d *display) commands() string {
 }
 
 // endLine is the last line of a screen.
-const endLine = "Ctrl-C ends all of it."
+const endLine = "Ctrl-C stops everything."
 
 // gpu returns the index of the GPU that the commands name: 3 where the machine has it, or else its
 // last one.
