@@ -9,10 +9,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -181,8 +183,18 @@ func (n *node) startSet(t *testing.T, c serve.Collaborators) *daemon {
 	go func() { ended <- set.Run(ctx) }()
 	stop := sync.OnceFunc(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("the daemon ended: %v", err)
+		for {
+			select {
+			case err := <-ended:
+				if err != nil {
+					t.Errorf("the daemon ended: %v", err)
+				}
+				return
+			case <-time.After(time.Second): // one that ends between two registrations waits by its clock
+				if fake, is := c.Clock.(*clocktesting.FakeClock); is {
+					fake.Step(time.Second)
+				}
+			}
 		}
 	})
 	t.Cleanup(stop)
