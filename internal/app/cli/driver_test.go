@@ -104,7 +104,7 @@ func TestDriverDoc(t *testing.T) {
 		return
 	}
 	if flag.Lookup("update").Value.String() != "true" {
-		t.Fatal("it is not what the code makes; write it anew: go test ./internal/app/cli -run TestDriverDoc -update")
+		t.Fatal("it is not what the code makes; write it again: go test ./internal/app/cli -run TestDriverDoc -update")
 	}
 	if err := os.WriteFile(driverDoc, []byte(written), 0o644); err != nil {
 		t.Fatal(err)

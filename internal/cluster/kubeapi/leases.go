@@ -119,16 +119,7 @@ func (c *Client) writeLease(ctx context.Context, verb, path string, l Lease) (Le
 
 // DeleteLease deletes the Lease with a name and a UID. It returns nil if there is no such Lease.
 func (c *Client) DeleteLease(ctx context.Context, namespace string, l Lease) error {
-	options := map[string]any{"apiVersion": "v1", "kind": "DeleteOptions",
-		"preconditions": map[string]string{"uid": l.UID}}
-	body, err := json.Marshal(options)
-	if err != nil {
-		return fmt.Errorf("write the options of a deletion: %w", err)
-	}
-	_, err = c.send(ctx, request{
-		verb: http.MethodDelete, path: leasePath + namespace + "/leases/" + l.Name,
-		contentType: "application/json", body: body,
-	})
+	err := c.remove(ctx, leasePath+namespace+"/leases/"+l.Name, l.UID)
 	if err != nil && !IsStale(err) {
 		return fmt.Errorf("give back slot %s: %w", l.Name, err)
 	}

@@ -171,22 +171,23 @@ func (c *Client) UpdateSlice(ctx context.Context, s Slice) (Slice, error) {
 
 // DeleteSlice deletes the slice with a name and a UID. It returns nil if there is no such slice.
 func (c *Client) DeleteSlice(ctx context.Context, name, uid string) error {
+	err := c.resourceAPI(func(api string) error { return c.remove(ctx, api+"/resourceslices/"+name, uid) })
+	if err != nil && !IsCode(err, http.StatusNotFound) {
+		return fmt.Errorf("remove ResourceSlice %s: %w", name, err)
+	}
+	return nil
+}
+
+// remove deletes the object at a path if it has the UID.
+func (c *Client) remove(ctx context.Context, path, uid string) error {
 	options := map[string]any{"apiVersion": "v1", "kind": "DeleteOptions",
 		"preconditions": map[string]string{"uid": uid}}
 	body, err := json.Marshal(options)
 	if err != nil {
 		return fmt.Errorf("write the options of a deletion: %w", err)
 	}
-	err = c.resourceAPI(func(api string) error {
-		_, err := c.send(ctx, request{
-			verb: http.MethodDelete, path: api + "/resourceslices/" + name, contentType: "application/json", body: body,
-		})
-		return err
-	})
-	if err != nil && !IsCode(err, http.StatusNotFound) {
-		return fmt.Errorf("remove ResourceSlice %s: %w", name, err)
-	}
-	return nil
+	_, err = c.send(ctx, request{verb: http.MethodDelete, path: path, contentType: "application/json", body: body})
+	return err
 }
 
 // IsStale reports whether a write failed because another program had changed, created or deleted
