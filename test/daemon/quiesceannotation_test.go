@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
 const quiesceKey = "gpu-device-plugin.github.io/quiesce."
@@ -46,10 +47,11 @@ func TestRollOutDuringQuiesceAnnotation(t *testing.T) {
 	later.firstLine("quiesced: the driver is released since")
 	s.annotate(server, "")
 	later.becomesReady("ready")
-	d := later.Running()
+	mark, d := s.Mark(), later.Running()
 	s.signal(d, syscall.SIGKILL)
 	<-d.Ended()
-	_ = later.StopDaemon() // it was killed
+	_ = later.StopDaemon()            // it was killed
+	s.next(mark, standin.StreamEnded) // before, kubelet asks the process that was killed about a pod
 	s.shows(8, 8)
 	s.admit("work", 8)
 }
