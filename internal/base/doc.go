@@ -6,7 +6,8 @@
 //   - lead: elects the leading process of a node, and sends its values to the standbys.
 //   - control: the control socket between commands and the daemon.
 //   - driverroot: folders, links and libraries below the driver root.
-//   - nodefiles: reads files below the root folder of a node.
+//   - diagnosis: facts about a node that may be unknown, and findings of its checks.
+//   - nodefiles: reads files below the root folder of a node, and facts with a time limit.
 //   - logwriter: log lines that never block the daemon, as text or JSON.
 //   - terminal: the printable form of texts from other programs.
 //   - order: sorts slices of large structs.

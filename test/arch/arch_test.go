@@ -126,9 +126,12 @@ var callHomes = []struct {
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 // They import no other packages of the project than pure ones and those of pureReads.
 var pure = []string{
-	"internal/base/order", "internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology", "internal/plan/resource", "internal/plan/containeredits",
-	"internal/report/status", "internal/report/unitreport", "internal/report/doctor", "internal/report/nodeevents", "internal/plan/layout", "internal/plan/labels", "internal/plan/dra", "internal/plan/slots",
-	"internal/plan/holders", "internal/plan/listing", "internal/maintenance/driver/preflight",
+	"internal/base/diagnosis", "internal/base/order",
+	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology",
+	"internal/maintenance/driver/preflight",
+	"internal/plan/containeredits", "internal/plan/dra", "internal/plan/holders", "internal/plan/labels",
+	"internal/plan/layout", "internal/plan/listing", "internal/plan/resource", "internal/plan/slots",
+	"internal/report/doctor", "internal/report/nodeevents", "internal/report/status", "internal/report/unitreport",
 }
 
 // pureReads are packages of which pure ones may use values.

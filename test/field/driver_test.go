@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
@@ -283,7 +284,7 @@ func TestDoctorOnAContainerWithoutDeviceNodes(t *testing.T) {
 	}
 	kernel := os.DirFS(t.TempDir())
 	facts := nodefacts.Places{Kernel: kernel, Host: kernel, Devices: kernel, Driver: kernel}.Gather(t.Context())
-	facts.Daemon = doctor.Fact[doctor.Daemon]{Value: doctor.Daemon{Status: s}}
+	facts.Daemon = diagnosis.Fact[doctor.Daemon]{Value: doctor.Daemon{Status: s}}
 	var said []string
 	for _, f := range doctor.Examine(facts) {
 		if strings.Contains(f.Message, why) {

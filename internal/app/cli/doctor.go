@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
@@ -75,10 +76,10 @@ func newDoctorCommand() *cobra.Command {
 			return err
 		}
 		report := struct {
-			Worst    doctor.Severity  `json:"worst"`
-			Node     string           `json:"node"`
-			Findings []doctor.Finding `json:"findings"`
-		}{doctor.Worst(findings), at, findings}
+			Worst    diagnosis.Severity  `json:"worst"`
+			Node     string              `json:"node"`
+			Findings []diagnosis.Finding `json:"findings"`
+		}{diagnosis.Worst(findings), at, findings}
 		if o.String() == "table" {
 			for i := range findings {
 				findings[i].Message = terminal.Line(findings[i].Message)
@@ -104,11 +105,11 @@ func addHostRootFlag(cmd *cobra.Command) *string {
 }
 
 // severityStatus returns the exit status for the worst finding; nil for 0.
-func severityStatus(worst doctor.Severity) error {
+func severityStatus(worst diagnosis.Severity) error {
 	switch worst {
-	case doctor.Error:
+	case diagnosis.Error:
 		return ExitStatus(exitError)
-	case doctor.Warning:
+	case diagnosis.Warning:
 		return ExitStatus(exitWarning)
 	default:
 		return nil
@@ -154,8 +155,8 @@ func asRegistered(c *config.Config, s status.Status, flags *pflag.FlagSet) (stan
 // examine returns the findings on the node, and the place of the node's files. answer is the
 // daemon's status, and standIn the result of asRegistered.
 func examine(
-	ctx context.Context, c config.Config, answer doctor.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
-) (findings []doctor.Finding, at string, err error) {
+	ctx context.Context, c config.Config, answer diagnosis.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
+) (findings []diagnosis.Finding, at string, err error) {
 	p, at, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return nil, "", err
@@ -174,13 +175,11 @@ func examine(
 			at = "simulated node " + simulated
 		}
 	}
-	var next doctor.Fact[[]doctor.Finding]
+	var next diagnosis.Fact[[]diagnosis.Finding]
 	if p.Simulated {
 		next.Missing = simulatedDriver
 	} else {
-		for _, f := range preflight.ExamineNextBoot(driverPlaces(p).Read(ctx)) {
-			next.Value = append(next.Value, asDoctor(f))
-		}
+		next.Value = preflight.ExamineNextBoot(driverPlaces(p).Read(ctx))
 	}
 	facts := p.Gather(ctx)
 	facts.Daemon, facts.NextBoot, facts.Today = answer, next, time.Now()
@@ -209,7 +208,7 @@ func companions(o containeredits.Options) (all []doctor.CompanionModule) {
 }
 
 // askStatus asks the running daemon for its status.
-func askStatus(ctx context.Context, socket string) (fact doctor.Fact[doctor.Daemon]) {
+func askStatus(ctx context.Context, socket string) (fact diagnosis.Fact[doctor.Daemon]) {
 	if socket == "" {
 		fact.Missing = "The daemon has no control socket: --control-socket is empty"
 		return fact
@@ -323,24 +322,24 @@ func textWidth(w io.Writer) int {
 
 // findingsText returns findings as text of so many columns. In a narrow terminal, messages
 // and evidence have separate lines.
-func findingsText(at string, all []doctor.Finding, width int) string {
+func findingsText(at string, all []diagnosis.Finding, width int) string {
 	var b strings.Builder
 	var counts []string
-	for s := doctor.Error; s >= doctor.OK; s-- {
+	for s := diagnosis.Error; s >= diagnosis.OK; s-- {
 		n := 0
 		for _, f := range all {
 			if f.Severity == s {
 				n++
 			}
 		}
-		if text := fmt.Sprint(n, " ", s); n > 1 && s >= doctor.Warning {
+		if text := fmt.Sprint(n, " ", s); n > 1 && s >= diagnosis.Warning {
 			counts = append(counts, text+"s")
 		} else if n > 0 {
 			counts = append(counts, text)
 		}
 	}
 	result := "doctor: "
-	if doctor.Worst(all) < doctor.Warning {
+	if diagnosis.Worst(all) < diagnosis.Warning {
 		result += "no problems found: "
 	}
 	b.WriteString(wrap(result+strings.Join(counts, ", ")+" ("+at+")", width, "", "") + "\n")
@@ -351,9 +350,9 @@ func findingsText(at string, all []doctor.Finding, width int) string {
 }
 
 // findingText writes a finding that fits so many columns.
-func findingText(b *strings.Builder, f doctor.Finding, width int) {
+func findingText(b *strings.Builder, f diagnosis.Finding, width int) {
 	column, between := messageColumn, ""
-	if width < terminal.DefaultColumns && f.Severity != doctor.OK {
+	if width < terminal.DefaultColumns && f.Severity != diagnosis.OK {
 		column, between = commandColumn, "\n   "
 	}
 	indent := strings.Repeat(" ", column)
@@ -362,7 +361,7 @@ func findingText(b *strings.Builder, f doctor.Finding, width int) {
 		head = fmt.Sprintf("%-12s %-18s", f.Severity, f.Check)
 	}
 	b.WriteString(head + between + " " + wrap(f.Message, width-column, "", indent))
-	if f.Severity == doctor.OK {
+	if f.Severity == diagnosis.OK {
 		return
 	}
 	for _, e := range f.Evidence {

@@ -11,6 +11,7 @@ import (
 	"testing/fstest"
 	"unicode/utf8"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
@@ -26,10 +27,10 @@ func TestFindingsFitTheScreen(t *testing.T) {
 			long, strings.Repeat("é", 300),
 		strings.Repeat("x", 68), strings.Repeat("x", 64) + " y", strings.Repeat("ab ", 32) + "c", "",
 	} {
-		printed := findingsText(text, []doctor.Finding{
-			{Check: "container-runtime", Severity: doctor.NotChecked, Message: text, Evidence: []string{text, "b"},
+		printed := findingsText(text, []diagnosis.Finding{
+			{Check: "container-runtime", Severity: diagnosis.NotChecked, Message: text, Evidence: []string{text, "b"},
 				Remedy: []string{text, "ls"}},
-			{Check: "driver", Severity: doctor.OK, Message: text, Evidence: []string{text}},
+			{Check: "driver", Severity: diagnosis.OK, Message: text, Evidence: []string{text}},
 		}, 100-i%2*20)
 		for line := range strings.Lines(printed) {
 			if width := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); width > 100-i%2*20 {
@@ -46,7 +47,7 @@ func TestFindingsFitTheScreen(t *testing.T) {
 func TestCommandsThatAreCopied(t *testing.T) {
 	t.Parallel()
 	command := "kubectl" + strings.Repeat(" --flag=value", 20)
-	printed := findingsText("", []doctor.Finding{{Severity: doctor.Error, Remedy: []string{command}}}, 100)
+	printed := findingsText("", []diagnosis.Finding{{Severity: diagnosis.Error, Remedy: []string{command}}}, 100)
 	_, copied, _ := strings.Cut(printed, "$ ")
 	joined := strings.Join(strings.Fields(strings.ReplaceAll(copied, "\\\n", " ")), " ")
 	if joined != command {
@@ -151,8 +152,8 @@ func TestDoctorDoc(t *testing.T) {
 	}.Gather(t.Context())
 	facts.Settings = doctor.Settings{CDI: true, CDIFolder: "/var/run/cdi", CDIVendor: containeredits.CDIVendor,
 		KernelLog: true, DriverRoot: "/"}
-	facts.Kubelet = doctor.Fact[doctor.Kubelet]{Value: doctor.Kubelet{Socket: config.DefaultKubeletSocket}}
-	facts.PodResources = doctor.Fact[doctor.PodResourcesAnswer]{}
+	facts.Kubelet = diagnosis.Fact[doctor.Kubelet]{Value: doctor.Kubelet{Socket: config.DefaultKubeletSocket}}
+	facts.PodResources = diagnosis.Fact[doctor.PodResourcesAnswer]{}
 	facts.Daemon.Missing = noDaemon(config.DefaultControlSocket)
 	example := findingsText("the node's files: /", doctor.Examine(facts), 100)
 	example, _, cut := strings.Cut(example, "not checked  ") // problems come first

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -22,7 +23,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -85,7 +85,7 @@ func newPreflightCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return severityStatus(doctor.Severity(report.Worst()))
+		return severityStatus(diagnosis.Worst(report.Findings))
 	}
 	return cmd
 }
@@ -168,7 +168,7 @@ func preflightTarget(host fs.FS, to string) (*preflight.Target, error) {
 }
 
 // gpuDevices returns the devices of GPUs held by containers, for any name of the resource.
-func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact preflight.Fact[[]preflight.PodDevice]) {
+func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact diagnosis.Fact[[]preflight.PodDevice]) {
 	client := kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{})
 	defer func() { _ = client.Close() }() // used for reading only
 	all, err := client.ContainerDevices(ctx)
@@ -233,15 +233,7 @@ func preflightText(node string, r preflight.Report, width int) string {
 		b.WriteString("\n")
 	}
 	for _, f := range r.Findings {
-		findingText(&b, asDoctor(f), width)
+		findingText(&b, f, width)
 	}
 	return b.String()
-}
-
-// asDoctor returns a finding of preflight as a finding of doctor. Both have the same
-// severities.
-func asDoctor(f preflight.Finding) doctor.Finding {
-	return doctor.Finding{Check: f.Check, Code: f.Code, Severity: doctor.Severity(f.Severity), Message: f.Message,
-		Evidence: f.Evidence,
-		Remedy:   f.Remedy}
 }

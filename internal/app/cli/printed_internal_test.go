@@ -12,12 +12,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/topology"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -108,19 +108,19 @@ func TestNamesInExamples(t *testing.T) {
 // is none of.
 func TestFindingsInNumbers(t *testing.T) {
 	t.Parallel()
-	all := func(severities ...doctor.Severity) (findings []doctor.Finding) {
+	all := func(severities ...diagnosis.Severity) (findings []diagnosis.Finding) {
 		for _, s := range severities {
-			findings = append(findings, doctor.Finding{Severity: s, Check: "c", Message: "m", Evidence: []string{"e"}})
+			findings = append(findings, diagnosis.Finding{Severity: s, Check: "c", Message: "m", Evidence: []string{"e"}})
 		}
 		return findings
 	}
-	for want, findings := range map[string][]doctor.Finding{
-		"doctor: no problems found: 1 ok (at)":    all(doctor.OK),
-		"doctor: no problems found: 2 ok (at)":    all(doctor.OK, doctor.OK),
-		"doctor: 1 error, 1 warning, 1 info (at)": all(doctor.Info, doctor.Warning, doctor.Error),
-		"doctor: 2 errors, 3 warnings, 2 not checked (at)": all(doctor.NotChecked, doctor.NotChecked, doctor.Error,
-			doctor.Error, doctor.Warning,
-			doctor.Warning, doctor.Warning),
+	for want, findings := range map[string][]diagnosis.Finding{
+		"doctor: no problems found: 1 ok (at)":    all(diagnosis.OK),
+		"doctor: no problems found: 2 ok (at)":    all(diagnosis.OK, diagnosis.OK),
+		"doctor: 1 error, 1 warning, 1 info (at)": all(diagnosis.Info, diagnosis.Warning, diagnosis.Error),
+		"doctor: 2 errors, 3 warnings, 2 not checked (at)": all(diagnosis.NotChecked, diagnosis.NotChecked, diagnosis.Error,
+			diagnosis.Error, diagnosis.Warning,
+			diagnosis.Warning, diagnosis.Warning),
 	} {
 		got := findingsText("at", findings, 100)
 		if first, _, _ := strings.Cut(got, "\n"); first != want {
@@ -132,9 +132,9 @@ func TestFindingsInNumbers(t *testing.T) {
 	}
 	want := "\nerror        driver             broken\n" + strings.Repeat(" ", 32) +
 		"seen: file\n    $ fix it\n\nok           kubelet            well\n"
-	got := findingsText("", []doctor.Finding{
-		{Severity: doctor.Error, Check: "driver", Message: "broken", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
-		{Severity: doctor.OK, Check: "kubelet", Message: "well", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
+	got := findingsText("", []diagnosis.Finding{
+		{Severity: diagnosis.Error, Check: "driver", Message: "broken", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
+		{Severity: diagnosis.OK, Check: "kubelet", Message: "well", Evidence: []string{"file"}, Remedy: []string{"fix it"}},
 	}, 100)
 	if _, got, _ = strings.Cut(got, "\n"); got != want {
 		t.Errorf("%q, want %q", got, want)

@@ -5,55 +5,11 @@
 package doctor
 
 import (
-	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 )
-
-// Severity is the severity of a finding.
-type Severity int
-
-// The severities in ascending order.
-const (
-	OK Severity = iota
-	Info
-	NotChecked // a fact was not readable
-	Warning
-	Error
-)
-
-// severities are the names of the severities.
-var severities = [...]string{OK: "ok", Info: "info", NotChecked: "not checked", Warning: "warning", Error: "error"}
-
-func (s Severity) String() string {
-	if s < 0 || int(s) >= len(severities) {
-		return fmt.Sprintf("Severity(%d)", int(s))
-	}
-	return severities[s]
-}
-
-// MarshalText returns the name of a severity.
-func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// A Finding is a result of a check. A check may have several.
-type Finding struct {
-	// Check is the name of the check.
-	Check string `json:"check"`
-	// Code is the kind of a problem, for programs: it stays the same when Message is reworded. It is
-	// empty if Severity is OK or NotChecked.
-	Code     string   `json:"code,omitempty"`
-	Severity Severity `json:"severity"`
-	// Message is a sentence without a full stop.
-	Message string `json:"message"`
-	// Evidence are files of the node with their contents, and values.
-	Evidence []string `json:"evidence,omitempty"`
-	// Remedy are commands in order, for a root shell on the node. Commands of gpu-device-plugin
-	// belong in the daemon's container.
-	Remedy []string `json:"remedy,omitempty"`
-}
 
 // The codes that kubectl gpu why looks for. The program knows them by their text.
 const (
@@ -63,39 +19,30 @@ const (
 	codeNeedsClass = "pods-need-runtime-class"
 )
 
-// A Fact is a reading of a part of the node.
-type Fact[T any] struct {
-	Value T
-	// Missing is why Value is unknown, and how to make it known; empty if Value is known.
-	Missing string
-	// Hung is true if Value is missing because reading it did not return.
-	Hung bool
-}
-
 // NodeFacts are the facts about a node. Paths are paths on the node.
 type NodeFacts struct {
 	Settings      Settings
-	Today         time.Time         // zero if irrelevant
-	Simulated     bool              // the GPUs are simulated, and the driver's files are those of the simulation
-	WSL           bool              // the node is Windows Subsystem for Linux
-	GPUs          Fact[[]PCIDevice] // without GPUs of virtual machines
-	GPUsGivenAway Fact[[]PCIDevice]
-	NVSwitches    Fact[[]PCIDevice]
-	Module        Fact[string]   // version of the loaded kernel module; empty if it is not loaded
-	Modules       Fact[[]string] // names of all loaded kernel modules
-	Library       Fact[NVMLLibrary]
-	Devices       Fact[Devices]  // of the node
-	Container     Fact[Devices]  // of doctor's container; Missing outside of containers
-	Processes     Fact[[]string] // names of running processes, which the kernel cuts to 15 bytes
-	Runtime       Fact[Runtime]
-	Toolkit       Fact[Toolkit]
-	Specs         Fact[[]Spec]
-	SELinux       Fact[SELinux]
-	Kubelet       Fact[Kubelet]
-	PodResources  Fact[PodResourcesAnswer]
-	Daemon        Fact[Daemon]
+	Today         time.Time                   // zero if irrelevant
+	Simulated     bool                        // the GPUs are simulated, and the driver's files are those of the simulation
+	WSL           bool                        // the node is Windows Subsystem for Linux
+	GPUs          diagnosis.Fact[[]PCIDevice] // without GPUs of virtual machines
+	GPUsGivenAway diagnosis.Fact[[]PCIDevice]
+	NVSwitches    diagnosis.Fact[[]PCIDevice]
+	Module        diagnosis.Fact[string]   // version of the loaded kernel module; empty if it is not loaded
+	Modules       diagnosis.Fact[[]string] // names of all loaded kernel modules
+	Library       diagnosis.Fact[NVMLLibrary]
+	Devices       diagnosis.Fact[Devices]  // of the node
+	Container     diagnosis.Fact[Devices]  // of doctor's container; Missing outside of containers
+	Processes     diagnosis.Fact[[]string] // names of running processes, which the kernel cuts to 15 bytes
+	Runtime       diagnosis.Fact[Runtime]
+	Toolkit       diagnosis.Fact[Toolkit]
+	Specs         diagnosis.Fact[[]Spec]
+	SELinux       diagnosis.Fact[SELinux]
+	Kubelet       diagnosis.Fact[Kubelet]
+	PodResources  diagnosis.Fact[PodResourcesAnswer]
+	Daemon        diagnosis.Fact[Daemon]
 	// NextBoot are the findings of preflight about the driver's modules at each boot.
-	NextBoot Fact[[]Finding]
+	NextBoot diagnosis.Fact[[]diagnosis.Finding]
 }
 
 // Settings are the daemon's options that affect checks of the node.
@@ -230,7 +177,7 @@ var Checks = []Check{
 }
 
 // Examine judges the facts. The worst findings come first.
-func Examine(f NodeFacts) []Finding {
+func Examine(f NodeFacts) []diagnosis.Finding {
 	all := findings{check: "configuration"}
 	if f.Settings.Problem != "" {
 		all.fail("config-invalid", f.Settings.Problem, nil, "gpu-device-plugin config check "+f.Settings.ConfigFile)
@@ -245,61 +192,54 @@ func Examine(f NodeFacts) []Finding {
 			all.list[i].Remedy = append(all.list[i].Remedy, f.Settings.Reader.command(command))
 		}
 	}
-	order.Sort(all.list, func(a, b Finding) int { return cmp.Compare(b.Severity, a.Severity) })
+	diagnosis.SortWorstFirst(all.list)
 	return all.list
-}
-
-// Worst returns the highest severity of the findings.
-func Worst(all []Finding) Severity {
-	worst := OK
-	for _, f := range all {
-		worst = max(worst, f.Severity)
-	}
-	return worst
 }
 
 // findings collects the findings of a check.
 type findings struct {
 	check string
-	list  []Finding
+	list  []diagnosis.Finding
 }
 
-func (f *findings) add(s Severity, code, message string, evidence, remedy []string) {
+func (f *findings) add(s diagnosis.Severity, code, message string, evidence, remedy []string) {
 	f.list = append(f.list,
-		Finding{Check: f.check, Code: code, Severity: s, Message: message, Evidence: evidence, Remedy: remedy})
+		diagnosis.Finding{Check: f.check, Code: code, Severity: s, Message: message, Evidence: evidence, Remedy: remedy})
 }
 
-func (f *findings) ok(message string, evidence ...string) { f.add(OK, "", message, evidence, nil) }
+func (f *findings) ok(message string, evidence ...string) {
+	f.add(diagnosis.OK, "", message, evidence, nil)
+}
 
 func (f *findings) skip(message string, remedy ...string) {
-	f.add(NotChecked, "", message, nil, remedy)
+	f.add(diagnosis.NotChecked, "", message, nil, remedy)
 }
 
 func (f *findings) info(code, message string, evidence []string, remedy ...string) {
-	f.add(Info, code, message, evidence, remedy)
+	f.add(diagnosis.Info, code, message, evidence, remedy)
 }
 
 func (f *findings) warn(code, message string, evidence []string, remedy ...string) {
-	f.add(Warning, code, message, evidence, remedy)
+	f.add(diagnosis.Warning, code, message, evidence, remedy)
 }
 
 func (f *findings) fail(code, message string, evidence []string, remedy ...string) {
-	f.add(Error, code, message, evidence, remedy)
+	f.add(diagnosis.Error, code, message, evidence, remedy)
 }
 
 // hasProblem reports whether the check has a finding worse than ok.
 func (f *findings) hasProblem() bool {
-	return slices.ContainsFunc(f.list, func(one Finding) bool { return one.Check == f.check && one.Severity != OK })
+	return slices.ContainsFunc(f.list, func(one diagnosis.Finding) bool { return one.Check == f.check && one.Severity != diagnosis.OK })
 }
 
 // hasWarning reports whether the check has a warning or an error.
 func (f *findings) hasWarning() bool {
 	return slices.ContainsFunc(f.list,
-		func(one Finding) bool { return one.Check == f.check && one.Severity >= Warning })
+		func(one diagnosis.Finding) bool { return one.Check == f.check && one.Severity >= diagnosis.Warning })
 }
 
 // require reports whether a fact is known. It adds a finding for an unknown fact.
-func require[T any](f *findings, fact Fact[T]) bool {
+func require[T any](f *findings, fact diagnosis.Fact[T]) bool {
 	switch {
 	case fact.Hung:
 		f.warn("read-hangs", fact.Missing, nil, "dmesg | tail -50")

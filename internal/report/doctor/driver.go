@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -199,8 +200,8 @@ func nextBoot(f *NodeFacts, r *findings) {
 		return
 	}
 	for _, one := range f.NextBoot.Value {
-		if one.Severity != OK {
-			r.add(min(one.Severity, Warning), one.Code, one.Message, one.Evidence, one.Remedy)
+		if one.Severity != diagnosis.OK {
+			r.add(min(one.Severity, diagnosis.Warning), one.Code, one.Message, one.Evidence, one.Remedy)
 		}
 	}
 	if !r.hasProblem() {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -110,19 +111,19 @@ func (r Runtime) evidence(says ...string) []string {
 // depends on the unknown version of the runtime, and the reported severity is the lowest of them.
 func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findings)) {
 	one := f.Runtime.Value
-	var first []Finding
+	var first []diagnosis.Finding
 	var each []string
-	differ, least := false, Error
+	differ, least := false, diagnosis.Error
 	for i, reading := range one.Readings {
 		to := findings{check: r.check}
 		judge(one, reading, &to)
 		if i == 0 {
 			first = to.list
 		}
-		differ = differ || !slices.EqualFunc(first, to.list, func(a, b Finding) bool {
+		differ = differ || !slices.EqualFunc(first, to.list, func(a, b diagnosis.Finding) bool {
 			return a.Severity == b.Severity && a.Message == b.Message
 		})
-		worst := Finding{Message: "no problem"}
+		worst := diagnosis.Finding{Message: "no problem"}
 		for _, finding := range to.list {
 			if finding.Severity > worst.Severity {
 				worst = finding
@@ -135,7 +136,7 @@ func eachReading(f *NodeFacts, r *findings, judge func(Runtime, Reading, *findin
 		strings.Join(each, ". "); {
 	case !differ:
 		r.list = append(r.list, first...)
-	case least > NotChecked:
+	case least > diagnosis.NotChecked:
 		r.add(least, "runtime-version-unknown", message, one.evidence(),
 			[]string{one.versionCommand(), one.checkCommand()})
 	default:

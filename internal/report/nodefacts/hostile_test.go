@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -173,7 +174,7 @@ func TestHungRead(t *testing.T) {
 		}
 		found := false
 		for _, f := range doctor.Examine(facts) {
-			found = found || f.Check == "driver" && f.Severity == doctor.Warning && strings.Contains(f.Message, "did not return")
+			found = found || f.Check == "driver" && f.Severity == diagnosis.Warning && strings.Contains(f.Message, "did not return")
 		}
 		if !found || facts.Runtime.Missing != "" {
 			t.Errorf("module %+v, runtime %+v: want only the module's version to be missing", facts.Module, facts.Runtime)
@@ -194,7 +195,7 @@ func TestNothingVisible(t *testing.T) {
 			without := slices.Contains([]string{"gpus", "driver", "next-boot", "device-nodes", "persistence", "kernel-log",
 				"fabric-manager"},
 				f.Check)
-			if f.Severity != doctor.NotChecked && f.Check != "mps" && (name == "nothing" || !without) {
+			if f.Severity != diagnosis.NotChecked && f.Check != "mps" && (name == "nothing" || !without) {
 				t.Errorf("%s can be seen, and still: %+v", name, f)
 			}
 		}

@@ -3,6 +3,7 @@ package nodefacts_test
 import (
 	"slices"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
@@ -12,19 +13,19 @@ func allRows() []row {
 }
 
 // atBoot makes preflight find these.
-func atBoot(all ...doctor.Finding) func(*doctor.NodeFacts) {
+func atBoot(all ...diagnosis.Finding) func(*doctor.NodeFacts) {
 	return func(f *doctor.NodeFacts) { f.NextBoot.Value = all }
 }
 
 // nextBootRows are findings of preflight.
 var nextBootRows = []row{
-	{name: "modules at each boot", facts: atBoot(doctor.Finding{Message: "as wanted"}), check: "next-boot", severity: doctor.OK,
+	{name: "modules at each boot", facts: atBoot(diagnosis.Finding{Message: "as wanted"}), check: "next-boot", severity: diagnosis.OK,
 		says: "The next boot starts the running kernel"},
-	{name: "no modules at the next boot", facts: atBoot(doctor.Finding{Severity: doctor.Error, Code: "no-modules", Message: "There is no nvidia module",
-		Remedy: []string{"dkms autoinstall"}}), check: "next-boot", severity: doctor.Warning, says: "There is no nvidia module",
+	{name: "no modules at the next boot", facts: atBoot(diagnosis.Finding{Severity: diagnosis.Error, Code: "no-modules", Message: "There is no nvidia module",
+		Remedy: []string{"dkms autoinstall"}}), check: "next-boot", severity: diagnosis.Warning, says: "There is no nvidia module",
 		remedy: "dkms autoinstall"},
-	{name: "a newer kernel", facts: atBoot(doctor.Finding{Severity: doctor.Info, Code: "other-kernel", Message: "The next boot starts kernel 6.9"}),
-		check: "next-boot", severity: doctor.Info, says: "starts kernel 6.9"},
-	{name: "a kernel that is not known", facts: atBoot(doctor.Finding{Severity: doctor.NotChecked, Message: "Cannot read"}),
-		check: "next-boot", severity: doctor.NotChecked, says: "Cannot read"},
+	{name: "a newer kernel", facts: atBoot(diagnosis.Finding{Severity: diagnosis.Info, Code: "other-kernel", Message: "The next boot starts kernel 6.9"}),
+		check: "next-boot", severity: diagnosis.Info, says: "starts kernel 6.9"},
+	{name: "a kernel that is not known", facts: atBoot(diagnosis.Finding{Severity: diagnosis.NotChecked, Message: "Cannot read"}),
+		check: "next-boot", severity: diagnosis.NotChecked, says: "Cannot read"},
 }

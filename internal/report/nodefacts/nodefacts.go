@@ -6,10 +6,10 @@ package nodefacts
 
 import (
 	"context"
-	"fmt"
 	"io/fs"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
@@ -52,55 +52,53 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	defer cancel()
 	kernel, host := root{FS: p.Kernel}, root{FS: p.Host}
 	f := doctor.NodeFacts{Simulated: p.Simulated}
-	var atWSL doctor.Fact[bool]
-	hidden := func() string { return p.Hidden }
-	seen := func() string { return "" }
+	var atWSL diagnosis.Fact[bool]
 	var waits []func()
 	waits = append(waits,
-		read(ctx, &f.GPUs, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
-		read(ctx, &f.GPUsGivenAway, "the PCI bus", seen,
+		nodefiles.ReadFact(ctx, &f.GPUs, "the PCI bus", "", func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
+		nodefiles.ReadFact(ctx, &f.GPUsGivenAway, "the PCI bus", "",
 			func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
-		read(ctx, &atWSL, "the release of the kernel", seen, func() (bool, error) {
+		nodefiles.ReadFact(ctx, &atWSL, "the release of the kernel", "", func() (bool, error) {
 			return driverroot.IsWSL(p.Kernel) || p.Devices != nil && driverroot.IsWSL(p.Devices), nil
 		}),
-		read(ctx, &f.NVSwitches, "the PCI bus", seen, func() ([]doctor.PCIDevice, error) {
+		nodefiles.ReadFact(ctx, &f.NVSwitches, "the PCI bus", "", func() ([]doctor.PCIDevice, error) {
 			return pciDevices(kernel, "0x0680")
 		}),
-		read(ctx, &f.Module, "the version of the kernel module", seen,
+		nodefiles.ReadFact(ctx, &f.Module, "the version of the kernel module", "",
 			func() (string, error) { return moduleVersion(kernel) }),
-		read(ctx, &f.Modules, "the kernel's modules", seen, func() ([]string, error) { return modules(kernel) }),
-		read(ctx, &f.Library, "the driver's libraries", p.noDriver, func() (doctor.NVMLLibrary, error) {
+		nodefiles.ReadFact(ctx, &f.Modules, "the kernel's modules", "", func() ([]string, error) { return modules(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Library, "the driver's libraries", p.noDriver(), func() (doctor.NVMLLibrary, error) {
 			return library(root{FS: p.Driver}, p.DriverRoot, p.SearchPath)
 		}),
-		read(ctx, &f.Devices, "the device nodes", p.noDevices, func() (doctor.Devices, error) {
+		nodefiles.ReadFact(ctx, &f.Devices, "the device nodes", p.noDevices(), func() (doctor.Devices, error) {
 			links := host // the folder of systemd and runc
 			if links.FS == nil {
 				links = root{FS: p.Devices}
 			}
 			return devices(kernel, links, root{FS: p.Devices}, p.DevFolder)
 		}),
-		read(ctx, &f.Container, "the device nodes of this container", p.noContainer, func() (doctor.Devices, error) {
+		nodefiles.ReadFact(ctx, &f.Container, "the device nodes of this container", p.noContainer(), func() (doctor.Devices, error) {
 			own, err := devices(kernel, root{FS: p.Container}, root{FS: p.Container}, "/dev")
 			for i := range own.Nodes {
 				own.Nodes[i].Opens = opens(root{FS: p.Container}, own.Nodes[i])
 			}
 			return own, err
 		}),
-		read(ctx, &f.Processes, "the node's processes", hidden, func() ([]string, error) {
+		nodefiles.ReadFact(ctx, &f.Processes, "the node's processes", p.Hidden, func() ([]string, error) {
 			all, err := processes(host)
 			return names(all), err
 		}),
-		read(ctx, &f.Runtime, "the configuration of the container runtime", hidden, func() (doctor.Runtime, error) {
+		nodefiles.ReadFact(ctx, &f.Runtime, "the configuration of the container runtime", p.Hidden, func() (doctor.Runtime, error) {
 			return kubeletRuntime(host)
 		}),
-		read(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", hidden,
+		nodefiles.ReadFact(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", p.Hidden,
 			func() (doctor.Toolkit, error) { return toolkit(host), nil }),
-		read(ctx, &f.Specs, "the CDI specs", p.noSpecs, func() ([]doctor.Spec, error) { return specs(host) }),
-		read(ctx, &f.SELinux, "the state of SELinux", seen,
+		nodefiles.ReadFact(ctx, &f.Specs, "the CDI specs", p.noSpecs(), func() ([]doctor.Spec, error) { return specs(host) }),
+		nodefiles.ReadFact(ctx, &f.SELinux, "the state of SELinux", "",
 			func() (doctor.SELinux, error) { return p.selinux(kernel) }),
-		read(ctx, &f.Kubelet, "the kubelet's folder", p.noKubelet,
+		nodefiles.ReadFact(ctx, &f.Kubelet, "the kubelet's folder", p.noKubelet(),
 			func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
-		read(ctx, &f.PodResources, "PodResources", p.noPodResources, func() (doctor.PodResourcesAnswer, error) {
+		nodefiles.ReadFact(ctx, &f.PodResources, "PodResources", p.noPodResources(), func() (doctor.PodResourcesAnswer, error) {
 			return podResources(ctx, p.PodResourcesSocket, p.Host)
 		}),
 	)
@@ -109,42 +107,6 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	}
 	f.WSL = atWSL.Value
 	return f
-}
-
-// read begins to read a fact, unless it is hidden. The returned function waits for the fact until
-// ctx ends.
-func read[T any](ctx context.Context, fact *doctor.Fact[T], what string, hidden func() string,
-	from func() (T, error)) (wait func()) {
-	if fact.Missing = hidden(); fact.Missing != "" {
-		return func() {}
-	}
-	type result struct {
-		value T
-		err   error
-	}
-	done := make(chan result, 1)
-	go func() {
-		value, err := from()
-		done <- result{value, err}
-	}()
-	return func() {
-		var r result
-		select {
-		case r = <-done:
-		case <-ctx.Done():
-			select {
-			case r = <-done: // returned during the wait for others
-			default:
-				fact.Missing, fact.Hung = fmt.Sprintf("Reading %s did not return: the driver, or a file system, hangs",
-					what), true
-				return
-			}
-		}
-		fact.Value = r.value
-		if r.err != nil {
-			fact.Missing = fmt.Sprintf("Cannot read %s: %v", what, r.err)
-		}
-	}
 }
 
 func (p Places) noDriver() string {

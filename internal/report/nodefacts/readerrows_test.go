@@ -1,6 +1,7 @@
 package nodefacts_test
 
 import (
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -15,7 +16,7 @@ var readerRows = []row{
 		status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
 		},
-		check: "daemon", severity: doctor.Error, says: "XID 62", remedy: "kubectl gpu reset node-1 --gpu 0",
+		check: "daemon", severity: diagnosis.Error, says: "XID 62", remedy: "kubectl gpu reset node-1 --gpu 0",
 	},
 	{
 		name: "read by kubectl, and the daemon may not reset GPUs", settings: func(s *doctor.Settings) {
@@ -24,7 +25,7 @@ var readerRows = []row{
 		status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 62", string(inventory.RemedyReset)
 		},
-		check: "daemon", severity: doctor.Error, says: "XID 62",
+		check: "daemon", severity: diagnosis.Error, says: "XID 62",
 		remedy: "kubectl gpu reset NODE --gpu 0   # needs hostDev: true in the chart",
 	},
 	{
@@ -34,7 +35,7 @@ var readerRows = []row{
 		status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unhealthy", "XID 54", string(inventory.RemedyHuman)
 		},
-		check: "daemon", severity: doctor.Error, says: "XID 54",
+		check: "daemon", severity: diagnosis.Error, says: "XID 54",
 		remedy: "kubectl gpu health clear node-1 --gpu GPU-1   # after the repair",
 	},
 	{
@@ -42,7 +43,7 @@ var readerRows = []row{
 			s.Reader = doctor.Reader{Node: "node-1", Namespace: "gpu", Pod: "daemon-x"}
 		},
 		status: func(s *status.Status) { s.Readiness = status.Readiness{Reason: "no list"} },
-		check:  "daemon", severity: doctor.Error, says: "no list",
+		check:  "daemon", severity: diagnosis.Error, says: "no list",
 		remedy: "kubectl -n gpu exec daemon-x -- gpu-device-plugin ready --wait=20s",
 	},
 	{
@@ -52,6 +53,6 @@ var readerRows = []row{
 		status: func(s *status.Status) {
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Lost", "XID 79", string(inventory.RemedyReboot)
 		},
-		check: "daemon", severity: doctor.Error, says: "XID 79", remedy: "kubectl drain node-1 --ignore-daemonsets",
+		check: "daemon", severity: diagnosis.Error, says: "XID 79", remedy: "kubectl drain node-1 --ignore-daemonsets",
 	},
 }

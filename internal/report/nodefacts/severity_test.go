@@ -4,15 +4,16 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 )
 
 func TestSeverityNames(t *testing.T) {
 	t.Parallel()
-	for severity, want := range map[doctor.Severity]string{
-		doctor.OK: "ok", doctor.Info: "info", doctor.NotChecked: "not checked", doctor.Warning: "warning",
-		doctor.Error: "error",
-		-1:           "Severity(-1)", 5: "Severity(5)",
+	for severity, want := range map[diagnosis.Severity]string{
+		diagnosis.OK: "ok", diagnosis.Info: "info", diagnosis.NotChecked: "not checked", diagnosis.Warning: "warning",
+		diagnosis.Error: "error",
+		-1:              "Severity(-1)", 5: "Severity(5)",
 	} {
 		if text, err := severity.MarshalText(); string(text) != want || err != nil || severity.String() != want {
 			t.Errorf("severity %d is %q, %v, want %q", int(severity), text, err, want)
@@ -33,17 +34,17 @@ func TestUnreadableFacts(t *testing.T) {
 				field.FieldByName("Hung").SetBool(hangs)
 			}
 		}
-		worst := map[string]doctor.Severity{}
+		worst := map[string]diagnosis.Severity{}
 		found := doctor.Examine(facts)
-		if got := doctor.Worst(found); (got == doctor.Warning) != hangs || got < doctor.NotChecked ||
-			doctor.Worst(nil) != doctor.OK {
+		if got := diagnosis.Worst(found); (got == diagnosis.Warning) != hangs || got < diagnosis.NotChecked ||
+			diagnosis.Worst(nil) != diagnosis.OK {
 			t.Errorf("hangs %v: the worst is %s", hangs, got)
 		}
 		for _, f := range found {
 			worst[f.Check] = max(worst[f.Check], f.Severity)
 		}
 		for _, c := range doctor.Checks {
-			if got := worst[c.Name]; got != doctor.NotChecked && (!hangs || got != doctor.Warning) {
+			if got := worst[c.Name]; got != diagnosis.NotChecked && (!hangs || got != diagnosis.Warning) {
 				t.Errorf("hangs %v: %s is %s", hangs, c.Name, got)
 			}
 		}

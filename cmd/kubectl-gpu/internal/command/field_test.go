@@ -132,13 +132,12 @@ func doctored(told status.Status, handlers ...doctor.RuntimeHandler) daemon {
 		if arguments[0] != "doctor" {
 			return answer(arguments)
 		}
-		text, _ := json.Marshal(map[string]any{"findings": doctor.Examine(doctor.NodeFacts{
-			Settings: doctor.Settings{Envvar: true},
-			Toolkit:  doctor.Fact[doctor.Toolkit]{Value: doctor.Toolkit{EnvvarUnprivileged: true}},
-			Runtime: doctor.Fact[doctor.Runtime]{Value: doctor.Runtime{Name: doctor.Containerd, Readings: []doctor.Reading{
-				{Default: "runc", Handlers: append(handlers, doctor.RuntimeHandler{Name: "runc", Program: "/usr/bin/runc"})},
-			}}},
-		})})
+		facts := doctor.NodeFacts{Settings: doctor.Settings{Envvar: true}}
+		facts.Toolkit.Value.EnvvarUnprivileged = true
+		facts.Runtime.Value = doctor.Runtime{Name: doctor.Containerd, Readings: []doctor.Reading{
+			{Default: "runc", Handlers: append(handlers, doctor.RuntimeHandler{Name: "runc", Program: "/usr/bin/runc"})},
+		}}
+		text, _ := json.Marshal(map[string]any{"findings": doctor.Examine(facts)})
 		return string(text), "", 1
 	}
 }

@@ -7,7 +7,6 @@ package driverfacts
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -60,8 +59,8 @@ func (p Places) ReadAll(ctx context.Context) preflight.Facts {
 	var f preflight.Facts
 	waits := p.begin(ctx, &f)
 	waits = append(waits,
-		read(ctx, &f.Displays, "the displays", "", func() ([]preflight.Display, error) { return displays(kernel) }),
-		read(ctx, &f.Space, "the free space", p.hidden(), p.space),
+		nodefiles.ReadFact(ctx, &f.Displays, "the displays", "", func() ([]preflight.Display, error) { return displays(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Space, "the free space", p.hidden(), p.space),
 	)
 	if f.Processes.Missing = p.hidden(); f.Processes.Missing == "" {
 		f.Processes = processes(ctx, host)
@@ -92,12 +91,12 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 		return text, nil
 	}
 	return []func(){
-		read(ctx, &f.System, "/etc/os-release", hidden, func() (preflight.System, error) { return system(host), nil }),
-		read(ctx, &f.Kernel, "the release of the kernel", "", release),
-		read(ctx, &f.NextBoot, "the kernel of the next boot", hidden, func() (preflight.NextBoot, error) {
+		nodefiles.ReadFact(ctx, &f.System, "/etc/os-release", hidden, func() (preflight.System, error) { return system(host), nil }),
+		nodefiles.ReadFact(ctx, &f.Kernel, "the release of the kernel", "", release),
+		nodefiles.ReadFact(ctx, &f.NextBoot, "the kernel of the next boot", hidden, func() (preflight.NextBoot, error) {
 			return nextBoot(host, kernel)
 		}),
-		read(ctx, &f.Sets, "the kernel modules", hidden, func() ([]preflight.ModuleSet, error) {
+		nodefiles.ReadFact(ctx, &f.Sets, "the kernel modules", hidden, func() ([]preflight.ModuleSet, error) {
 			running, err := release()
 			if err != nil {
 				return nil, err
@@ -112,69 +111,27 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 			}
 			return sets, nil
 		}),
-		read(ctx, &f.Loaded, "the loaded modules", "", func() ([]preflight.LoadedModule,
+		nodefiles.ReadFact(ctx, &f.Loaded, "the loaded modules", "", func() ([]preflight.LoadedModule,
 			error) {
 			return loaded(kernel)
 		}),
-		read(ctx, &f.Driver, "the loaded driver", "", func() (preflight.Driver, error) { return driver(kernel), nil }),
-		read(ctx, &f.GPUs, "the PCI bus", "", func() ([]preflight.GPU, error) { return gpus(kernel) }),
-		read(ctx, &f.Signatures, "the kernel's demands of modules", "", func() (preflight.Signatures, error) {
+		nodefiles.ReadFact(ctx, &f.Driver, "the loaded driver", "", func() (preflight.Driver, error) { return driver(kernel), nil }),
+		nodefiles.ReadFact(ctx, &f.GPUs, "the PCI bus", "", func() ([]preflight.GPU, error) { return gpus(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Signatures, "the kernel's demands of modules", "", func() (preflight.Signatures, error) {
 			return signatures(kernel)
 		}),
-		read(ctx, &f.Memory, "the NUMA nodes", "", func() (preflight.Memory, error) { return memory(kernel) }),
-		read(ctx, &f.Owners, "what installed the driver", hidden, func() ([]preflight.Owner,
+		nodefiles.ReadFact(ctx, &f.Memory, "the NUMA nodes", "", func() (preflight.Memory, error) { return memory(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Owners, "what installed the driver", hidden, func() ([]preflight.Owner,
 			error) {
 			return owners(host)
 		}),
-		read(ctx, &f.FabricManager, "Fabric Manager", hidden, func() (preflight.Companion, error) {
+		nodefiles.ReadFact(ctx, &f.FabricManager, "Fabric Manager", hidden, func() (preflight.Companion, error) {
 			return companion(host, "nv-fabricmanager", "nvidia-fabricmanager", "var/log/fabricmanager.log",
 				"Fabric Manager version")
 		}),
-		read(ctx, &f.IMEX, "IMEX", hidden, func() (preflight.Companion, error) {
+		nodefiles.ReadFact(ctx, &f.IMEX, "IMEX", hidden, func() (preflight.Companion, error) {
 			return companion(host, "nvidia-imex", "nvidia-imex", "var/log/nvidia-imex.log", "IMEX version")
 		}),
-	}
-}
-
-// read begins to read a fact, unless it is hidden. The returned function waits for the fact until
-// ctx ends.
-func read[T any](ctx context.Context, fact *preflight.Fact[T], what, hidden string, from func() (T,
-	error)) (wait func()) {
-	if fact.Missing = hidden; hidden != "" {
-		return func() {}
-	}
-	return begin(ctx, &fact.Missing, what, func() (func(), error) {
-		value, err := from()
-		return func() { fact.Value = value }, err
-	})
-}
-
-// begin calls from, which returns how to keep its result.
-func begin(ctx context.Context, missing *string, what string, from func() (keep func(), err error)) (wait func()) {
-	type result struct {
-		keep func()
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		keep, err := from()
-		done <- result{keep, err}
-	}()
-	return func() {
-		var r result
-		select {
-		case r = <-done:
-		case <-ctx.Done():
-			select {
-			case r = <-done: // returned during the wait for others
-			default:
-				*missing = fmt.Sprintf("Reading %s did not end in time", what)
-				return
-			}
-		}
-		if r.keep(); r.err != nil {
-			*missing = fmt.Sprintf("Cannot read %s: %v", what, r.err)
-		}
 	}
 }
 

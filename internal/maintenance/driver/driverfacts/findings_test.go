@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
@@ -63,11 +64,11 @@ func TestFindings(t *testing.T) {
 		fmt.Fprintf(&b, "%s\nowners: %s; next boot: %s\n", r.Summary, strings.Join(r.Owners, ", "), r.NextKernel)
 		well := 0
 		for _, finding := range r.Findings {
-			if finding.Severity == preflight.OK {
+			if finding.Severity == diagnosis.OK {
 				well++
 				continue
 			}
-			if finding.Severity >= preflight.Warning && finding.Remedy == nil && !strings.HasPrefix(finding.Message,
+			if finding.Severity >= diagnosis.Warning && finding.Remedy == nil && !strings.HasPrefix(finding.Message,
 				"The driver is in use by ") {
 				t.Errorf("%s: no remedy: %+v", f.name, finding)
 			}

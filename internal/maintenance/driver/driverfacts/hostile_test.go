@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
@@ -119,8 +120,8 @@ func TestProcessesThatHang(t *testing.T) {
 	root := slow{node.tree(), func(name string) bool { return name == "proc/1/maps" || name == "proc/4714/maps" },
 		t.Context().Done()}
 	report := preflight.Examine(driverfacts.Places{Kernel: root, Host: root}.ReadAll(ctx))
-	if !slices.ContainsFunc(report.Findings, func(f preflight.Finding) bool {
-		return f.Severity == preflight.NotChecked && strings.HasPrefix(f.Message, "Not all of 7 processes "+
+	if !slices.ContainsFunc(report.Findings, func(f diagnosis.Finding) bool {
+		return f.Severity == diagnosis.NotChecked && strings.HasPrefix(f.Message, "Not all of 7 processes "+
 			"answered in time")
 	}) {
 		t.Errorf("the findings do not name the hanging process: %+v", report.Findings)
@@ -137,7 +138,8 @@ func TestFilesThatHang(t *testing.T) {
 	defer cancel()
 	root := slow{ubuntu.tree(), func(name string) bool { return name == "var/lib/dpkg/status" }, t.Context().Done()}
 	facts := driverfacts.Places{Kernel: root, Host: root}.Read(ctx)
-	if want := "Reading what installed the driver did not end in time"; facts.Owners.Missing != want {
+	want := "Reading what installed the driver did not return in time: the driver, or a file system, hangs"
+	if facts.Owners.Missing != want {
 		t.Errorf("the owners: %q, want %q", facts.Owners.Missing, want)
 	}
 	if facts.NextBoot.Value.Release != k50 || facts.Driver.Value.Version != v580 {
@@ -183,8 +185,8 @@ func TestNoPermission(t *testing.T) {
 func TestNothingIsVisible(t *testing.T) {
 	t.Parallel()
 	report := preflight.Examine(driverfacts.Places{Kernel: fstest.MapFS{}, Hidden: "hidden"}.ReadAll(t.Context()))
-	if report.NotChecked < 8 || report.Worst() != preflight.NotChecked {
-		t.Errorf("%d checks are not made, worst %v: %+v", report.NotChecked, report.Worst(), report.Findings)
+	if report.NotChecked < 8 || diagnosis.Worst(report.Findings) != diagnosis.NotChecked {
+		t.Errorf("%d checks are not made, worst %v: %+v", report.NotChecked, diagnosis.Worst(report.Findings), report.Findings)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
 
@@ -38,7 +39,7 @@ type reading struct {
 
 // processes returns the processes that use the driver. Reads of one process may hang, as its memory
 // maps do while it hangs in the kernel; they are given up when ctx ends.
-func processes(ctx context.Context, host root) (fact preflight.Fact[preflight.Processes]) {
+func processes(ctx context.Context, host root) (fact diagnosis.Fact[preflight.Processes]) {
 	names, err := host.List("proc")
 	if err != nil {
 		fact.Missing = "Cannot read the node's processes: " + err.Error()

@@ -9,38 +9,30 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 )
-
-// A Fact is a reading of a part of the node.
-type Fact[T any] struct {
-	Value T
-	// Missing is why Value is unknown; empty if Value is known.
-	Missing string
-}
-
-// Known reports whether the value is known.
-func (f Fact[T]) Known() bool { return f.Missing == "" }
 
 // Facts are the facts about a node. Paths are paths on the node.
 type Facts struct {
 	Target        *Target // the wanted driver; nil for the present one
-	System        Fact[System]
-	Kernel        Fact[string]      // release of the running kernel
-	NextBoot      Fact[NextBoot]    // kernel of the next boot
-	Sets          Fact[[]ModuleSet] // of the kernels of this and of the next boot
-	Loaded        Fact[[]LoadedModule]
-	Driver        Fact[Driver]
-	GPUs          Fact[[]GPU]
-	Signatures    Fact[Signatures]
-	Owners        Fact[[]Owner]
-	FabricManager Fact[Companion]
-	IMEX          Fact[Companion]
-	Memory        Fact[Memory]
-	Space         Fact[[]Space]
-	Displays      Fact[[]Display]
-	Processes     Fact[Processes]
-	Devices       Fact[[]PodDevice]
-	Claims        Fact[[]Claim]
+	System        diagnosis.Fact[System]
+	Kernel        diagnosis.Fact[string]      // release of the running kernel
+	NextBoot      diagnosis.Fact[NextBoot]    // kernel of the next boot
+	Sets          diagnosis.Fact[[]ModuleSet] // of the kernels of this and of the next boot
+	Loaded        diagnosis.Fact[[]LoadedModule]
+	Driver        diagnosis.Fact[Driver]
+	GPUs          diagnosis.Fact[[]GPU]
+	Signatures    diagnosis.Fact[Signatures]
+	Owners        diagnosis.Fact[[]Owner]
+	FabricManager diagnosis.Fact[Companion]
+	IMEX          diagnosis.Fact[Companion]
+	Memory        diagnosis.Fact[Memory]
+	Space         diagnosis.Fact[[]Space]
+	Displays      diagnosis.Fact[[]Display]
+	Processes     diagnosis.Fact[Processes]
+	Devices       diagnosis.Fact[[]PodDevice]
+	Claims        diagnosis.Fact[[]Claim]
 }
 
 // A Target is the driver that the node is to get.
@@ -137,7 +129,7 @@ type GPU struct {
 
 // Signatures is what the kernel demands of modules.
 type Signatures struct {
-	SecureBoot Fact[bool]
+	SecureBoot diagnosis.Fact[bool]
 	Lockdown   string // none, integrity or confidentiality; empty if unknown
 	Enforced   bool   // module.sig_enforce
 	// Keys are the names of the owners of the kernel's keys; empty if they cannot be seen.

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 )
 
 // A Holder is what uses the driver, and keeps it from being unloaded or replaced.
@@ -127,7 +129,7 @@ func uses(f *Facts, r *judgment) {
 	references(f, r)
 	switch {
 	case len(r.holders) > 0:
-		r.add(Warning, "in-use", "The driver is in use by "+users(r.holders), nil)
+		r.add(diagnosis.Warning, "in-use", "The driver is in use by "+users(r.holders), nil)
 	case !r.hasProblem():
 		r.ok("Nothing uses the driver")
 	}
@@ -216,7 +218,7 @@ func references(f *Facts, r *judgment) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(direct)) {
 		if !explained(name) {
-			r.add(Warning, "unknown-holder", fmt.Sprintf("The module %s has %s of something that was not found", name,
+			r.add(diagnosis.Warning, "unknown-holder", fmt.Sprintf("The module %s has %s of something that was not found", name,
 				count(direct[name], "reference")), []string{"/proc/modules: " + name},
 				"fuser -v /dev/nvidia* /dev/dri/*   # as root on the node")
 		}

@@ -4,46 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 )
-
-// Severity is the severity of a finding. The names are those of doctor.
-type Severity int
-
-// The severities in ascending order.
-const (
-	OK Severity = iota
-	Info
-	NotChecked // a fact was not readable
-	Warning    // something must be done before the driver is changed
-	Error      // the change is not possible
-)
-
-var severities = [...]string{OK: "ok", Info: "info", NotChecked: "not checked", Warning: "warning", Error: "error"}
-
-func (s Severity) String() string {
-	if s < 0 || int(s) >= len(severities) {
-		return fmt.Sprintf("Severity(%d)", int(s))
-	}
-	return severities[s]
-}
-
-// MarshalText returns the name of a severity.
-func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-// A Finding is a result of a check. A check may have several.
-type Finding struct {
-	Check string `json:"check"`
-	// Code is the kind of a problem, for programs: it stays the same when Message is reworded. It is
-	// empty if Severity is OK or NotChecked.
-	Code     string   `json:"code,omitempty"`
-	Severity Severity `json:"severity"`
-	// Message is a sentence without a full stop.
-	Message string `json:"message"`
-	// Evidence are files of the node with their contents, and values.
-	Evidence []string `json:"evidence,omitempty"`
-	// Remedy are commands in order, for a root shell on the node, and comments.
-	Remedy []string `json:"remedy,omitempty"`
-}
 
 // The verdicts on a node.
 const (
@@ -67,19 +30,10 @@ type Report struct {
 	// Owners are what installed the present driver.
 	Owners []string `json:"owners,omitempty"`
 	// Findings have the worst finding first.
-	Findings []Finding `json:"findings"`
-	Holders  []Holder  `json:"holders"`
+	Findings []diagnosis.Finding `json:"findings"`
+	Holders  []Holder            `json:"holders"`
 	// NotChecked counts the findings about facts that were not readable.
 	NotChecked int `json:"notChecked"`
-}
-
-// Worst returns the highest severity of the findings.
-func (r Report) Worst() Severity {
-	worst := OK
-	for _, f := range r.Findings {
-		worst = max(worst, f.Severity)
-	}
-	return worst
 }
 
 // The names of the checks.
@@ -113,9 +67,10 @@ var checks = []check{
 func Examine(f Facts) Report {
 	r := judgment{}
 	r.judge(&f, checks)
+	diagnosis.SortWorstFirst(r.findings)
 	report := Report{
 		Driver: f.Driver.Value.Version, Kernel: f.Kernel.Value, NextKernel: f.NextBoot.Value.Release,
-		Findings: r.worstFirst(), Holders: r.holders,
+		Findings: r.findings, Holders: r.holders,
 	}
 	if f.Target != nil {
 		report.Target = f.Target.Name
@@ -129,16 +84,17 @@ func Examine(f Facts) Report {
 
 // ExamineNextBoot judges whether the present driver works after the next restart of the node. It
 // uses no facts about processes and pods.
-func ExamineNextBoot(f Facts) []Finding {
+func ExamineNextBoot(f Facts) []diagnosis.Finding {
 	r := judgment{}
 	r.judge(&f, checks[:4])
-	return r.worstFirst()
+	diagnosis.SortWorstFirst(r.findings)
+	return r.findings
 }
 
 // judgment collects findings and holders.
 type judgment struct {
 	check    string
-	findings []Finding
+	findings []diagnosis.Finding
 	holders  []Holder
 }
 
@@ -149,16 +105,8 @@ func (r *judgment) judge(f *Facts, some []check) {
 	}
 }
 
-// worstFirst returns the findings by severity. Findings of equal severity keep their order.
-func (r *judgment) worstFirst() (all []Finding) {
-	for s := Error; s >= OK; s-- {
-		all = append(all, filter(r.findings, func(f Finding) bool { return f.Severity == s })...)
-	}
-	return all
-}
-
-func (r *judgment) add(s Severity, code, message string, evidence []string, remedy ...string) {
-	r.findings = append(r.findings, Finding{Check: r.check, Code: code, Severity: s, Message: message,
+func (r *judgment) add(s diagnosis.Severity, code, message string, evidence []string, remedy ...string) {
+	r.findings = append(r.findings, diagnosis.Finding{Check: r.check, Code: code, Severity: s, Message: message,
 		Evidence: evidence,
 		Remedy:   remedy})
 }
@@ -166,16 +114,16 @@ func (r *judgment) add(s Severity, code, message string, evidence []string, reme
 // The functions below are called so often that their copies would make the program larger.
 
 //go:noinline
-func (r *judgment) ok(message string, evidence ...string) { r.add(OK, "", message, evidence) }
+func (r *judgment) ok(message string, evidence ...string) { r.add(diagnosis.OK, "", message, evidence) }
 
 //go:noinline
 func (r *judgment) skip(message string, remedy ...string) {
-	r.add(NotChecked, "", message, nil, remedy...)
+	r.add(diagnosis.NotChecked, "", message, nil, remedy...)
 }
 
 // hasProblem reports whether the check has a finding worse than info.
 func (r *judgment) hasProblem() bool {
-	return slices.ContainsFunc(r.findings, func(f Finding) bool { return f.Check == r.check && f.Severity > Info })
+	return slices.ContainsFunc(r.findings, func(f diagnosis.Finding) bool { return f.Check == r.check && f.Severity > diagnosis.Info })
 }
 
 // require reports whether a fact is known, by why it is missing. It adds a finding for an unknown
@@ -195,19 +143,19 @@ func (r *Report) summarize(f *Facts) {
 	warnings := 0
 	for _, finding := range r.Findings {
 		switch finding.Severity {
-		case Error:
+		case diagnosis.Error:
 			errors = append(errors, finding.Message)
-		case Warning:
+		case diagnosis.Warning:
 			if finding.Check != checkHolders { // the verdict says that
 				warnings++
 			}
-		case NotChecked:
+		case diagnosis.NotChecked:
 			r.NotChecked++
 		default:
 		}
 	}
 	unnamed := slices.ContainsFunc(r.Findings,
-		func(f Finding) bool { return f.Check == checkHolders && f.Severity == Warning })
+		func(f diagnosis.Finding) bool { return f.Check == checkHolders && f.Severity == diagnosis.Warning })
 	users := users(r.Holders)
 	switch {
 	case len(errors) > 0:

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 )
 
 // kernels judges whether the kernels of this and of the next boot are known.
@@ -14,7 +16,7 @@ func kernels(f *Facts, r *judgment) {
 	}
 	next := f.NextBoot.Value
 	if next.Release != f.Kernel.Value {
-		r.add(Info, "other-kernel", fmt.Sprintf("The next boot starts kernel %s; %s is running", next.Release,
+		r.add(diagnosis.Info, "other-kernel", fmt.Sprintf("The next boot starts kernel %s; %s is running", next.Release,
 			f.Kernel.Value),
 			[]string{next.Source})
 		return
@@ -29,7 +31,7 @@ func modules(f *Facts, r *judgment) {
 		return
 	}
 	if f.Target != nil && f.Target.Problem != "" {
-		r.add(Error, "folder-unusable", "The folder "+f.Target.Name+" cannot be used: "+f.Target.Problem, nil,
+		r.add(diagnosis.Error, "folder-unusable", "The folder "+f.Target.Name+" cannot be used: "+f.Target.Problem, nil,
 			"ls -lR "+shellWord(f.Target.Name))
 		return
 	}
@@ -76,7 +78,7 @@ func presentModules(f *Facts, r *judgment, boot boot) {
 	default:
 		loaded, onDisk := f.Driver.Value.Version, versionsOf(cores)
 		if loaded != "" && len(onDisk) > 0 && !slices.Contains(onDisk, loaded) {
-			r.add(Warning, "driver-changes", fmt.Sprintf("Driver %s is loaded, and %s has %s: the driver changes "+
+			r.add(diagnosis.Warning, "driver-changes", fmt.Sprintf("Driver %s is loaded, and %s has %s: the driver changes "+
 				"when it is loaded again",
 				loaded, boot, strings.Join(onDisk, " and ")), []string{cores[0].Path},
 				"systemctl reboot   # to use the installed driver")
@@ -96,14 +98,14 @@ func noModules(f *Facts, r *judgment, boot boot, set ModuleSet) {
 	}
 	switch {
 	case len(set.Sources) > 0 && set.Headers:
-		r.add(Error, "no-modules", message+". DKMS has the sources, and has not built the modules", evidence,
+		r.add(diagnosis.Error, "no-modules", message+". DKMS has the sources, and has not built the modules", evidence,
 			"dkms autoinstall -k "+shellWord(boot.release))
 	case len(set.Sources) > 0:
-		r.add(Error, "no-modules", message+". DKMS has the sources, and cannot build: the kernel's headers are missing",
+		r.add(diagnosis.Error, "no-modules", message+". DKMS has the sources, and cannot build: the kernel's headers are missing",
 			append(evidence, "/lib/modules/"+boot.release+"/build does not exist"),
 			"# install the headers of kernel "+boot.release, "dkms autoinstall -k "+shellWord(boot.release))
 	default:
-		r.add(Error, "no-modules", message, evidence, "# install the driver's modules for kernel "+boot.release+
+		r.add(diagnosis.Error, "no-modules", message, evidence, "# install the driver's modules for kernel "+boot.release+
 			", or choose a kernel with modules for the next boot")
 	}
 }
@@ -124,11 +126,11 @@ func targetModules(f *Facts, r *judgment, boot boot) {
 		r.skip("The modules of driver " + f.Target.Version + " come with " + imageOf(f) + ", not with an " +
 			"installation on the node")
 	case set.Headers:
-		r.add(Info, "modules-to-build", fmt.Sprintf("%s has no modules of driver %s yet; they can be built: the "+
+		r.add(diagnosis.Info, "modules-to-build", fmt.Sprintf("%s has no modules of driver %s yet; they can be built: the "+
 			"kernel's headers are there",
 			upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build"})
 	default:
-		r.add(Warning, "no-headers", fmt.Sprintf("%s has no modules of driver %s, and they cannot be built: the "+
+		r.add(diagnosis.Warning, "no-headers", fmt.Sprintf("%s has no modules of driver %s, and they cannot be built: the "+
 			"kernel's headers are missing",
 			upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build does not exist"},
 			"# install the headers of kernel "+boot.release+", or an installer with prebuilt modules for that kernel")
@@ -155,7 +157,7 @@ func folderModules(f *Facts, r *judgment, boot boot) {
 	if releases = slices.Compact(releases); len(releases) > 0 {
 		has = "it has those of " + strings.Join(releases, ", ")
 	}
-	r.add(Error, "no-modules", fmt.Sprintf("%s has no nvidia module for %s", f.Target.Name, boot),
+	r.add(diagnosis.Error, "no-modules", fmt.Sprintf("%s has no nvidia module for %s", f.Target.Name, boot),
 		[]string{f.Target.Name + ": " + has},
 		"# add the driver's modules, built for kernel "+boot.release+", to the folder")
 }
@@ -172,16 +174,16 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 			unread = append(unread, m.Path)
 			reason = m.Unread
 		case release == "":
-			r.add(Error, "damaged-module", "The module file "+m.Path+" does not tell its kernel: it is damaged, "+
+			r.add(diagnosis.Error, "damaged-module", "The module file "+m.Path+" does not tell its kernel: it is damaged, "+
 				"or no kernel module",
 				[]string{m.Path}, again)
 		case release == boot.release, strings.Contains(m.Path, "/weak-updates/"):
 		case strings.Contains(m.Vermagic, "modversions"):
-			r.add(Warning, "other-vermagic", fmt.Sprintf("%s was built for kernel %s, not for %s: the kernel "+
+			r.add(diagnosis.Warning, "other-vermagic", fmt.Sprintf("%s was built for kernel %s, not for %s: the kernel "+
 				"loads it only if its symbols are the same",
 				m.Path, release, boot), []string{"vermagic: " + m.Vermagic}, again)
 		default:
-			r.add(Error, "wrong-vermagic", fmt.Sprintf("%s was built for kernel %s, and %s refuses it", m.Path,
+			r.add(diagnosis.Error, "wrong-vermagic", fmt.Sprintf("%s was built for kernel %s, and %s refuses it", m.Path,
 				release, boot),
 				[]string{"vermagic: " + m.Vermagic}, again)
 		}
@@ -195,17 +197,17 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 		return
 	}
 	if versions := versionsOf(files); len(versions) > 1 {
-		r.add(Error, "mixed-versions", fmt.Sprintf("The modules of %s have different versions: %s", boot,
+		r.add(diagnosis.Error, "mixed-versions", fmt.Sprintf("The modules of %s have different versions: %s", boot,
 			strings.Join(versions, ", ")),
 			pathsOf(files), again)
 	}
 	if !slices.ContainsFunc(files, func(m *ModuleFile) bool { return m.Part == "uvm" }) {
-		r.add(Error, "no-uvm", "There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized",
+		r.add(diagnosis.Error, "no-uvm", "There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized",
 			pathsOf(cores), again)
 	}
 	if f.Target == nil && !cores[0].Listed && strings.Contains(cores[0].Path, "/lib/modules/") &&
 		!strings.HasPrefix(cores[0].Path, "/run/") {
-		r.add(Warning, "not-in-modules-dep", "modprobe does not find "+cores[0].Path+": modules.dep does not list it",
+		r.add(diagnosis.Warning, "not-in-modules-dep", "modprobe does not find "+cores[0].Path+": modules.dep does not list it",
 			[]string{"/lib/modules/" + boot.release + "/modules.dep"}, "depmod "+shellWord(boot.release))
 	}
 }
@@ -230,7 +232,7 @@ func signatures(f *Facts, r *judgment) {
 			return
 		}
 		if s.SecureBoot.Value && s.SecureBoot.Known() {
-			r.add(Info, "signatures-may-matter", "Secure boot is on, and this kernel does not demand signed "+
+			r.add(diagnosis.Info, "signatures-may-matter", "Secure boot is on, and this kernel does not demand signed "+
 				"modules; another kernel may", evidence)
 			return
 		}
@@ -265,7 +267,7 @@ func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []s
 		if len(unsigned) == 1 {
 			are, them = "is", "it"
 		}
-		r.add(Error, "unsigned-modules", fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was "+
+		r.add(diagnosis.Error, "unsigned-modules", fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was "+
 			"rejected by service",
 			count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
 			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil --import")
@@ -291,7 +293,7 @@ func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []s
 				"are not visible",
 				name, m.Path))
 		case !slices.Contains(s.Keys, name):
-			r.add(Warning, "unknown-signer", fmt.Sprintf("The modules of %s are signed by %q, and the kernel "+
+			r.add(diagnosis.Warning, "unknown-signer", fmt.Sprintf("The modules of %s are signed by %q, and the kernel "+
 				"lists no key of that name: it probably refuses them",
 				boot, name), slices.Concat([]string{m.Path}, evidence,
 				[]string{"/proc/keys: " + strings.Join(s.Keys[:min(len(s.Keys), 8)], ", ")}), remedy...)
