@@ -55,7 +55,8 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 	var atWSL diagnosis.Fact[bool]
 	var waits []func()
 	waits = append(waits,
-		nodefiles.ReadFact(ctx, &f.GPUs, "the PCI bus", "", func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
+		nodefiles.ReadFact(ctx, &f.GPUs, "the PCI bus", "",
+			func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, false) }),
 		nodefiles.ReadFact(ctx, &f.GPUsGivenAway, "the PCI bus", "",
 			func() ([]doctor.PCIDevice, error) { return pciGPUs(kernel, true) }),
 		nodefiles.ReadFact(ctx, &atWSL, "the release of the kernel", "", func() (bool, error) {
@@ -66,7 +67,8 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 		}),
 		nodefiles.ReadFact(ctx, &f.Module, "the version of the kernel module", "",
 			func() (string, error) { return moduleVersion(kernel) }),
-		nodefiles.ReadFact(ctx, &f.Modules, "the kernel's modules", "", func() ([]string, error) { return modules(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Modules, "the kernel's modules", "",
+			func() ([]string, error) { return modules(kernel) }),
 		nodefiles.ReadFact(ctx, &f.Library, "the driver's libraries", p.noDriver(), func() (doctor.NVMLLibrary, error) {
 			return library(root{FS: p.Driver}, p.DriverRoot, p.SearchPath)
 		}),
@@ -77,30 +79,34 @@ func (p Places) Gather(ctx context.Context) doctor.NodeFacts {
 			}
 			return devices(kernel, links, root{FS: p.Devices}, p.DevFolder)
 		}),
-		nodefiles.ReadFact(ctx, &f.Container, "the device nodes of this container", p.noContainer(), func() (doctor.Devices, error) {
-			own, err := devices(kernel, root{FS: p.Container}, root{FS: p.Container}, "/dev")
-			for i := range own.Nodes {
-				own.Nodes[i].Opens = opens(root{FS: p.Container}, own.Nodes[i])
-			}
-			return own, err
-		}),
+		nodefiles.ReadFact(ctx, &f.Container, "the device nodes of this container", p.noContainer(),
+			func() (doctor.Devices, error) {
+				own, err := devices(kernel, root{FS: p.Container}, root{FS: p.Container}, "/dev")
+				for i := range own.Nodes {
+					own.Nodes[i].Opens = opens(root{FS: p.Container}, own.Nodes[i])
+				}
+				return own, err
+			}),
 		nodefiles.ReadFact(ctx, &f.Processes, "the node's processes", p.Hidden, func() ([]string, error) {
 			all, err := processes(host)
 			return names(all), err
 		}),
-		nodefiles.ReadFact(ctx, &f.Runtime, "the configuration of the container runtime", p.Hidden, func() (doctor.Runtime, error) {
-			return kubeletRuntime(host)
-		}),
+		nodefiles.ReadFact(ctx, &f.Runtime, "the configuration of the container runtime", p.Hidden,
+			func() (doctor.Runtime, error) {
+				return kubeletRuntime(host)
+			}),
 		nodefiles.ReadFact(ctx, &f.Toolkit, "the configuration of NVIDIA's runtime", p.Hidden,
 			func() (doctor.Toolkit, error) { return toolkit(host), nil }),
-		nodefiles.ReadFact(ctx, &f.Specs, "the CDI specs", p.noSpecs(), func() ([]doctor.Spec, error) { return specs(host) }),
+		nodefiles.ReadFact(ctx, &f.Specs, "the CDI specs", p.noSpecs(),
+			func() ([]doctor.Spec, error) { return specs(host) }),
 		nodefiles.ReadFact(ctx, &f.SELinux, "the state of SELinux", "",
 			func() (doctor.SELinux, error) { return p.selinux(kernel) }),
 		nodefiles.ReadFact(ctx, &f.Kubelet, "the kubelet's folder", p.noKubelet(),
 			func() (doctor.Kubelet, error) { return kubeletFolder(ctx, p.KubeletSocket) }),
-		nodefiles.ReadFact(ctx, &f.PodResources, "PodResources", p.noPodResources(), func() (doctor.PodResourcesAnswer, error) {
-			return podResources(ctx, p.PodResourcesSocket, p.Host)
-		}),
+		nodefiles.ReadFact(ctx, &f.PodResources, "PodResources", p.noPodResources(),
+			func() (doctor.PodResourcesAnswer, error) {
+				return podResources(ctx, p.PodResourcesSocket, p.Host)
+			}),
 	)
 	for _, wait := range waits {
 		wait()

@@ -111,20 +111,20 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 			}
 			return sets, nil
 		}),
-		nodefiles.ReadFact(ctx, &f.Loaded, "the loaded modules", "", func() ([]preflight.LoadedModule,
-			error) {
-			return loaded(kernel)
-		}),
+		nodefiles.ReadFact(ctx, &f.Loaded, "the loaded modules", "",
+			func() ([]preflight.LoadedModule, error) {
+				return loaded(kernel)
+			}),
 		nodefiles.ReadFact(ctx, &f.Driver, "the loaded driver", "", func() (preflight.Driver, error) { return driver(kernel), nil }),
 		nodefiles.ReadFact(ctx, &f.GPUs, "the PCI bus", "", func() ([]preflight.GPU, error) { return gpus(kernel) }),
 		nodefiles.ReadFact(ctx, &f.Signatures, "the kernel's demands of modules", "", func() (preflight.Signatures, error) {
 			return signatures(kernel)
 		}),
 		nodefiles.ReadFact(ctx, &f.Memory, "the NUMA nodes", "", func() (preflight.Memory, error) { return memory(kernel) }),
-		nodefiles.ReadFact(ctx, &f.Owners, "what installed the driver", hidden, func() ([]preflight.Owner,
-			error) {
-			return owners(host)
-		}),
+		nodefiles.ReadFact(ctx, &f.Owners, "what installed the driver", hidden,
+			func() ([]preflight.Owner, error) {
+				return owners(host)
+			}),
 		nodefiles.ReadFact(ctx, &f.FabricManager, "Fabric Manager", hidden, func() (preflight.Companion, error) {
 			return companion(host, "nv-fabricmanager", "nvidia-fabricmanager", "var/log/fabricmanager.log",
 				"Fabric Manager version")
