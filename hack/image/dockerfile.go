@@ -40,7 +40,8 @@ func readStage(dockerfile, name string) (stage, error) {
 		return stage{}, fmt.Errorf("read Dockerfile: %q: %w", lines[first], err)
 	case base != "scratch":
 		if s, err = readStage(strings.Join(lines[:first], "\n"), base); err != nil {
-			return stage{}, fmt.Errorf("%q needs a registry, unless it begins from another stage: %w", lines[first], err)
+			return stage{}, fmt.Errorf("%q needs a registry, unless it begins from another stage: %w",
+				lines[first], err)
 		}
 	}
 	for _, line := range lines[first+1:] {

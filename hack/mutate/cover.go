@@ -90,7 +90,8 @@ func (j *judge) measure() error {
 			profile, folder := filepath.Join(j.tmp, name+".cover"), filepath.Join(j.tmp, name+".covered")
 			failed := os.Mkdir(folder, 0o700)
 			began := time.Now()
-			o, out := j.run("base", pattern(name), 0, maxTime, "-test.coverprofile="+profile, "-test.gocoverdir="+folder)
+			o, out := j.run("base", pattern(name), 0, maxTime, "-test.coverprofile="+profile,
+				"-test.gocoverdir="+folder)
 			took := time.Since(began)
 			text, err := os.ReadFile(profile)
 			err = errors.Join(failed, err)

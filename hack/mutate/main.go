@@ -147,12 +147,14 @@ func mutations(dir string, only *regexp.Regexp) ([]mutation, error) {
 		add := func(start, end token.Pos, text, what string, chosen func(k int) string) {
 			at := set.Position(start)
 			m := mutation{
-				file: name, at: place{at.Line, at.Column}, start: at.Offset, end: set.Position(end).Offset, text: text, what: what, chosen: chosen,
+				file: name, at: place{at.Line, at.Column}, start: at.Offset, end: set.Position(end).Offset, text: text,
+				what: what, chosen: chosen,
 			}
 			for _, d := range file.Decls {
 				if f, is := d.(*ast.FuncDecl); is && f.Pos() <= start && start < f.End() {
 					from, to := set.Position(f.Pos()), set.Position(f.End())
-					m.function = block{filepath.Base(name), place{from.Line, from.Column}, place{to.Line, to.Column}, false}
+					m.function = block{filepath.Base(name), place{from.Line, from.Column}, place{to.Line, to.Column},
+						false}
 				}
 			}
 			all = append(all, m)
@@ -215,7 +217,8 @@ func change(n ast.Node, text func(ast.Node) string, add adder) {
 		}
 	case *ast.IfStmt:
 		cond := text(n.Cond)
-		add(n.Cond.Pos(), n.Cond.End(), "!("+cond+")", "the opposite of: if "+short(cond), eitherBool(cond, "!("+cond+")"))
+		add(n.Cond.Pos(), n.Cond.End(), "!("+cond+")", "the opposite of: if "+short(cond),
+			eitherBool(cond, "!("+cond+")"))
 	case *ast.Ident:
 		if other := map[string]string{"true": "false", "false": "true"}[n.Name]; other != "" {
 			add(n.Pos(), n.End(), other, n.Name+" became "+other, eitherBool(n.Name, other))
@@ -276,7 +279,8 @@ func eitherValue(a, b string) func(k int) string {
 // one, or a condition of such calls.
 func logs(n ast.Node) bool {
 	if s, is := n.(*ast.IfStmt); is { // one that only decides whether to log
-		return s.Init == nil && s.Else == nil && !slices.ContainsFunc(s.Body.List, func(s ast.Stmt) bool { return !logs(s) })
+		return s.Init == nil && s.Else == nil &&
+			!slices.ContainsFunc(s.Body.List, func(s ast.Stmt) bool { return !logs(s) })
 	}
 	if s, is := n.(*ast.ExprStmt); is {
 		n = s.X

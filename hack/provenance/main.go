@@ -1,6 +1,7 @@
 // Command provenance states how the artefacts of a release were built, and verifies such statements.
 //
-//	provenance -version V -image REPOSITORY -commit HEX [-builder URI] [-dependency 'URI [sha256:HEX]']... [-key KEY] FILE...
+//	provenance -version V -image REPOSITORY -commit HEX [-builder URI] [-dependency 'URI [sha256:HEX]']...
+//	           [-key KEY] FILE...
 //	provenance -verify -key PUBLIC-KEY FILE...
 //
 // The first form writes for each FILE the statement FILE.provenance.json, which nobody has signed, or
@@ -40,7 +41,8 @@ func run(args []string, output io.Writer) error {
 	flags.StringVar(&b.parameters.Image, "image", "", "repository of the images, without a tag")
 	flags.StringVar(&b.commit, "commit", "", "commit that was built")
 	flags.StringVar(&b.builder, "builder", defaultBuilder, "URI of who or what has built")
-	flags.Func("dependency", "what else the build has used: a URI, and behind a space its sha256:HEX; may be given several times",
+	flags.Func("dependency",
+		"what else the build has used: a URI, and behind a space its sha256:HEX; may be given several times",
 		func(text string) error {
 			uri, digest, hasDigest := strings.Cut(text, " ")
 			d := resource{URI: uri}
@@ -54,7 +56,8 @@ func run(args []string, output io.Writer) error {
 			b.dependencies = append(b.dependencies, d)
 			return nil
 		})
-	keyFile := flags.String("key", "", "ECDSA key on P-256 in PEM: the private key to sign with, or the public key to verify with")
+	keyFile := flags.String("key", "",
+		"ECDSA key on P-256 in PEM: the private key to sign with, or the public key to verify with")
 	verifies := flags.Bool("verify", false, "verify FILE.intoto.jsonl")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -173,7 +176,8 @@ func verifyLine(line []byte, file string, key *ecdsa.PublicKey) (*statement, err
 func report(output io.Writer, file string, s *statement) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: verified\n", file)
-	fmt.Fprintf(&text, "  built as %s from %s, commit %s\n", s.Predicate.Definition.Parameters.Version, repository, s.commit())
+	fmt.Fprintf(&text, "  built as %s from %s, commit %s\n", s.Predicate.Definition.Parameters.Version, repository,
+		s.commit())
 	fmt.Fprintf(&text, "  built by %s\n", s.Predicate.Run.Builder.ID)
 	sbom := "is not here"
 	if exists(file + sbomSuffix) {

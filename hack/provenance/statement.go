@@ -100,7 +100,8 @@ func (b build) statement(file string) (*statement, error) {
 	}
 	definition := &s.Predicate.Definition
 	definition.Type, definition.Parameters = buildType, b.parameters
-	definition.Dependencies = append([]resource{{URI: "git+" + repository, Digest: map[string]string{"gitCommit": b.commit}}},
+	definition.Dependencies = append([]resource{{URI: "git+" + repository,
+		Digest: map[string]string{"gitCommit": b.commit}}},
 		b.dependencies...)
 	s.Predicate.Run.Builder.ID = b.builder
 	return s, nil
@@ -150,7 +151,8 @@ func (s *statement) describes(file string) error {
 			continue
 		}
 		if subject.Digest["sha256"] != digest {
-			return fmt.Errorf("the file has the SHA-256 %s, and the statement says %s", digest, subject.Digest["sha256"])
+			return fmt.Errorf("the file has the SHA-256 %s, and the statement says %s", digest,
+				subject.Digest["sha256"])
 		}
 		return nil
 	}

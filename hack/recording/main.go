@@ -219,7 +219,8 @@ func draw(frames []frame) string {
 			switch {
 			case strings.HasPrefix(text, "$ "):
 				class = ` class="typed"`
-			case strings.Contains(text, "Unhealthy"), strings.Contains(text, " Lost "), strings.HasPrefix(text, "degraded"):
+			case strings.Contains(text, "Unhealthy"), strings.Contains(text, " Lost "),
+				strings.HasPrefix(text, "degraded"):
 				class = ` class="bad"`
 			case strings.HasPrefix(text, "ready"):
 				class = ` class="good"`

@@ -112,6 +112,7 @@ func imagePackage(reference, digest string) spdxPackage {
 	name := path.Base(repository)
 	p := newPackage(module{Path: name, Version: tag, license: "Apache-2.0"}, "CONTAINER")
 	p.ID = "SPDXRef-image"
-	p.Refs = []ref{packageURL(fmt.Sprintf("pkg:oci/%s@%s?repository_url=%s&tag=%s", name, escape(digest), repository, tag))}
+	p.Refs = []ref{packageURL(fmt.Sprintf("pkg:oci/%s@%s?repository_url=%s&tag=%s", name, escape(digest), repository,
+		tag))}
 	return p
 }

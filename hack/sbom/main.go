@@ -36,14 +36,17 @@ func main() {
 
 func run(args []string, output io.Writer) error {
 	flags := flag.NewFlagSet("sbom", flag.ContinueOnError)
-	format := flags.String("format", "spdx", "what to print: spdx (JSON), licenses (a table in Markdown) or texts (of the licences)")
+	format := flags.String("format", "spdx",
+		"what to print: spdx (JSON), licenses (a table in Markdown) or texts (of the licences)")
 	libc := flags.String("libc", "", "version of Debian's package libc6, if its files are delivered with the binary")
 	var programs, packages []string
-	flags.Func("contains", "SPDX document of a program in the image; may be given several times", func(file string) error {
-		programs = append(programs, file)
-		return nil
-	})
-	flags.Func("package", "package URL of something else in the image, and behind a space its licence; may be given several times",
+	flags.Func("contains", "SPDX document of a program in the image; may be given several times",
+		func(file string) error {
+			programs = append(programs, file)
+			return nil
+		})
+	flags.Func("package",
+		"package URL of something else in the image, and behind a space its licence; may be given several times",
 		func(text string) error {
 			packages = append(packages, text)
 			return nil
@@ -173,7 +176,8 @@ func (b *binary) readModules(info *buildinfo.BuildInfo) error {
 	list := []string{"list", "-m", "-json", info.Main.Path}
 	sums := map[string]string{}
 	for _, d := range info.Deps {
-		if d.Replace != nil && strings.HasPrefix(info.Main.Path, d.Path+"/") && strings.HasPrefix(d.Replace.Path, "..") {
+		if d.Replace != nil && strings.HasPrefix(info.Main.Path, d.Path+"/") &&
+			strings.HasPrefix(d.Replace.Path, "..") {
 			continue // the repository that the main module is a part of, whose licence it has
 		}
 		if d.Replace != nil {

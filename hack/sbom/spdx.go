@@ -106,7 +106,8 @@ func newPackage(m module, purpose string) spdxPackage {
 		path = "stdlib" // as scanners call it
 	}
 	return spdxPackage{
-		Name: m.Path, ID: "SPDXRef-" + idOf(m.Path), Version: m.Version, Purpose: purpose, Supplier: unsaid, Download: unsaid,
+		Name: m.Path, ID: "SPDXRef-" + idOf(m.Path), Version: m.Version, Purpose: purpose, Supplier: unsaid,
+		Download:         unsaid,
 		LicenseConcluded: m.license, LicenseDeclared: m.license, Copyright: unsaid,
 		Refs: []ref{packageURL("pkg:golang/" + strings.ToLower(path) + "@" + escape(m.Version))},
 	}

@@ -102,8 +102,8 @@ var errForeignFeature = errors.New("a NodeFeature of gpu-feature-discovery alrea
 const maxLabelValue = 63
 
 // errLongName is the problem of a node whose name is too long for the value of a label.
-var errLongName = fmt.Errorf("the name of the node has more than %d bytes, and NFD finds nodes by a label with their name: "+
-	"set features.labels to node or file", maxLabelValue)
+var errLongName = fmt.Errorf("the name of the node has more than %d bytes, and NFD finds nodes by a label with their "+
+	"name: set features.labels to node or file", maxLabelValue)
 
 // step reads the object if this is due, and writes it if it is not as wanted.
 func (l *featureLabeler) step(ctx context.Context) error {

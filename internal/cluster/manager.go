@@ -39,15 +39,16 @@ type manager struct {
 	proc        string // /proc
 }
 
-const managerLong = `config-manager links the configuration file named by a node label to the path where a device plugin reads it,
-and sends the device plugin a signal when the file or its content changes. It accepts the flags and environment variables of
-NVIDIA's config-manager. gpu-node-agent does not need it: with --node-config-dir it follows the label itself.
+const managerLong = `config-manager links the configuration file named by a node label to the path where a
+device plugin reads it, and sends the device plugin a signal when the file or its content changes. It
+accepts the flags and environment variables of NVIDIA's config-manager. gpu-node-agent does not need
+it: with --node-config-dir it follows the label itself.
 
 With --oneshot it waits for the API server, creates the link once and exits, as an init container.
 
-If the directory does not have the file named by the label, the link stays unchanged, and the problem is logged. If there is
-no link yet, the file for a node without the label is used. The last signal is recorded next to the link, so that a restart
-neither loses nor repeats it.`
+If the directory does not have the file named by the label, the link stays unchanged, and the problem
+is logged. If there is no link yet, the file for a node without the label is used. The last signal is
+recorded next to the link, so that a restart neither loses nor repeats it.`
 
 func newConfigManagerCommand(o Options) *cobra.Command {
 	m := &manager{proc: "/proc"}
@@ -61,7 +62,8 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 	f := cmd.Flags()
 	number := int(syscall.SIGHUP)
 	f.BoolVar(&m.oneshot, "oneshot", false, "create the link once and exit [$ONESHOT]")
-	f.StringVar(&m.kubeconfig, "kubeconfig", "", "file with the address and the credentials of the API server [$KUBECONFIG]")
+	f.StringVar(&m.kubeconfig, "kubeconfig", "",
+		"file with the address and the credentials of the API server [$KUBECONFIG]")
 	f.StringVar(&m.node, "node-name", "", "name of the node [$NODE_NAME]")
 	f.StringVar(&m.options.Label, "node-label", "nvidia.com/device-plugin.config",
 		"label of the node with the name of the file [$NODE_LABEL]")
@@ -70,13 +72,12 @@ func newConfigManagerCommand(o Options) *cobra.Command {
 	f.StringVar(&m.options.Default, "default-config", "",
 		"name of the file for a node without the label [$DEFAULT_CONFIG]")
 	f.StringSliceVar(&fallbacks, "fallback-strategies", nil,
-		"what a node without the label uses if there is no default: named, single, "+
-			"empty [$FALLBACK_STRATEGIES]")
+		"what a node without the label uses if there is no default: named, single, empty [$FALLBACK_STRATEGIES]")
 	f.BoolVar(&m.sendsSignal, "send-signal", true, "send the signal [$SEND_SIGNAL]")
 	f.IntVar(&number, "signal", number, "number of the signal [$SIGNAL]")
 	f.StringVar(&m.process, "process-to-signal", "nvidia-device-plugin",
-		"argv[0] of the process that gets the signal; "+
-			"if only one of the two is a path, its last part counts [$PROCESS_TO_SIGNAL]")
+		"argv[0] of the process that gets the signal; if only one of the two is a path, its last part counts "+
+			"[$PROCESS_TO_SIGNAL]")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 { // under NVIDIA's name
 			klog.FromContext(cmd.Context()).Info("Ignoring arguments", "arguments", args)

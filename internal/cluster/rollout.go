@@ -178,7 +178,8 @@ func (r *rollout) step(ctx context.Context) error {
 	rules := slots.Rules{Slots: c.Rollout.Slots, Soak: c.Rollout.WaveSoak, Windows: c.Rollout.Windows}
 	if r.refused != "" && !slices.ContainsFunc(others.Slots, func(s slots.Slot) bool { return s.Name == r.refused }) {
 		// An old list, or a Lease without the label.
-		others.Slots = append(others.Slots, slots.Slot{Name: r.refused, Node: unknownNode(r.refused), Wave: slots.LastWave})
+		others.Slots = append(others.Slots,
+			slots.Slot{Name: r.refused, Node: unknownNode(r.refused), Wave: slots.LastWave})
 	}
 	r.refused = ""
 	if err := r.readEarlierWaves(ctx, c.Rollout, request, &others, now); err != nil {

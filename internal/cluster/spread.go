@@ -181,7 +181,8 @@ func (s *spread) pauseRandomly(ctx context.Context, c counter) error {
 }
 
 // errTooManyPages is the error of a list that would take too long on all nodes together.
-var errTooManyPages = errors.New("the cluster has too many nodes and ResourceClaims for a list of all claims by each node")
+var errTooManyPages = errors.New("the cluster has too many nodes and ResourceClaims for a list of all claims by " +
+	"each node")
 
 // pauseForPages waits for a random time before a list of this number of pages, which all nodes
 // make, or until ctx ends. It returns errTooManyPages at once if all nodes together need longer

@@ -119,7 +119,8 @@ func (p *ShrinkPart) checkPods(node kubeapi.Node, at time.Time) Decision {
 			return true
 		}
 		if p.failures++; p.failures == 1 {
-			klog.FromContext(ctx).Info("Cannot list the pods that the kubelet has admitted; the change continues after a timeout",
+			klog.FromContext(ctx).Info(
+				"Cannot list the pods that the kubelet has admitted; the change continues after a timeout",
 				"reason", err.Error())
 		}
 		later := earlier(now.Add(kubeapi.Backoff(err, p.failures)), p.state.Tainted.Add(nodeevents.ShrinkTimeout))

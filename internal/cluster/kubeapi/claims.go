@@ -192,7 +192,8 @@ func (c *Client) claims(ctx context.Context, limit int, next string) (page claim
 var resourceVersions = []string{"v1", "v1beta2", "v1beta1"}
 
 // errNoResourceAPI is the error of an API server without the API of Dynamic Resource Allocation.
-var errNoResourceAPI = errors.New("the API server serves resource.k8s.io in none of the versions v1, v1beta2 and v1beta1")
+var errNoResourceAPI = errors.New("the API server serves resource.k8s.io in none of the versions v1, v1beta2 and " +
+	"v1beta1")
 
 // resourceAPI calls send with the path of one version of the API of Dynamic Resource Allocation
 // after another until one is served. It starts with the last version that was served.

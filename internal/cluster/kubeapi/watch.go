@@ -119,7 +119,8 @@ func (c *Client) Watch(ctx context.Context, timer clock.Clock) {
 				return "", err
 			}
 			if node.restores = before.restores; latest && before.After(node) {
-				klog.FromContext(ctx).Info("The Node went back to an older version: the cluster was restored from a backup",
+				klog.FromContext(ctx).Info(
+					"The Node went back to an older version: the cluster was restored from a backup",
 					"version", node.ResourceVersion, "before", before.ResourceVersion)
 				node.restores++
 			}

@@ -121,7 +121,8 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			}
 			plan = uvm.plan(plan.Under(holds), snapshot, way)
 			inspect := way.PreStart.Checks != config.PreStartNone
-			l.Set.Apply(plan, serve.Options{Edits: way.Edits, Inspect: inspect, AnnounceShrink: c.Features.ChangeTaint}, epoch)
+			l.Set.Apply(plan, serve.Options{Edits: way.Edits, Inspect: inspect, AnnounceShrink: c.Features.ChangeTaint},
+				epoch)
 			if l.Followed != nil && !maps.Equal(owners, l.Followed.Value()) {
 				l.Followed.Publish(owners)
 			}

@@ -117,7 +117,8 @@ func (c *comparison) next(pause time.Duration) {
 // and a list is repeated only after a comparison. If another program registered
 // later, the new registration waits until that program has ended.
 func (l *registration) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
-	c := &comparison{pace: checkSoon, retry: askAgain, timer: l.Clock.NewTimer(checkSoon), repeated: l.list.resend.Value()}
+	c := &comparison{pace: checkSoon, retry: askAgain, timer: l.Clock.NewTimer(checkSoon),
+		repeated: l.list.resend.Value()}
 	defer c.timer.Stop()
 	l.noteOtherPlugins(c)
 	for {

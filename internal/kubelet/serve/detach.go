@@ -369,7 +369,8 @@ func (l *registration) beReachable(ctx context.Context) {
 	unix, err := statefile.Listen(ctx, l.Registrar.NewEndpoint(l.list.name))
 	l.previous.release()
 	if err != nil {
-		klog.FromContext(ctx).Info("Other processes cannot ask this process to serve the resource", "reason", err.Error())
+		klog.FromContext(ctx).Info("Other processes cannot ask this process to serve the resource", "reason",
+			err.Error())
 		return
 	}
 	l.previous.socket, l.previous.reachable = l.previous.serveKept(unix), true

@@ -18,7 +18,7 @@ import (
 type connections struct {
 	mu              sync.Mutex // guards all following fields
 	open            map[*conn]struct{}
-	kubelet         *conn         // the first connection on which a call was made: only the kubelet knows the socket then
+	kubelet         *conn         // the first connection with a call: only the kubelet knows the socket then
 	kubeletClosedCh chan struct{} // closed when the kubelet's connection is
 	closing         bool          // new connections are closed at once
 }

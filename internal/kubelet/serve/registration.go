@@ -93,7 +93,7 @@ type registration struct {
 
 	mute           feed.Feed[mute]
 	resend         feed.Feed[uint64]                          // changes when the last list is to be sent again
-	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list of this registration; nil before the first
+	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list; nil before the first
 	connections    *connections
 	siblingChanged chan struct{}           // holds a value after the socket of another server came or went
 	closing        chan struct{}           // closed when streams are to end
@@ -177,7 +177,8 @@ func newServer(s *service) *grpc.Server {
 		grpc.InTapHandle(limit.tap),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.StatsHandler(limit),
-		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant), recoverCalls(s.log),
+		grpc.ChainUnaryInterceptor(boundPreStart, countCalls(s.Metrics), noteAllocations(s.Accountant),
+			recoverCalls(s.log),
 			freeMemory),
 		grpc.ChainStreamInterceptor(recoverStreams(s.log)),
 	)
@@ -246,7 +247,8 @@ func (l *registration) follow(ctx context.Context, endpoint string, incarnation 
 			default:
 			}
 		}
-		if leaves && alone == nil && silence == muteNone && len(rivals.Earlier)+len(l.previous.ofLeaving(rivals.Later)) == 0 {
+		if leaves && alone == nil && silence == muteNone &&
+			len(rivals.Earlier)+len(l.previous.ofLeaving(rivals.Later)) == 0 {
 			alone = l.Clock.After(leftFor)
 		}
 		select {

@@ -146,8 +146,8 @@ func boundPreStart(
 ) (any, error) {
 	if info.FullMethod == pluginapi.DevicePlugin_PreStartContainer_FullMethodName {
 		if message, ok := request.(proto.Message); ok && proto.Size(message) > maxPreStart {
-			return nil, status.Errorf(codes.ResourceExhausted, "the request has %d bytes and may have %d", proto.Size(message),
-				maxPreStart)
+			return nil, status.Errorf(codes.ResourceExhausted, "the request has %d bytes and may have %d",
+				proto.Size(message), maxPreStart)
 		}
 		if p, has := ctx.Value(placeKey{}).(*place); has {
 			p.leave()

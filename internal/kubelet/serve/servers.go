@@ -40,7 +40,8 @@ type Registrar interface {
 	AwaitEnd(ctx context.Context, name string) error
 	// CallEarlier calls the server of a resource in the newest process that started
 	// before this process.
-	CallEarlier(ctx context.Context, resource string, call func(context.Context, pluginapi.DevicePluginClient) error) error
+	CallEarlier(ctx context.Context, resource string,
+		call func(context.Context, pluginapi.DevicePluginClient) error) error
 	// LockRegistrations keeps other processes from registering until unlock is
 	// called, or until they have waited for kubelet.LockTimeout. It waits no longer
 	// for their registrations itself, and locked is false then. unlock may be
@@ -314,7 +315,8 @@ func (s *Servers) add(name string) *servedResource {
 func (s *Servers) allocating(name string, containers [][]string) (listing.Answer, Options) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next, answer := s.listing.Allocate(name, containers, s.collaborators.MayGive, s.holders, s.collaborators.Clock.Now())
+	next, answer := s.listing.Allocate(name, containers, s.collaborators.MayGive, s.holders,
+		s.collaborators.Clock.Now())
 	s.decide(next)
 	if answer.Resource.InUnits() {
 		s.wakeReaper()

@@ -45,7 +45,8 @@ type service struct {
 }
 
 func newService(l *registration, log klog.Logger) *service {
-	return &service{registration: l, log: log, inspect: l.list.views.Value().options.Inspect, began: make(chan struct{})}
+	return &service{registration: l, log: log, inspect: l.list.views.Value().options.Inspect,
+		began: make(chan struct{})}
 }
 
 func (s *service) GetDevicePluginOptions(
@@ -101,7 +102,8 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty,
 		case <-stream.Context().Done():
 			return nil
 		case <-s.closing:
-			return status.Error(codes.Unavailable, "this socket is being closed; the plugin registers again if it stays")
+			return status.Error(codes.Unavailable,
+				"this socket is being closed; the plugin registers again if it stays")
 		case <-changed:
 		}
 	}
@@ -166,7 +168,8 @@ func (s *service) editsFor(
 	if err == nil {
 		e, err = containeredits.For(devices, o)
 	}
-	if err == nil && answer.Resource.InUnits() { // for the receipt: the kubelet keeps the answer as long as the container
+	// The receipt needs it: the kubelet keeps the answer as long as the container.
+	if err == nil && answer.Resource.InUnits() {
 		e.Annotations = maps.Clone(e.Annotations)
 		if e.Annotations == nil {
 			e.Annotations = map[string]string{}
@@ -279,16 +282,16 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 // refuse says in the pod's events why the container does not start and what helps,
 // because the kubelet retries with the same devices forever.
 func (s *service) refuse(err error) error {
-	return status.Errorf(codeOf(err), "start a container on %s: %v; the kubelet retries on the same device for as"+
-		"long as the "+
-		"pod is there: delete the pod to get another", s.list.name, err)
+	return status.Errorf(codeOf(err), "start a container on %s: %v; the kubelet retries on the same device for as "+
+		"long as the pod is there: delete the pod to get another", s.list.name, err)
 }
 
 // answer translates container edits into the kubelet's API.
 func answer(e containeredits.Edits) *pluginapi.ContainerAllocateResponse {
 	response := &pluginapi.ContainerAllocateResponse{Envs: e.Env, Annotations: e.Annotations}
 	for _, m := range e.Mounts {
-		response.Mounts = append(response.Mounts, &pluginapi.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath})
+		response.Mounts = append(response.Mounts,
+			&pluginapi.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath})
 	}
 	for _, n := range e.Nodes {
 		response.Devices = append(response.Devices,
@@ -336,7 +339,8 @@ func recoverCalls(log klog.Logger) grpc.UnaryServerInterceptor {
 
 // recoverStreams does for streams what recoverCalls does for calls.
 func recoverStreams(log klog.Logger) grpc.StreamServerInterceptor {
-	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	return func(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+		handle grpc.StreamHandler) (err error) {
 		defer func() { err = recovered(log, recover(), info.FullMethod, err) }()
 		return handle(server, stream)
 	}

@@ -131,8 +131,8 @@ func (l *list) adopt(known map[string][]int64, now time.Time) (changed bool) {
 		}
 		l.retiring[id] = retiring{device: resource.ByID(id), nodes: slices.Sorted(slices.Values(nodes)),
 			State: holders.Adopted(now),
-			reason: "an earlier process listed the device, and it is not on this node now, cannot be read, or is not in " +
-				"the configuration"}
+			reason: "an earlier process listed the device, and it is not on this node now, cannot be read, or is not " +
+				"in the configuration"}
 		changed = true
 	}
 	if changed {

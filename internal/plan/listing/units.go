@@ -170,8 +170,9 @@ func (n *step) overbooked(name string, l *list, ids []string) error {
 	if most == 0 || len(others) < most {
 		return nil
 	}
-	return refuse(Withheld, "%d containers have units of GPU %s, and no more can use it at the same time; create the pod "+
-		"again, so that the scheduler chooses again", len(others), uuid)
+	return refuse(Withheld,
+		"%d containers have units of GPU %s, and no more can use it at the same time; create the pod "+
+			"again, so that the scheduler chooses again", len(others), uuid)
 }
 
 // giveUnits records that a container receives units, and returns why it must not;

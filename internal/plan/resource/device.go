@@ -261,7 +261,8 @@ func (r Resource) Admit(devices []Device) error {
 
 // compareDevices orders devices by index, number by number, and then by replica.
 func compareDevices(a, b Device) int {
-	return cmp.Or(compareIndex(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID), cmp.Compare(replica(a.ID), replica(b.ID)))
+	return cmp.Or(compareIndex(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID),
+		cmp.Compare(replica(a.ID), replica(b.ID)))
 }
 
 // compareIndex orders indices "i" and "i:j", number by number.

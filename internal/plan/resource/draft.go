@@ -91,7 +91,8 @@ func (p *planner) fits(name string) bool {
 	p.warn("resource %s is not offered: %s", name, why)
 	for _, d := range g.members {
 		p.plan.LeftOut = append(p.plan.LeftOut,
-			LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why, Refused: true})
+			LeftOut{UUID: d.UUID, Index: d.Index, Reason: "its resource " + name + " is not offered: " + why,
+				Refused: true})
 	}
 	return false
 }

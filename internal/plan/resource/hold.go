@@ -75,8 +75,9 @@ func (p Plan) UnderGPUs(holds map[string]GPUHold) Plan {
 			switch {
 			case d.Sharing == Percentage:
 			case !decided:
-				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided",
-					Row: RowGPU, Hidden: true})
+				list = append(list,
+					Hold{Resource: r.Name, UUID: d.UUID, Reason: "it is not known yet how its GPU is to be divided",
+						Row: RowGPU, Hidden: true})
 			case h.Reason != "" && !slices.Contains(h.Kept, d.GI):
 				list = append(list, Hold{Resource: r.Name, UUID: d.UUID, Reason: h.Reason, Row: RowGPU})
 			}

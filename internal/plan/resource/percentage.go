@@ -41,7 +41,8 @@ func (p *planner) gatherPercentages() {
 		return
 	}
 	if p.resources[name] != nil {
-		p.warn("percentages are not offered: other devices have their resource name %s; set units.percentage to another name",
+		p.warn("percentages are not offered: other devices have their resource name %s; set units.percentage to "+
+			"another name",
 			name)
 		return
 	}

@@ -253,7 +253,8 @@ func (p *planner) keep(all []candidate) []candidate {
 		}
 		if s := p.selector(c); s != nil && s.Exclude {
 			p.plan.LeftOut = append(p.plan.LeftOut,
-				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where + " of the configuration",
+				LeftOut{UUID: c.uuid(), Index: c.index(), Reason: "it is excluded by " + s.Where +
+					" of the configuration",
 					Excluded: true})
 			return true
 		}

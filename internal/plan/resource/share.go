@@ -117,7 +117,8 @@ func (p placement) refusal(c candidate, cuda string) string {
 		return ""
 	}
 	if c.mig != nil {
-		return "it is a MIG device, and sharing by MPS is not supported for those; share it by time-slicing, or not at all"
+		return "it is a MIG device, and sharing by MPS is not supported for those; share it by time-slicing, or " +
+			"not at all"
 	}
 	if most := mpsClients(*c.gpu, cuda); p.replicas > most {
 		return fmt.Sprintf("%d replicas are configured, and MPS serves at most %d clients on it", p.replicas, most)
@@ -137,8 +138,10 @@ func (p *planner) place(c candidate, at placement) {
 			c.index(), c.uuid(), mode, c.gpu.Index)
 	}
 	if c.gpu.Unlicensed {
-		p.warn("device %s (%s) is on a virtual GPU without a licence, and the driver slows it down 20 minutes after its "+
-			"start; configure NVIDIA's licence service on this machine; nvidia-smi -q shows the state of the licence", c.index(),
+		p.warn("device %s (%s) is on a virtual GPU without a licence, and the driver slows it down 20 minutes after "+
+			"its start; configure NVIDIA's licence service on this machine; nvidia-smi -q shows the state of the "+
+			"licence",
+			c.index(),
 			c.uuid())
 	}
 	g := p.resources[at.name]
@@ -154,7 +157,8 @@ func (p *planner) place(c candidate, at placement) {
 func (p *planner) warnOfSecond(c candidate, s *Selector) {
 	for i := range p.options.Selectors {
 		if o := &p.options.Selectors[i]; o != s && c.selectedBy(o) {
-			p.warn("device %s (%s) is selected by %s and by %s; the first counts", c.index(), c.uuid(), s.Where, o.Where)
+			p.warn("device %s (%s) is selected by %s and by %s; the first counts", c.index(), c.uuid(), s.Where,
+				o.Where)
 		}
 	}
 }

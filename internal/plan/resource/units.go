@@ -94,8 +94,9 @@ func unitsPrefix(prefix, name string) (string, error) {
 		return "", fmt.Errorf("%q is not the beginning of a resource name; write a domain and a name, such as "+
 			"volcano.sh/gpu-mem", prefix)
 	case len(local) > maxName:
-		return "", fmt.Errorf("%q is too long: with the size it has %d characters after the domain, of which %d are allowed",
-			prefix, len(local), maxName)
+		return "",
+			fmt.Errorf("%q is too long: with the size it has %d characters after the domain, of which %d are allowed",
+				prefix, len(local), maxName)
 	}
 	return name, nil
 }

@@ -23,7 +23,7 @@ const (
 type NodeFacts struct {
 	Settings      Settings
 	Today         time.Time                   // zero if irrelevant
-	Simulated     bool                        // the GPUs are simulated, and the driver's files are those of the simulation
+	Simulated     bool                        // the GPUs and the driver's files are simulated
 	WSL           bool                        // the node is Windows Subsystem for Linux
 	GPUs          diagnosis.Fact[[]PCIDevice] // without GPUs of virtual machines
 	GPUsGivenAway diagnosis.Fact[[]PCIDevice]
@@ -204,7 +204,8 @@ type findings struct {
 
 func (f *findings) add(s diagnosis.Severity, code, message string, evidence, remedy []string) {
 	f.list = append(f.list,
-		diagnosis.Finding{Check: f.check, Code: code, Severity: s, Message: message, Evidence: evidence, Remedy: remedy})
+		diagnosis.Finding{Check: f.check, Code: code, Severity: s, Message: message, Evidence: evidence,
+			Remedy: remedy})
 }
 
 func (f *findings) ok(message string, evidence ...string) {
@@ -229,7 +230,8 @@ func (f *findings) fail(code, message string, evidence []string, remedy ...strin
 
 // hasProblem reports whether the check has a finding worse than ok.
 func (f *findings) hasProblem() bool {
-	return slices.ContainsFunc(f.list, func(one diagnosis.Finding) bool { return one.Check == f.check && one.Severity != diagnosis.OK })
+	return slices.ContainsFunc(f.list,
+		func(one diagnosis.Finding) bool { return one.Check == f.check && one.Severity != diagnosis.OK })
 }
 
 // hasWarning reports whether the check has a warning or an error.

@@ -174,8 +174,8 @@ func (p *plugin) newRolloutRetry() *cobra.Command {
 				return fmt.Errorf("node %s is changing: wait until the change ends, or free the slot with --force; "+
 					"then one node more than allowed may change", arguments[0])
 			case state == view.SlotSilent:
-				return fmt.Errorf("the agent of node %s has not renewed its slot: if the node does not return, free the "+
-					"slot with --force; if it still changes, one node more than allowed may change", arguments[0])
+				return fmt.Errorf("the agent of node %s has not renewed its slot: if the node does not return, free "+
+					"the slot with --force; if it still changes, one node more than allowed may change", arguments[0])
 			}
 			if err := client.FreeSlot(cmd.Context(), namespace, r.Slots[i]); err != nil {
 				return err

@@ -59,7 +59,8 @@ func (p Places) ReadAll(ctx context.Context) preflight.Facts {
 	var f preflight.Facts
 	waits := p.begin(ctx, &f)
 	waits = append(waits,
-		nodefiles.ReadFact(ctx, &f.Displays, "the displays", "", func() ([]preflight.Display, error) { return displays(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Displays, "the displays", "",
+			func() ([]preflight.Display, error) { return displays(kernel) }),
 		nodefiles.ReadFact(ctx, &f.Space, "the free space", p.hidden(), p.space),
 	)
 	if f.Processes.Missing = p.hidden(); f.Processes.Missing == "" {
@@ -91,7 +92,8 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 		return text, nil
 	}
 	return []func(){
-		nodefiles.ReadFact(ctx, &f.System, "/etc/os-release", hidden, func() (preflight.System, error) { return system(host), nil }),
+		nodefiles.ReadFact(ctx, &f.System, "/etc/os-release", hidden,
+			func() (preflight.System, error) { return system(host), nil }),
 		nodefiles.ReadFact(ctx, &f.Kernel, "the release of the kernel", "", release),
 		nodefiles.ReadFact(ctx, &f.NextBoot, "the kernel of the next boot", hidden, func() (preflight.NextBoot, error) {
 			return nextBoot(host, kernel)
@@ -115,12 +117,15 @@ func (p Places) begin(ctx context.Context, f *preflight.Facts) []func() {
 			func() ([]preflight.LoadedModule, error) {
 				return loaded(kernel)
 			}),
-		nodefiles.ReadFact(ctx, &f.Driver, "the loaded driver", "", func() (preflight.Driver, error) { return driver(kernel), nil }),
+		nodefiles.ReadFact(ctx, &f.Driver, "the loaded driver", "",
+			func() (preflight.Driver, error) { return driver(kernel), nil }),
 		nodefiles.ReadFact(ctx, &f.GPUs, "the PCI bus", "", func() ([]preflight.GPU, error) { return gpus(kernel) }),
-		nodefiles.ReadFact(ctx, &f.Signatures, "the kernel's demands of modules", "", func() (preflight.Signatures, error) {
-			return signatures(kernel)
-		}),
-		nodefiles.ReadFact(ctx, &f.Memory, "the NUMA nodes", "", func() (preflight.Memory, error) { return memory(kernel) }),
+		nodefiles.ReadFact(ctx, &f.Signatures, "the kernel's demands of modules", "",
+			func() (preflight.Signatures, error) {
+				return signatures(kernel)
+			}),
+		nodefiles.ReadFact(ctx, &f.Memory, "the NUMA nodes", "",
+			func() (preflight.Memory, error) { return memory(kernel) }),
 		nodefiles.ReadFact(ctx, &f.Owners, "what installed the driver", hidden,
 			func() ([]preflight.Owner, error) {
 				return owners(host)

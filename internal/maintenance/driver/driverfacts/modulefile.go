@@ -20,7 +20,8 @@ import (
 // nvidia.ko, nvidia-uvm.ko.xz, nvidia-current-drm.ko of Debian. It does not match other modules for
 // NVIDIA's devices, such as nvidiafb.ko.
 var moduleName = regexp.MustCompile(
-	`^nvidia(?:[-_](?:current|tesla|open|legacy-[0-9]+xx|[0-9]{3})){0,3}(?:[-_](uvm|modeset|drm|peermem))?\.ko(?:\.(xz|zst|gz))?$`)
+	`^nvidia(?:[-_](?:current|tesla|open|legacy-[0-9]+xx|[0-9]{3})){0,3}` +
+		`(?:[-_](uvm|modeset|drm|peermem))?\.ko(?:\.(xz|zst|gz))?$`)
 
 // readModule reads a file with a kernel module, with a path below the root.
 func readModule(r root, file string) *preflight.ModuleFile {

@@ -17,8 +17,8 @@ const maxStatus = 64 << 20
 var (
 	// driverPackage matches the packages of Debian, Ubuntu and NVIDIA's repositories that hold a
 	// driver.
-	driverPackage = regexp.MustCompile(`^(nvidia-driver|nvidia-open|nvidia-dkms|nvidia-headless|nvidia-kernel|cuda-drivers|` +
-		`linux-modules-nvidia|linux-objects-nvidia|nvidia-tesla|nvidia-legacy)([-0-9].*)?$`)
+	driverPackage = regexp.MustCompile(`^(nvidia-driver|nvidia-open|nvidia-dkms|nvidia-headless|nvidia-kernel|` +
+		`cuda-drivers|linux-modules-nvidia|linux-objects-nvidia|nvidia-tesla|nvidia-legacy)([-0-9].*)?$`)
 	// packageVersion is the driver version in the version of a package: 2:580.95.05-0ubuntu1.
 	packageVersion = regexp.MustCompile(`^(?:\d+:)?(\d+\.\d+(?:\.\d+)?)`)
 )
@@ -63,7 +63,8 @@ func dpkg(host root, matches func(name string) bool) (versions map[string]string
 // which is not read.
 var rpmTraces = []string{"usr/share/licenses/nvidia-driver", "usr/share/doc/nvidia-driver",
 	"usr/share/licenses/nvidia-open",
-	"usr/share/licenses/kmod-nvidia-open", "usr/share/licenses/kmod-nvidia-latest-dkms", "usr/share/doc/nvidia-driver-libs",
+	"usr/share/licenses/kmod-nvidia-open", "usr/share/licenses/kmod-nvidia-latest-dkms",
+	"usr/share/doc/nvidia-driver-libs",
 	"usr/share/licenses/nvidia-kmod-common", "usr/share/licenses/nvidia-driver-cuda"}
 
 // owners returns what installed the driver.

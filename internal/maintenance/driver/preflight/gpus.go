@@ -115,38 +115,41 @@ func architectures(f *Facts, r *judgment) {
 	open, closed := named(generations, func(g generation) bool { return g.open }),
 		named(generations, func(g generation) bool { return g.closed })
 	if open != "" && closed != "" {
-		r.add(diagnosis.Error, "no-driver-for-all-gpus", fmt.Sprintf("No driver supports all GPUs: %s needs the open kernel "+
-			"modules, %s the proprietary ones",
-			open, closed), nil, "# put these GPUs into different nodes")
+		r.add(diagnosis.Error, "no-driver-for-all-gpus",
+			fmt.Sprintf("No driver supports all GPUs: %s needs the open kernel modules, %s the proprietary ones",
+				open, closed), nil, "# put these GPUs into different nodes")
 	}
 	version := f.wanted()
 	for _, g := range generations {
 		switch at := branch(version); {
 		case at == 0:
 		case g.first > at:
-			r.add(diagnosis.Error, "driver-too-old-for-gpu", fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the "+
-				"first branch that does", version, g.name,
-				g.first), nil, "# choose a driver of another branch")
+			r.add(diagnosis.Error, "driver-too-old-for-gpu",
+				fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the first branch that does", version, g.name,
+					g.first), nil, "# choose a driver of another branch")
 		case g.last != 0 && g.last < at:
-			r.add(diagnosis.Error, "driver-too-new-for-gpu", fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the "+
-				"last branch that does", version, g.name,
-				g.last), nil, "# choose a driver of another branch")
+			r.add(diagnosis.Error, "driver-too-new-for-gpu",
+				fmt.Sprintf("Driver %s does not support %s GPUs: R%d is the last branch that does", version, g.name,
+					g.last), nil, "# choose a driver of another branch")
 		}
 	}
 	isOpen, known, from := f.openModules()
 	switch {
 	case open != "" && known && !isOpen:
-		r.add(diagnosis.Error, "proprietary-modules", open+" GPUs need the open kernel modules, and these are proprietary ones",
+		r.add(diagnosis.Error, "proprietary-modules",
+			open+" GPUs need the open kernel modules, and these are proprietary ones",
 			[]string{from},
 			"# install the open kernel modules of the same version")
 	case closed != "" && known && isOpen:
-		r.add(diagnosis.Error, "open-modules", closed+" GPUs need the proprietary kernel modules, and these are open ones",
+		r.add(diagnosis.Error, "open-modules",
+			closed+" GPUs need the proprietary kernel modules, and these are open ones",
 			[]string{from},
 			"# install the proprietary kernel modules of the same version")
 	case open != "" && !known:
 		r.add(diagnosis.Info, "open-modules-needed", open+" GPUs need the open kernel modules: choose them", nil)
 	case closed != "" && !known:
-		r.add(diagnosis.Info, "proprietary-modules-needed", closed+" GPUs need the proprietary kernel modules: choose them", nil)
+		r.add(diagnosis.Info, "proprietary-modules-needed",
+			closed+" GPUs need the proprietary kernel modules: choose them", nil)
 	}
 	if !r.hasProblem() {
 		all := named(generations, func(generation) bool { return true })
@@ -196,14 +199,15 @@ func companions(f *Facts, r *judgment) {
 			r.skip(c.name+" runs, and its version is not known; it must be the version of the driver",
 				"# compare the version of the package "+c.pack+" with the driver")
 		case f.Target != nil && f.Target.Version != "" && !f.Target.matches(c.Value.Version):
-			r.add(diagnosis.Warning, "companion-version", fmt.Sprintf("%s %s runs, and must have the version of the driver: "+
-				"change it to %s together with the driver",
-				c.name, c.Value.Version, f.Target.Version), []string{c.Value.Source},
+			r.add(diagnosis.Warning, "companion-version",
+				fmt.Sprintf("%s %s runs, and must have the version of the driver: "+
+					"change it to %s together with the driver",
+					c.name, c.Value.Version, f.Target.Version), []string{c.Value.Source},
 				"# install "+c.pack+" "+f.Target.Version+" with the driver")
 		case f.Target == nil && loaded != "" && c.Value.Version != loaded:
-			r.add(diagnosis.Warning, "companion-version", fmt.Sprintf("%s %s runs beside driver %s: it must have the same "+
-				"version", c.name, c.Value.Version,
-				loaded), []string{c.Value.Source}, "# install "+c.pack+" "+loaded)
+			r.add(diagnosis.Warning, "companion-version",
+				fmt.Sprintf("%s %s runs beside driver %s: it must have the same version", c.name, c.Value.Version,
+					loaded), []string{c.Value.Source}, "# install "+c.pack+" "+loaded)
 		}
 	}
 	if running == 0 && !r.hasProblem() {
@@ -217,8 +221,9 @@ func nouveau(f *Facts, r *judgment) {
 	const blacklist = "printf 'blacklist nouveau\\noptions nouveau modeset=0\\n' >> /etc/modprobe.d/nouveau.conf"
 	for _, g := range f.GPUs.Value {
 		if g.Module == "nouveau" || g.Module == "nova_core" {
-			r.add(diagnosis.Error, "nouveau", fmt.Sprintf("GPU %s is bound to %s, so NVIDIA's driver cannot use it", g.Address,
-				g.Module),
+			r.add(diagnosis.Error, "nouveau",
+				fmt.Sprintf("GPU %s is bound to %s, so NVIDIA's driver cannot use it", g.Address,
+					g.Module),
 				[]string{"/sys/bus/pci/devices/" + g.Address + "/driver: " + g.Module}, blacklist,
 				"update-initramfs -u || dracut --force", "systemctl reboot")
 			return
@@ -227,7 +232,8 @@ func nouveau(f *Facts, r *judgment) {
 	switch {
 	case !r.require(f.Loaded.Missing):
 	case slices.ContainsFunc(f.Loaded.Value, func(m LoadedModule) bool { return m.Name == "nouveau" }):
-		r.add(diagnosis.Warning, "nouveau", "The module nouveau is loaded, and may take a GPU when NVIDIA's driver is unloaded",
+		r.add(diagnosis.Warning, "nouveau",
+			"The module nouveau is loaded, and may take a GPU when NVIDIA's driver is unloaded",
 			[]string{"/proc/modules: nouveau"}, blacklist, "modprobe -r nouveau")
 	default:
 		r.ok("nouveau is not loaded", "/proc/modules")
@@ -256,12 +262,12 @@ func memory(f *Facts, r *judgment) {
 	}
 	switch {
 	case m.Mode == "driver":
-		r.add(diagnosis.Info, "coherent-memory", "GPU memory is coherent and managed by the driver (CDMM): the kernel keeps "+
-			"no pages there", evidence)
+		r.add(diagnosis.Info, "coherent-memory",
+			"GPU memory is coherent and managed by the driver (CDMM): the kernel keeps no pages there", evidence)
 	case len(nodes) > 0:
-		r.add(diagnosis.Info, "coherent-memory", "GPU memory is coherent and is NUMA memory of the kernel: pages of any "+
-			"process may lie there, and only a "+
-			"restart of the node is certain to unload the driver", evidence)
+		r.add(diagnosis.Info, "coherent-memory",
+			"GPU memory is coherent and is NUMA memory of the kernel: pages of any process may lie there, and only a "+
+				"restart of the node is certain to unload the driver", evidence)
 	default:
 		r.add(diagnosis.Info, "coherent-memory", "GPU memory is coherent, and no NUMA node shows it", evidence)
 	}
@@ -283,8 +289,9 @@ func space(f *Facts, r *judgment) {
 	for _, s := range f.Space.Value {
 		text := fmt.Sprintf("%s: %d MiB free", s.Path, s.Free>>20)
 		if least := requiredSpace[s.Path]; s.Free < least {
-			r.add(diagnosis.Warning, "no-space", fmt.Sprintf("%s has %d MiB free, and a driver needs about %d MiB", s.Path,
-				s.Free>>20, least>>20),
+			r.add(diagnosis.Warning, "no-space",
+				fmt.Sprintf("%s has %d MiB free, and a driver needs about %d MiB", s.Path,
+					s.Free>>20, least>>20),
 				[]string{text}, "df -h "+s.Path)
 		}
 		seen = append(seen, text)
@@ -324,8 +331,8 @@ func owners(f *Facts, r *judgment) {
 	case 1:
 		r.add(diagnosis.Info, "owner", "The driver was installed by "+names[0], evidence, remedy...)
 	default:
-		r.add(diagnosis.Warning, "several-owners", "The driver has several owners, which overwrite each other's files: "+
-			""+strings.Join(names, "; "),
+		r.add(diagnosis.Warning, "several-owners",
+			"The driver has several owners, which overwrite each other's files: "+strings.Join(names, "; "),
 			evidence, remedy...)
 	}
 }

@@ -48,7 +48,8 @@ var ownModules = []string{"nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"
 // ownPrograms are the names of this project's programs, as the kernel cuts them.
 var ownPrograms = []string{"gpu-device-plug", "gpu-node-agent"}
 
-const drain = "delete the pod, or drain the node; a pod of a DaemonSet comes back until the DaemonSet no longer selects the node"
+const drain = "delete the pod, or drain the node; a pod of a DaemonSet comes back until the DaemonSet no longer " +
+	"selects the node"
 
 // releases are the ways to make holders let go, by kind.
 var releases = map[string]string{
@@ -218,8 +219,9 @@ func references(f *Facts, r *judgment) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(direct)) {
 		if !explained(name) {
-			r.add(diagnosis.Warning, "unknown-holder", fmt.Sprintf("The module %s has %s of something that was not found", name,
-				count(direct[name], "reference")), []string{"/proc/modules: " + name},
+			r.add(diagnosis.Warning, "unknown-holder",
+				fmt.Sprintf("The module %s has %s of something that was not found", name,
+					count(direct[name], "reference")), []string{"/proc/modules: " + name},
 				"fuser -v /dev/nvidia* /dev/dri/*   # as root on the node")
 		}
 	}

@@ -123,7 +123,8 @@ func (r *judgment) skip(message string, remedy ...string) {
 
 // hasProblem reports whether the check has a finding worse than info.
 func (r *judgment) hasProblem() bool {
-	return slices.ContainsFunc(r.findings, func(f diagnosis.Finding) bool { return f.Check == r.check && f.Severity > diagnosis.Info })
+	return slices.ContainsFunc(r.findings,
+		func(f diagnosis.Finding) bool { return f.Check == r.check && f.Severity > diagnosis.Info })
 }
 
 // require reports whether a fact is known, by why it is missing. It adds a finding for an unknown

@@ -78,9 +78,9 @@ func presentModules(f *Facts, r *judgment, boot boot) {
 	default:
 		loaded, onDisk := f.Driver.Value.Version, versionsOf(cores)
 		if loaded != "" && len(onDisk) > 0 && !slices.Contains(onDisk, loaded) {
-			r.add(diagnosis.Warning, "driver-changes", fmt.Sprintf("Driver %s is loaded, and %s has %s: the driver changes "+
-				"when it is loaded again",
-				loaded, boot, strings.Join(onDisk, " and ")), []string{cores[0].Path},
+			r.add(diagnosis.Warning, "driver-changes",
+				fmt.Sprintf("Driver %s is loaded, and %s has %s: the driver changes when it is loaded again",
+					loaded, boot, strings.Join(onDisk, " and ")), []string{cores[0].Path},
 				"systemctl reboot   # to use the installed driver")
 		}
 	}
@@ -101,12 +101,14 @@ func noModules(f *Facts, r *judgment, boot boot, set ModuleSet) {
 		r.add(diagnosis.Error, "no-modules", message+". DKMS has the sources, and has not built the modules", evidence,
 			"dkms autoinstall -k "+shellWord(boot.release))
 	case len(set.Sources) > 0:
-		r.add(diagnosis.Error, "no-modules", message+". DKMS has the sources, and cannot build: the kernel's headers are missing",
+		r.add(diagnosis.Error, "no-modules",
+			message+". DKMS has the sources, and cannot build: the kernel's headers are missing",
 			append(evidence, "/lib/modules/"+boot.release+"/build does not exist"),
 			"# install the headers of kernel "+boot.release, "dkms autoinstall -k "+shellWord(boot.release))
 	default:
-		r.add(diagnosis.Error, "no-modules", message, evidence, "# install the driver's modules for kernel "+boot.release+
-			", or choose a kernel with modules for the next boot")
+		r.add(diagnosis.Error, "no-modules", message, evidence,
+			"# install the driver's modules for kernel "+boot.release+
+				", or choose a kernel with modules for the next boot")
 	}
 }
 
@@ -126,13 +128,14 @@ func targetModules(f *Facts, r *judgment, boot boot) {
 		r.skip("The modules of driver " + f.Target.Version + " come with " + imageOf(f) + ", not with an " +
 			"installation on the node")
 	case set.Headers:
-		r.add(diagnosis.Info, "modules-to-build", fmt.Sprintf("%s has no modules of driver %s yet; they can be built: the "+
-			"kernel's headers are there",
-			upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build"})
+		r.add(diagnosis.Info, "modules-to-build",
+			fmt.Sprintf("%s has no modules of driver %s yet; they can be built: the kernel's headers are there",
+				upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build"})
 	default:
-		r.add(diagnosis.Warning, "no-headers", fmt.Sprintf("%s has no modules of driver %s, and they cannot be built: the "+
-			"kernel's headers are missing",
-			upper(boot.String()), f.Target.Version), []string{"/lib/modules/" + boot.release + "/build does not exist"},
+		r.add(diagnosis.Warning, "no-headers",
+			fmt.Sprintf("%s has no modules of driver %s, and they cannot be built: the kernel's headers are missing",
+				upper(boot.String()), f.Target.Version),
+			[]string{"/lib/modules/" + boot.release + "/build does not exist"},
 			"# install the headers of kernel "+boot.release+", or an installer with prebuilt modules for that kernel")
 	}
 }
@@ -174,17 +177,19 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 			unread = append(unread, m.Path)
 			reason = m.Unread
 		case release == "":
-			r.add(diagnosis.Error, "damaged-module", "The module file "+m.Path+" does not tell its kernel: it is damaged, "+
-				"or no kernel module",
+			r.add(diagnosis.Error, "damaged-module",
+				"The module file "+m.Path+" does not tell its kernel: it is damaged, or no kernel module",
 				[]string{m.Path}, again)
 		case release == boot.release, strings.Contains(m.Path, "/weak-updates/"):
 		case strings.Contains(m.Vermagic, "modversions"):
-			r.add(diagnosis.Warning, "other-vermagic", fmt.Sprintf("%s was built for kernel %s, not for %s: the kernel "+
-				"loads it only if its symbols are the same",
-				m.Path, release, boot), []string{"vermagic: " + m.Vermagic}, again)
+			r.add(diagnosis.Warning, "other-vermagic",
+				fmt.Sprintf("%s was built for kernel %s, not for %s: the kernel "+
+					"loads it only if its symbols are the same",
+					m.Path, release, boot), []string{"vermagic: " + m.Vermagic}, again)
 		default:
-			r.add(diagnosis.Error, "wrong-vermagic", fmt.Sprintf("%s was built for kernel %s, and %s refuses it", m.Path,
-				release, boot),
+			r.add(diagnosis.Error, "wrong-vermagic",
+				fmt.Sprintf("%s was built for kernel %s, and %s refuses it", m.Path,
+					release, boot),
 				[]string{"vermagic: " + m.Vermagic}, again)
 		}
 	}
@@ -202,12 +207,14 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 			pathsOf(files), again)
 	}
 	if !slices.ContainsFunc(files, func(m *ModuleFile) bool { return m.Part == "uvm" }) {
-		r.add(diagnosis.Error, "no-uvm", "There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized",
+		r.add(diagnosis.Error, "no-uvm",
+			"There is no nvidia-uvm module for "+boot.String()+": CUDA cannot be initialized",
 			pathsOf(cores), again)
 	}
 	if f.Target == nil && !cores[0].Listed && strings.Contains(cores[0].Path, "/lib/modules/") &&
 		!strings.HasPrefix(cores[0].Path, "/run/") {
-		r.add(diagnosis.Warning, "not-in-modules-dep", "modprobe does not find "+cores[0].Path+": modules.dep does not list it",
+		r.add(diagnosis.Warning, "not-in-modules-dep",
+			"modprobe does not find "+cores[0].Path+": modules.dep does not list it",
 			[]string{"/lib/modules/" + boot.release + "/modules.dep"}, "depmod "+shellWord(boot.release))
 	}
 }
@@ -245,7 +252,8 @@ func signatures(f *Facts, r *judgment) {
 			continue
 		}
 		files := filter(f.files(boot.release), func(m *ModuleFile) bool {
-			return m.Unread == "" && m.Vermagic != "" && (f.Target == nil || f.Target.Folder || f.Target.matches(m.Version))
+			return m.Unread == "" && m.Vermagic != "" &&
+				(f.Target == nil || f.Target.Folder || f.Target.matches(m.Version))
 		})
 		judged += len(files)
 		signers(f, r, boot, files, evidence)
@@ -267,10 +275,11 @@ func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []s
 		if len(unsigned) == 1 {
 			are, them = "is", "it"
 		}
-		r.add(diagnosis.Error, "unsigned-modules", fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was "+
-			"rejected by service",
-			count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
-			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil --import")
+		r.add(diagnosis.Error, "unsigned-modules",
+			fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was rejected by service",
+				count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
+			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil "+
+				"--import")
 	}
 	bySigner := map[string]*ModuleFile{}
 	for _, m := range files {
@@ -293,10 +302,11 @@ func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []s
 				"are not visible",
 				name, m.Path))
 		case !slices.Contains(s.Keys, name):
-			r.add(diagnosis.Warning, "unknown-signer", fmt.Sprintf("The modules of %s are signed by %q, and the kernel "+
-				"lists no key of that name: it probably refuses them",
-				boot, name), slices.Concat([]string{m.Path}, evidence,
-				[]string{"/proc/keys: " + strings.Join(s.Keys[:min(len(s.Keys), 8)], ", ")}), remedy...)
+			r.add(diagnosis.Warning, "unknown-signer",
+				fmt.Sprintf("The modules of %s are signed by %q, and the kernel "+
+					"lists no key of that name: it probably refuses them",
+					boot, name), slices.Concat([]string{m.Path}, evidence,
+					[]string{"/proc/keys: " + strings.Join(s.Keys[:min(len(s.Keys), 8)], ", ")}), remedy...)
 		}
 	}
 }
@@ -341,7 +351,8 @@ func pathsOf(files []*ModuleFile) (all []string) {
 // shellWord returns a text as one word of a shell. Names of the node may contain anything.
 func shellWord(text string) string {
 	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("/._-+:@%", r)
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||
+			strings.ContainsRune("/._-+:@%", r)
 	}
 	if text != "" && !strings.ContainsFunc(text, func(r rune) bool { return !plain(r) }) {
 		return text
