@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-var update = flag.Bool("update", false, "write the table of XIDs in docs/runbook.md anew")
+var update = flag.Bool("update", false, "write the table of XIDs in docs/runbook.md")
 
 // advice says more about what to do after an XID than its class does.
 var advice = map[uint64]string{
@@ -35,7 +35,7 @@ var advice = map[uint64]string{
 }
 
 // TestRunbook holds the table of XIDs in docs/runbook.md to the catalog. `go test
-// ./internal/gpu/health -run TestRunbook -update` writes it anew.
+// ./internal/gpu/health -run TestRunbook -update` writes it.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	const page = "../../../docs/runbook.md"
@@ -56,7 +56,7 @@ func TestRunbook(t *testing.T) {
 		if more := advice[x.Code]; more != "" {
 			remedy = more
 		}
-		fmt.Fprintf(&want, "| XID %d | %s | %s | %s |\n", x.Code, x.Name, state, remedy)
+		fmt.Fprintf(&want, "| XID %d | %s | %s | %s |\n", x.Code, x.Name, state, linked(remedy))
 	}
 	if table == want.String() {
 		return
@@ -68,6 +68,19 @@ func TestRunbook(t *testing.T) {
 	if err := os.WriteFile(page, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// linked returns a remedy with links to the sections of the runbook that explain it.
+func linked(remedy string) string {
+	for _, link := range []struct{ words, section string }{
+		{"`reset`", "reset-a-gpu"}, {"reset", "reset-a-gpu"}, {"restart the node", "restart-the-node"}, {"`health clear`", "health-clear"},
+		{"what `status` names", "remedies"}, {"restart Fabric Manager", "fabric-manager"},
+	} {
+		if !strings.Contains(remedy, "#"+link.section) {
+			remedy = strings.Replace(remedy, link.words, "["+link.words+"](#"+link.section+")", 1)
+		}
+	}
+	return remedy
 }
 
 // consequence returns the state of a GPU after an XID, as the policy decides it for a GPU whose
