@@ -137,6 +137,7 @@ var everything = []string{
 	"--compatibility=none", "--kubeconfig=/kubeconfig", "--node-config-dir=/configs", "--node-config-default=a",
 	"--node-config-fallbacks=named",
 	"--node-labels=file", "--node-labels-timestamp", "--pod-name=p", "--node-events=pods", "--node-condition",
+	"--node-condition-types=A=problem",
 	"--node-taint", "--node-quiesce", "--node-change-taint", "--node-startup-taint",
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-reset-in-vm",
 	"--mig-disruption=pause", "--mig-budget", "--rollout-slots=1", "--rollout-namespace=a", "--rollout-wave-label=a",

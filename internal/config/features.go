@@ -1,8 +1,11 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strings"
 )
 
 // Features chooses the labels, Events, conditions and taints that the node writes to the cluster.
@@ -21,6 +24,8 @@ type Features struct {
 	PodEvents bool
 	// Condition writes the health of the GPUs as a condition of the node.
 	Condition bool
+	// ConditionTypes are further types of the condition; they need Condition.
+	ConditionTypes []ConditionType
 	// Taint taints the node while none of its GPUs is healthy.
 	Taint bool
 	// ChangeTaint taints the node before a change of the configuration takes devices away.
@@ -60,6 +65,49 @@ func (l LabelsOutput) String() string {
 		return "node"
 	}
 	return fmt.Sprintf("LabelsOutput(%d)", int(l))
+}
+
+// A ConditionType is a further type of the condition, for a program that acts on this type.
+type ConditionType struct {
+	// Name is the type of the condition, such as "AcceleratedHardwareReady".
+	Name string
+	// Problem is true for a condition whose status True means a problem.
+	Problem bool
+}
+
+// GPUHealthy is the type of the condition that every node with Features.Condition gets.
+const GPUHealthy = "GPUHealthy"
+
+// maxConditionTypes limits the writes of a node for one change.
+const maxConditionTypes = 8
+
+// kubeletConditions are the types that the kubelet or the node controller writes.
+var kubeletConditions = []string{"Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"}
+
+// conditionName is the form of the type of a condition.
+var conditionName = regexp.MustCompile(`^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+
+// setConditionTypes sets the further types of the condition.
+func setConditionTypes(c *Config, text string) error {
+	for _, item := range splitList(text) {
+		name, meaning, marked := strings.Cut(item, "=")
+		switch {
+		case marked && meaning != "problem":
+			return fmt.Errorf("%q: write TYPE, or TYPE=problem if True means a problem", item)
+		case !conditionName.MatchString(name):
+			return fmt.Errorf("%q is not a type of a condition", name)
+		case slices.Contains(kubeletConditions, name):
+			return fmt.Errorf("%s belongs to the kubelet; a second writer would change the node's own state", name)
+		case name == GPUHealthy:
+			return errors.New("GPUHealthy is always written; name further types only")
+		case slices.ContainsFunc(c.Features.ConditionTypes, func(t ConditionType) bool { return t.Name == name }):
+			return fmt.Errorf("%s is there twice", name)
+		case len(c.Features.ConditionTypes) == maxConditionTypes:
+			return fmt.Errorf("more than %d types", maxConditionTypes)
+		}
+		c.Features.ConditionTypes = append(c.Features.ConditionTypes, ConditionType{Name: name, Problem: marked})
+	}
+	return nil
 }
 
 // NodeConfig is how a label of the node chooses the configuration file.
@@ -165,6 +213,13 @@ var clusterOptions = []option{
 		set:   truth(func(c *Config) *bool { return &c.Features.Condition }),
 	},
 	{
+		flag: "node-condition-types", env: []string{"NODE_CONDITION_TYPES"}, key: "features.conditionTypes",
+		kind: kindList,
+		usage: "further types of the condition of --node-condition, such as AcceleratedHardwareReady: TYPE, or " +
+			"TYPE=problem if True means a problem",
+		set: setConditionTypes,
+	},
+	{
 		flag: "node-taint", env: []string{"NODE_TAINT"}, key: "features.taint", fallback: "false", kind: kindBool,
 		usage: "taint the node while none of its GPUs is healthy",
 		set:   truth(func(c *Config) *bool { return &c.Features.Taint }),
@@ -220,6 +275,10 @@ func setEvents(c *Config, text string) error {
 func (d *document) features(c *Config, s Sources) {
 	if c.NodeConfig.Dir != "" && s.Program != AnyProgram && s.filePath() != "" {
 		d.problem("--node-config-dir", 0, "chooses the configuration file; remove --config-file")
+	}
+	if len(c.Features.ConditionTypes) > 0 && !c.Features.Condition {
+		d.problem("features.conditionTypes", d.line("features.conditionTypes"), "are types of the condition; also set "+
+			"features.condition: true")
 	}
 	needs := "features"
 	if s.Discovery {

@@ -49,3 +49,17 @@ func TestRightsOfFewerDevices(t *testing.T) {
 		}
 	}
 }
+
+// TestRightsOfConditionTypes: the policy lets the account change the conditions of the values, and no
+// others. A file alone cannot add a type, because the policy would refuse the write.
+func TestRightsOfConditionTypes(t *testing.T) {
+	t.Parallel()
+	text := string(render(t, "{features: {condition: true, conditionTypes: [A, B=problem]}}"))
+	if n := strings.Count(text, "filter(c, !(c.type in ['GPUHealthy', 'A', 'B']))"); n != 2 {
+		t.Errorf("the policy names the types %d times, want 2", n)
+	}
+	const file = `{config: {map: {a: "features: {condition: true, conditionTypes: [A]}"}}}`
+	if text := string(render(t, file)); !strings.Contains(text, "filter(c, c.type != 'GPUHealthy')") {
+		t.Error("a file gives rights for a type")
+	}
+}

@@ -164,6 +164,9 @@ type Features struct {
 	Events *Word `json:"events,omitempty"`
 	// Condition writes the health of the GPUs as a condition of the node.
 	Condition *bool `json:"condition,omitempty"`
+	// ConditionTypes are further types under which the node also gets the condition, for programs
+	// that act on a type of their own: TYPE, or TYPE=problem where True means a problem.
+	ConditionTypes *StringList `json:"conditionTypes,omitempty"`
 	// Taint taints the node while none of its GPUs is healthy.
 	Taint *bool `json:"taint,omitempty"`
 	// ChangeTaint taints the node before a change of the configuration takes devices away.

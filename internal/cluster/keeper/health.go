@@ -15,24 +15,25 @@ import (
 
 // The condition of a Node for the health of its GPUs.
 const (
-	ConditionType   = "GPUHealthy"
+	ConditionType   = config.GPUHealthy
 	conditionRepeat = time.Hour // an unchanged condition is written again after this time
 )
 
-// A ConditionPart maintains the condition of the Node.
+// A ConditionPart maintains the condition of the Node, and the same condition under further types.
+// A type that is no longer configured stays as it was last written.
 type ConditionPart struct {
 	Configs  *feed.Feed[config.Config]
 	Statuses *feed.Feed[status.Status]
 
-	enabled bool
-	status  status.Status
-	pace    nodeevents.Pace
+	features config.Features
+	status   status.Status
+	fraction float64
+	paces    map[string]*nodeevents.Pace // by type
 }
 
 // NewConditionPart returns a ConditionPart.
 func NewConditionPart(configs *feed.Feed[config.Config], statuses *feed.Feed[status.Status]) *ConditionPart {
-	pace := nodeevents.Pace{Fraction: rand.Float64(), Heartbeat: conditionRepeat}
-	return &ConditionPart{Configs: configs, Statuses: statuses, pace: pace}
+	return &ConditionPart{Configs: configs, Statuses: statuses, fraction: rand.Float64()}
 }
 
 // Inputs implements Part.
@@ -44,16 +45,28 @@ func (p *ConditionPart) Inputs() []<-chan struct{} {
 
 // Look implements Part.
 func (p *ConditionPart) Look(context.Context, kubeapi.Node) {
-	p.enabled, p.status = p.Configs.Value().Features.Condition, p.Statuses.Value()
+	p.features, p.status = p.Configs.Value().Features, p.Statuses.Value()
 }
 
-// Want implements Part.
+// Want implements Part. One Decision writes one type.
 func (p *ConditionPart) Want(node kubeapi.Node, now time.Time) Decision {
-	if !p.enabled || node.UID == "" {
-		p.pace = nodeevents.Pace{Fraction: p.pace.Fraction, Heartbeat: conditionRepeat}
+	if !p.features.Condition || node.UID == "" {
+		p.paces = nil
 		return Decision{}
 	}
-	condition, exists := findCondition(node.Conditions, ConditionType)
+	next := p.want(node, config.ConditionType{Name: ConditionType}, now)
+	for _, t := range p.features.ConditionTypes {
+		d := p.want(node, t, now)
+		if next.Patch == nil && (d.Patch != nil || next.At.IsZero() || !d.At.IsZero() && d.At.Before(next.At)) {
+			next = d
+		}
+	}
+	return next
+}
+
+// want returns the Decision for one type.
+func (p *ConditionPart) want(node kubeapi.Node, t config.ConditionType, now time.Time) Decision {
+	condition, exists := findCondition(node.Conditions, t.Name)
 	wanted, known := nodeevents.Judge(p.status, now, exists)
 	if !known {
 		return Decision{}
@@ -61,26 +74,46 @@ func (p *ConditionPart) Want(node kubeapi.Node, now time.Time) Decision {
 	var before *nodeevents.Condition
 	if exists {
 		before = new(toCondition(condition))
+		before.Status = meaning(before.Status, t)
 	}
-	if due := p.pace.Due(before, condition.LastHeartbeatTime, wanted, now); due.IsZero() || due.After(now) {
+	pace := p.paces[t.Name]
+	if pace == nil {
+		pace = &nodeevents.Pace{Fraction: p.fraction, Heartbeat: conditionRepeat}
+		if p.paces == nil {
+			p.paces = map[string]*nodeevents.Pace{}
+		}
+		p.paces[t.Name] = pace
+	}
+	if due := pace.Due(before, condition.LastHeartbeatTime, wanted, now); due.IsZero() || due.After(now) {
 		return Decision{At: due}
 	}
 	c := kubeapi.Condition{
-		Type: ConditionType, Status: wanted.Status, Reason: string(wanted.Reason), Message: wanted.Message,
+		Type: t.Name, Status: meaning(wanted.Status, t), Reason: string(wanted.Reason), Message: wanted.Message,
 		LastHeartbeatTime: now, LastTransitionTime: condition.LastTransitionTime,
 	}
-	if !exists || condition.Status != wanted.Status || condition.LastTransitionTime.IsZero() {
+	if !exists || condition.Status != c.Status || condition.LastTransitionTime.IsZero() {
 		c.LastTransitionTime = now
 	}
 	return Decision{
 		Patch: kubeapi.ConditionPatch(c), Crowd: !exists && wanted.Status == nodeevents.True,
 		Done: func(_ context.Context, _ kubeapi.Node, err error, now time.Time) bool {
 			if err == nil {
-				p.pace.RecordWrite(now)
+				pace.RecordWrite(now)
 			}
 			return false
 		},
 	}
+}
+
+// meaning converts the status of a condition between the two meanings of True.
+func meaning(status string, t config.ConditionType) string {
+	if t.Problem && status == nodeevents.True {
+		return nodeevents.False
+	}
+	if t.Problem && status == nodeevents.False {
+		return nodeevents.True
+	}
+	return status
 }
 
 // A TaintPart maintains the taint of a Node without a healthy GPU. It removes the taint if the

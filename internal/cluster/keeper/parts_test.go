@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -246,6 +247,39 @@ func TestConditionWanted(t *testing.T) {
 	off := keeper.NewConditionPart(feed.New(config.Config{}), feed.New(statusOf("Unhealthy")))
 	if d := decide(t, off, nodeWith(nil), noon); d.Patch != nil || !d.At.IsZero() || len(off.Inputs()) != 1 {
 		t.Errorf("switched off: %+v, %d inputs", d, len(off.Inputs()))
+	}
+}
+
+// TestConditionTypes: a node has the condition under each type, and the status of a type that names
+// a problem is the opposite. One type that needs no write delays no other.
+func TestConditionTypes(t *testing.T) {
+	t.Parallel()
+	features := config.Features{Condition: true, ConditionTypes: []config.ConditionType{
+		{Name: "AcceleratedHardwareReady"}, {Name: "XidCriticalError", Problem: true}}}
+	statuses := feed.New(statusOf("Healthy"))
+	p := keeper.NewConditionPart(feed.New(config.Config{Features: features}), statuses)
+	node, now := nodeWith(nil), noon
+	for _, tt := range []struct{ gpu, want string }{
+		{"Healthy", "GPUHealthy=True AcceleratedHardwareReady=True XidCriticalError=False"},
+		{"Unhealthy", "GPUHealthy=False AcceleratedHardwareReady=False XidCriticalError=True"},
+		{"Healthy", "GPUHealthy=True AcceleratedHardwareReady=True XidCriticalError=False"},
+	} {
+		is := statusOf(tt.gpu)
+		is.Looked = now.Add(time.Minute)
+		statuses.Publish(is)
+		decide(t, p, node, now) // the change begins
+		now = is.Looked
+		var got []string
+		for d := p.Want(node, now); d.Patch != nil && len(got) < 4; d = p.Want(node, now) {
+			c := kubeapi.Condition(d.Patch.(kubeapi.ConditionPatch))
+			got = append(got, c.Type+"="+c.Status)
+			others := slices.DeleteFunc(slices.Clone(node.Conditions), func(o kubeapi.Condition) bool { return o.Type == c.Type })
+			node.Conditions = append(others, c)
+			written(t, d, node, now)
+		}
+		if s := strings.Join(got, " "); s != tt.want {
+			t.Errorf("%s: wrote %s, want %s", tt.gpu, s, tt.want)
+		}
 	}
 }
 

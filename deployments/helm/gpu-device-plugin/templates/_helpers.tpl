@@ -159,7 +159,7 @@ in any case. */}}
 {{- end }}
 {{- $known := dict }}
 {{- range list "flags" "plugin" "health" "features" "sharing" "mps" "mig" "dra" "units" "selectors" "enforce" "name" "size" "percentage" "migStrategy"
-  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce"
+  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "conditionTypes" "taint" "changeTaint" "startupTaint" "quiesce"
   "enabled" "label" "disruption" "mode" "driverName" "dynamicMIG" "claimStatus" }}
 {{- $_ := set $known (lower .) . }}
 {{- end }}
@@ -805,6 +805,7 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "NODE_EVENTS" "features.events" $true $on.events)
   (list "NODE_EVENTS" "features.events" "pods" $on.podEvents)
   (list "NODE_CONDITION" "features.condition" $true $on.condition)
+  (list "NODE_CONDITION_TYPES" "features.conditionTypes" "." .Values.features.conditionTypes)
   (list "NODE_TAINT" "features.taint" $true $on.taint)
   (list "NODE_CHANGE_TAINT" "features.changeTaint" $true $on.changeTaint)
   (list "NODE_STARTUP_TAINT" "features.startupTaint" $true $on.startupTaint)
@@ -851,6 +852,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
   (list "health.rebootFile" .Values.rebootFile "/" false "rebootFile")
   (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
+  (list "features.conditionTypes" .Values.features.conditionTypes "." false "features.conditionTypes")
   (list "sharing.mps" .Values.mps.enabled "." (include "gpu-device-plugin.mps" .) "mps.enabled")
   (list "mig.enabled" .Values.mig.enabled "true" true "mig.enabled")
   (list "mig.disruption" .Values.mig.disruption "evict|pause" true "mig.disruption")
@@ -1005,6 +1007,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_LABELS_TIMESTAMP" $timestamp)
   (list "NODE_EVENTS" .Values.features.events)
   (list "NODE_CONDITION" .Values.features.condition)
+  (list "NODE_CONDITION_TYPES" .Values.features.conditionTypes)
   (list "NODE_TAINT" .Values.features.taint)
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
   (list "NODE_STARTUP_TAINT" .Values.features.startupTaint)
