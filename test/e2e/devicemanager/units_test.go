@@ -33,6 +33,9 @@ type unitStory struct {
 	random *rand.Rand
 	pods   map[string]*unitPod
 	next   int
+	// mayRefuse is until when one pod may be refused because a control daemon was killed: the daemon
+	// probes each every 10 s, and the kubelet may not have the list yet in which its units are Unhealthy.
+	mayRefuse time.Time
 }
 
 // TestRandomPodsOfUnits: pods with units, percentages, replicas and whole GPUs come and go, while
@@ -45,9 +48,9 @@ func TestRandomPodsOfUnits(t *testing.T) {
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	s := &unitStory{newUnitNode(t), rand.New(rand.NewPCG(seed, 1)), map[string]*unitPod{}, 0}
+	s := &unitStory{newUnitNode(t), rand.New(rand.NewPCG(seed, 1)), map[string]*unitPod{}, 0, time.Time{}}
 	s.settle(t)
-	events := []func(*testing.T){s.killDaemon, s.killControlDaemon, s.rollOut, s.reload, s.restartKubelet, s.withoutMPS}
+	events := []func(*testing.T){s.killDaemon, s.killMPS, s.rollOut, s.reload, s.restartKubelet, s.withoutMPS}
 	for round := 0; s.next < pods; round++ {
 		switch {
 		case round%5 == 4:
@@ -73,6 +76,11 @@ func TestRandomPodsOfUnits(t *testing.T) {
 func (s *unitStory) killDaemon(t *testing.T) {
 	s.daemon.end(t, syscall.SIGKILL)
 	s.daemon = s.run(t, "")
+}
+
+func (s *unitStory) killMPS(t *testing.T) {
+	s.killControlDaemon(t)
+	s.mayRefuse = time.Now().Add(15 * time.Second)
 }
 
 func (s *unitStory) rollOut(t *testing.T) {
@@ -235,6 +243,12 @@ func (s *unitStory) admit(t *testing.T) {
 	s.node.mu.Unlock()
 	before := s.free()
 	if err := s.allocate(t.Context(), pod, &container, kubelet.Container{}); err != nil {
+		if time.Now().Before(s.mayRefuse) && strings.Contains(err.Error(), "the MPS control daemon of") {
+			s.mayRefuse = time.Time{}
+			s.Remove(name)
+			s.settle(t)
+			return
+		}
 		t.Fatalf("%s asks for %v, and the node has %v, of its GPUs %v: %v", name, p.asked, free, before, err)
 	}
 	options, err := runOptions(t.Context(), s.current(), pod, &container)
