@@ -46,7 +46,7 @@ help: ## try: Show this list
 	done
 
 .PHONY: build
-build: kubectl-gpu ## build: Build bin/gpu-device-plugin, bin/gpu-node-agent and bin/kubectl-gpu
+build: kubectl-gpu ## build: Build bin/gpu-device-plugin, gpu-node-agent, gpu-driver and kubectl-gpu
 	$(GO) build -trimpath -tags $(TAGS) -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
 
 .PHONY: kubectl-gpu

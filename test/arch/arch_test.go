@@ -59,6 +59,7 @@ var wings = []wing{
 var programs = map[string]string{
 	"cmd/gpu-device-plugin": "app/cli",
 	"cmd/gpu-node-agent":    "app/cli cluster",
+	"cmd/gpu-driver":        "app/drivercli",
 	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/slots report/status", // a module of its own: ADR 57
 	"api/config/v1":         "",
 }
@@ -79,7 +80,7 @@ var narrower = map[string]string{
 const lean = "cmd/gpu-device-plugin"
 
 var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/cluster",
-	module + "internal/dra/draplugin"}
+	module + "internal/dra/draplugin", module + "internal/maintenance/driver/driverpack"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {
@@ -88,7 +89,7 @@ var homes = []struct {
 }{
 	{"github.com/NVIDIA/go-nvml", []string{"internal/gpu/nvidia", "internal/gpu/simulator"}},
 	{"github.com/fsnotify/fsnotify", []string{"internal/kubelet", "internal/config", "internal/base/control"}},
-	{"github.com/spf13/cobra", []string{"internal/app/cli", "internal/cluster", "cmd/kubectl-gpu"}},
+	{"github.com/spf13/cobra", []string{"internal/app/cli", "internal/app/drivercli", "internal/cluster", "cmd/kubectl-gpu"}},
 	{"github.com/spf13/pflag", []string{"internal/app/cli", "internal/config", "internal/cluster"}},
 	{"github.com/prometheus", []string{"internal/report/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
 	{"net/http", []string{"internal/report/telemetry", "internal/cluster/kubeapi"}},
@@ -118,7 +119,7 @@ var callHomes = []struct {
 	path, name string
 	homes      []string
 }{
-	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent", "cmd/kubectl-gpu"}},
+	{"os", "Exit", []string{"cmd/gpu-device-plugin", "cmd/gpu-node-agent", "cmd/gpu-driver", "cmd/kubectl-gpu"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "RegisterDevicePluginServer", []string{"internal/kubelet/serve"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1", "NewRegistrationClient", []string{"internal/kubelet"}},
 }

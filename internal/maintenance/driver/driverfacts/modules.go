@@ -8,9 +8,11 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
 
@@ -164,8 +166,8 @@ func dkmsVersion(host root, release, name string) (version string) {
 	return version
 }
 
-// Target returns a folder as a target: its kernel modules, and its version by the modules or by the
-// name of libcuda or NVML.
+// Target returns a folder as a target: its kernel modules, and its version. The version of a driver
+// folder is in its manifest, that of other folders in the modules or in the name of libcuda or NVML.
 func Target(name string, folder fs.FS) *preflight.Target {
 	t := &preflight.Target{Name: name, Folder: true}
 	r := root{FS: folder}
@@ -173,12 +175,19 @@ func Target(name string, folder fs.FS) *preflight.Target {
 		t.Problem = reason(err)
 		return t
 	}
-	s := search{root: r, found: map[string]bool{}, folders: maxFolders}
-	s.in(".", 0)
-	for _, file := range slices.Sorted(maps.Keys(s.found)) {
-		m := readModule(r, file)
-		m.Path = path.Join(name, file)
-		t.Files = append(t.Files, m)
+	t.Files = ModulesIn(folder)
+	for _, m := range t.Files {
+		m.Path = path.Join(name, m.Path)
+	}
+	manifest, _, err := driverfolder.Read(folder)
+	switch {
+	case err == nil:
+		t.Version = manifest.Version
+		t.Problem = driverFolderProblem(folder, manifest, t.Files)
+		return t
+	case !errors.Is(err, fs.ErrNotExist):
+		t.Problem = "it is no driver folder: " + err.Error()
+		return t
 	}
 	versions := map[string]bool{}
 	for _, m := range t.Files {
@@ -207,6 +216,41 @@ func Target(name string, folder fs.FS) *preflight.Target {
 		t.Version = version
 	}
 	return t
+}
+
+// driverFolderProblem returns why a driver folder cannot be used on this node; empty if it can. The
+// digests are not compared: that takes seconds, and is what `gpu-driver verify` is for.
+func driverFolderProblem(folder fs.FS, manifest driverfolder.Manifest, modules []*preflight.ModuleFile) string {
+	if manifest.Architecture != runtime.GOARCH {
+		return "it is for " + manifest.Architecture + ", and this node is " + runtime.GOARCH
+	}
+	for _, f := range manifest.Files {
+		info, err := fs.Lstat(folder, f.Path)
+		switch {
+		case err != nil:
+			return "its file " + f.Path + " cannot be read: " + reason(err)
+		case f.Link == "" && (!info.Mode().IsRegular() || info.Size() != f.Size):
+			return "its file " + f.Path + " is not the one that was packed"
+		}
+	}
+	for _, m := range modules {
+		if m.Version != "" && m.Version != manifest.Version {
+			return fmt.Sprintf("its files have different versions: %s and %s", m.Version, manifest.Version)
+		}
+	}
+	return ""
+}
+
+// ModulesIn returns the driver's kernel modules in a folder and in the folders below, in the order of
+// their paths, which begin with a slash at the folder.
+func ModulesIn(folder fs.FS) (modules []*preflight.ModuleFile) {
+	r := root{FS: folder}
+	s := search{root: r, found: map[string]bool{}, folders: maxFolders}
+	s.in(".", 0)
+	for _, file := range slices.Sorted(maps.Keys(s.found)) {
+		modules = append(modules, readModule(r, file))
+	}
+	return modules
 }
 
 // VersionTarget returns a version, such as 580.95.05, or a branch, such as 580, as a target.

@@ -104,8 +104,8 @@ func (m *ModuleFile) release() string {
 	return release
 }
 
-// open reports whether this is one of the open kernel modules.
-func (m *ModuleFile) open() bool { return strings.Contains(m.License, "GPL") }
+// Open reports whether this is one of the open kernel modules.
+func (m *ModuleFile) Open() bool { return strings.Contains(m.License, "GPL") }
 
 // A LoadedModule is a row of /proc/modules.
 type LoadedModule struct {

@@ -172,7 +172,7 @@ func (f *Facts) openModules() (open, known bool, from string) {
 	for _, boot := range f.releases() {
 		for _, m := range f.files(boot.release) {
 			if isCore(m) && m.License != "" && (f.Target == nil || f.Target.Folder || f.Target.matches(m.Version)) {
-				return m.open(), true, m.Path + ": license " + m.License
+				return m.Open(), true, m.Path + ": license " + m.License
 			}
 		}
 	}

@@ -1,0 +1,140 @@
+package driverpack_test
+
+import (
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverpack"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/ownprocess"
+)
+
+// The kernel refuses to write more than a number of bytes into a file, as on a full disk, for many
+// numbers. Each driver has its largest file at another step.
+func TestFullDiskLeavesNothing(t *testing.T) {
+	t.Parallel()
+	if !ownprocess.Is(t) {
+		return
+	}
+	bigModules := goodModules()
+	m := bigModules["nvidia.ko"]
+	m.license = "GPL" + strings.Repeat(" ", 70_000)
+	bigModules["nvidia.ko"] = m
+	noise := rand.NewChaCha8([32]byte{})
+	random := func() string {
+		content := make([]byte, 30_000)
+		_, _ = noise.Read(content) // never fails
+		return string(content)
+	}
+	small := newDriver(amd64)
+	failed := map[string]bool{}
+	for _, tt := range []struct {
+		files   driver
+		modules []driverpack.Modules
+	}{
+		{small, nil}, // the manifest of the folder
+		{small.with("README.txt", strings.Repeat("r", 50_000)), nil},
+		{small.with("nvidia-smi", random()).with("nvidia.icd", random()), nil}, // the layer of the image
+		{small, []driverpack.Modules{{Folder: modulesIn(t, bigModules), Release: kernel}}},
+	} {
+		o := driverpack.Options{Modules: tt.modules}
+		o.Run, o.SHA256 = store(t, nvidia().of(t, tt.files.tarOf(t)))
+		for limit := 50.0; ; limit *= 1.3 {
+			top := t.TempDir()
+			o.Folder, o.Image = filepath.Join(top, "folder"), filepath.Join(top, "image")
+			ownprocess.LimitFiles(t, uint64(limit))
+			_, err := driverpack.Pack(t.Context(), o)
+			ownprocess.LimitFiles(t, 0)
+			if err == nil {
+				break
+			}
+			var at *fs.PathError
+			if !errors.Is(err, syscall.EFBIG) || !errors.As(err, &at) {
+				t.Fatalf("with %.0f bytes: %v", limit, err)
+			}
+			failed[strings.TrimRight(filepath.Base(at.Path), "0123456789")] = true
+			nothingAt(t, o)
+		}
+	}
+	for _, file := range []string{"README.txt", "nvidia.ko", "layer", driverfolder.ManifestName} {
+		if !failed[file] {
+			t.Errorf("no limit was reached at %s, but at %v", file, failed)
+		}
+	}
+}
+
+// The process is killed at each step. Then the folder and the image are whole or not there, and the
+// next run removes what the killed one has left.
+func TestKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	const variable = "TEST_KILLED_AT_STEP"
+	if at := os.Getenv(variable); at != "" {
+		left, err := strconv.Atoi(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		driverpack.SetStep(func() {
+			if left--; left == 0 {
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {} // the signal comes
+			}
+		})
+		o := driverpack.Options{Run: os.Getenv("TEST_RUN"), SHA256: os.Getenv("TEST_SHA256"), Folder: os.Getenv("TEST_FOLDER"),
+			Image: os.Getenv("TEST_IMAGE")}
+		if _, err := driverpack.Pack(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	top := t.TempDir()
+	o := driverpack.Options{Folder: filepath.Join(top, "folder"), Image: filepath.Join(top, "image")}
+	o.Run, o.SHA256 = store(t, nvidia().of(t, newDriver(amd64).tarOf(t)))
+	const most = 60
+	for step := 1; ; step++ {
+		if step == most {
+			t.Fatalf("packing has more than %d steps", most)
+		}
+		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+		c.Env = append(os.Environ(), variable+"="+strconv.Itoa(step), "TEST_RUN="+o.Run, "TEST_SHA256="+o.SHA256,
+			"TEST_FOLDER="+o.Folder, "TEST_IMAGE="+o.Image)
+		out, err := c.CombinedOutput()
+		if err != nil && c.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL { //nolint:forcetypeassert // Linux
+			t.Fatalf("step %d: %v: %s", step, err, out)
+		}
+		entries, readErr := os.ReadDir(top)
+		if readErr != nil || len(entries) > 4 {
+			t.Fatalf("step %d: %v, %v; want at most the folder, the image and what one process has left", step, entries, readErr)
+		}
+		for _, e := range entries {
+			switch e.Name() {
+			case "folder":
+				if _, _, err := driverfolder.Verify(t.Context(), o.Folder); err != nil {
+					t.Fatalf("step %d: %v", step, err)
+				}
+			case "image":
+				if _, err := os.Stat(filepath.Join(o.Image, "index.json")); err != nil {
+					t.Fatalf("step %d: %v", step, err)
+				}
+			}
+			if err == nil && strings.HasPrefix(e.Name(), ".") {
+				t.Errorf("after the last run: %s", e.Name())
+			}
+		}
+		if err == nil {
+			if step < 25 {
+				t.Errorf("only %d steps: the process is not killed at each file", step)
+			}
+			return
+		}
+		_ = os.RemoveAll(o.Folder)
+		_ = os.RemoveAll(o.Image)
+	}
+}

@@ -1,0 +1,123 @@
+package driverpack
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// stagingSuffix is the end of the name of a folder that is being written.
+const stagingSuffix = ".gpu-driver.tmp"
+
+// A staging is a folder beside the place of a result, on the same file system. The result is written
+// there, and moved to its place when it is whole. The folder is locked until it is closed.
+type staging struct {
+	path string
+	lock *os.File
+}
+
+// stage creates a staging for a result at place, where nothing may be yet. It removes the stagings of
+// processes that were killed.
+func stage(place string) (_ *staging, err error) {
+	if _, err := os.Lstat(place); !errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			err = fmt.Errorf("%s exists already: remove it, or name another folder", place)
+		}
+		return nil, err
+	}
+	parent, prefix := filepath.Dir(place), "."+filepath.Base(place)+"."
+	if err := sweep(parent, prefix); err != nil {
+		return nil, err
+	}
+	path, err := os.MkdirTemp(parent, prefix+"*"+stagingSuffix)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := locked(path)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(path))
+	}
+	return &staging{path, lock}, nil
+}
+
+// close removes the staging.
+func (s *staging) close() error {
+	return errors.Join(os.RemoveAll(s.path), s.lock.Close())
+}
+
+// publish moves what is in the staging under a name to its place.
+func (s *staging) publish(name, place string) error {
+	if _, err := os.Lstat(place); err == nil {
+		return fmt.Errorf("%s exists already: another program has created it", place)
+	}
+	if err := syncFolders(filepath.Join(s.path, name)); err != nil {
+		return err
+	}
+	atStep()
+	if err := os.Rename(filepath.Join(s.path, name), place); err != nil {
+		return err
+	}
+	atStep()
+	return syncFolder(filepath.Dir(place))
+}
+
+// sweep removes the stagings of killed processes. Those of running processes are locked.
+func sweep(parent, prefix string) error {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasPrefix(e.Name(), prefix) || !strings.HasSuffix(e.Name(), stagingSuffix) {
+			continue
+		}
+		path := filepath.Join(parent, e.Name())
+		lock, err := locked(path)
+		if err != nil {
+			continue // being written, or of another user
+		}
+		err = os.RemoveAll(path)
+		if err = errors.Join(err, lock.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// locked opens and locks a folder. The lock ends with the process.
+func locked(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+	}
+	return f, nil
+}
+
+// syncFolders writes a folder and the folders in it to the disk. Their files have been synced.
+func syncFolders(top string) error {
+	return filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return err
+		}
+		return syncFolder(path)
+	})
+}
+
+func syncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// atStep is called between the steps of writing; a test ends the process there.
+var atStep = func() {}
