@@ -10,7 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
 )
 
 // The claims of the cluster are listed only if this may show a free GPU: while a known claim has
@@ -133,10 +133,10 @@ func TestTooManyClaims(t *testing.T) {
 		}
 		grow(601)
 		p = s.new(config.Config{}).start() // it counts the nodes anew
-		ask(0, 1, 13*time.Second, handover.ErrNotListed)
-		ask(0, 0, 0, handover.ErrNotListed)
+		ask(0, 1, 13*time.Second, owner.ErrNotListed)
+		ask(0, 0, 0, owner.ErrNotListed)
 		s.pass(time.Hour)
-		ask(0, 1, 13*time.Second, handover.ErrNotListed)
+		ask(0, 1, 13*time.Second, owner.ErrNotListed)
 		if err := s.server.DeleteClaim("ns", "0"); err != nil {
 			s.Fatal(err)
 		}

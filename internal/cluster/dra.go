@@ -12,7 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -59,7 +60,7 @@ func (c *Cluster) allocation(d daemon.View) []daemon.Task {
 
 // PublishSlices publishes the devices of the node until ctx ends. driver is the state of the
 // driver's registration with the kubelet.
-func (c *Cluster) PublishSlices(ctx context.Context, devices *handover.Devices, driver *feed.Feed[draplugin.Status]) {
+func (c *Cluster) PublishSlices(ctx context.Context, devices *pool.Devices, driver *feed.Feed[draplugin.Status]) {
 	newPublisher(c.client, devices, driver, &c.spread).run(ctx)
 }
 
@@ -108,7 +109,7 @@ func (c *Cluster) Claim(ctx context.Context, namespace, name string) (claim dra.
 // over time by the number of nodes and claims.
 //
 // If the claims may not be listed, or are too many for a list by each node, the error is
-// handover.ErrNotListed. The result then covers only the claims that the kubelet requested last.
+// owner.ErrNotListed. The result then covers only the claims that the kubelet requested last.
 func (c *Cluster) ClaimsOf(
 	ctx context.Context, node string, gpus []string, gpu func(device string) (uuid string, known bool),
 ) (map[string][]string, error) {
@@ -123,7 +124,7 @@ func (c *Cluster) ClaimsOf(
 	}
 	missing := c.listClaims(ctx, visit)
 	switch {
-	case errors.Is(missing, handover.ErrNotListed):
+	case errors.Is(missing, owner.ErrNotListed):
 		recent, err := c.claims.lastRead(ctx, gpus, gpu)
 		if err != nil {
 			return nil, err
@@ -142,10 +143,10 @@ func (c *Cluster) ClaimsOf(
 const recountInterval = time.Hour
 
 // listClaims calls visit with each claim of the cluster, after a random delay that differs between
-// nodes. The error is handover.ErrNotListed if the list is not made.
+// nodes. The error is owner.ErrNotListed if the list is not made.
 func (c *Cluster) listClaims(ctx context.Context, visit func(kubeapi.ResourceClaim)) error {
 	if time.Now().Before(c.recountAt) {
-		return errors.Join(handover.ErrNotListed, errTooManyPages)
+		return errors.Join(owner.ErrNotListed, errTooManyPages)
 	}
 	if err := c.spread.pauseRandomly(ctx, c.client); err != nil {
 		return err
@@ -161,7 +162,7 @@ func (c *Cluster) listClaims(ctx context.Context, visit func(kubeapi.ResourceCla
 		c.recountAt = time.Now().Add(recountInterval)
 	}
 	if kubeapi.IsForbidden(err) || errors.Is(err, errTooManyPages) {
-		return errors.Join(handover.ErrNotListed, err)
+		return errors.Join(owner.ErrNotListed, err)
 	}
 	return err
 }

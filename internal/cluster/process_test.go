@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -58,13 +59,13 @@ func TestProcess(t *testing.T) {
 	owners, offered := feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
 	c.DRA = &daemon.DRA{
 		Owners: owners, Offered: offered, Claims: claims.New(claims.Options{}), Driver: feed.New(status.DRADriver{}),
-		Devices: handover.NewDevices(handover.DevicesOptions{
+		Devices: pool.New(pool.Options{
 			StateDir: c.state, Node: nodeName, Snapshots: c.Snapshots, Configs: c.Configs, Owners: owners,
 			Divisions: feed.New(dra.Divisions{}),
 		}),
 	}
 	c.DRA.Claims.InUse().Publish(map[string][]claims.Holder{})
-	c.DRA.Arbiter = handover.New(handover.Options{
+	c.DRA.Arbiter = owner.New(owner.Options{
 		Devices: c.DRA.Devices, Offered: offered, Records: c.DRA.Claims.InUse(),
 		List: func(ctx context.Context, gpus []string) (map[string][]string, error) {
 			return c.cluster.ClaimsOf(ctx, nodeName, gpus, c.DRA.Devices.GPU)
@@ -121,7 +122,7 @@ func TestProcess(t *testing.T) {
 	claimsOf := func() (map[string][]string, error) {
 		return c.cluster.ClaimsOf(t.Context(), nodeName, []string{"GPU-0", "GPU-1"}, c.DRA.Devices.GPU)
 	}
-	if claimed, err := claimsOf(); len(claimed) > 0 || !errors.Is(err, handover.ErrNotListed) {
+	if claimed, err := claimsOf(); len(claimed) > 0 || !errors.Is(err, owner.ErrNotListed) {
 		t.Errorf("without a list: %v, error %v", claimed, err)
 	}
 	has, err := s.server.Claim("ns", "has")
@@ -132,7 +133,7 @@ func TestProcess(t *testing.T) {
 	_, _ = k.Prepare(t.Context(), dra.Driver, &drav1.Claim{Uid: string(has.UID), Namespace: "ns", Name: "has"})
 	claimed, err := claimsOf()
 	if want := map[string][]string{"GPU-1": {"ns/has"}}; !reflect.DeepEqual(claimed, want) ||
-		!errors.Is(err, handover.ErrNotListed) {
+		!errors.Is(err, owner.ErrNotListed) {
 		t.Errorf("after kubelet has asked for a claim: %v, error %v, want %v", claimed, err, want)
 	}
 	s.server.SetFault(apiserver.Fault{})

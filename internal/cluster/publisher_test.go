@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -27,7 +28,7 @@ type publisher struct {
 	owners    *feed.Feed[dra.Owners]
 	divisions *feed.Feed[dra.Divisions]
 	driver    *feed.Feed[draplugin.Status]
-	devices   *handover.Devices
+	devices   *pool.Devices
 }
 
 // publisher starts a process with a state directory, whose driver kubelet has registered, with so
@@ -53,7 +54,7 @@ func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publish
 // publish has it publish until stop is called, or the test ends.
 func (p *publisher) publish() *publisher {
 	ctx, cancel := context.WithCancel(p.logging())
-	p.devices = handover.NewDevices(handover.DevicesOptions{
+	p.devices = pool.New(pool.Options{
 		StateDir: p.Config.StateDir, Driver: p.Config.DRA.DriverName, Node: nodeName, Snapshots: p.Snapshots,
 		Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
 	})
@@ -133,7 +134,7 @@ func (p *publisher) partition() {
 // share has GPUs be given in shares, to at most so many claims each.
 func (p *publisher) share(most int) { p.configure(func(c *config.Config) { c.DRA.Shares = most }) }
 
-func (p *publisher) told() handover.Publication { return p.devices.Publication().Value() }
+func (p *publisher) told() pool.Publication { return p.devices.Publication().Value() }
 
 func (p *publisher) untilProblem(text string) {
 	p.s.Helper()
@@ -146,7 +147,7 @@ func (p *publisher) untilProblem(text string) {
 // arbitrate decides the owners of the GPUs until the test ends. No claim is prepared. holders is
 // nil without a kubelet.
 func (p *publisher) arbitrate(holders kubelet.Holders) {
-	arbiter := handover.New(handover.Options{
+	arbiter := owner.New(owner.Options{
 		Devices: p.devices, Holders: holders, Offered: p.owners, Records: feed.New(map[string][]claims.Holder{}),
 	})
 	ctx, cancel := context.WithCancel(context.Background())

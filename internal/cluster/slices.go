@@ -10,14 +10,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 )
 
 // A publisher publishes the pool of the node's devices as ResourceSlices. Only one process of a
 // node publishes at a time.
 type publisher struct {
 	client  *kubeapi.Client
-	devices *handover.Devices
+	devices *pool.Devices
 	spread  *spread
 	driver  *feed.Feed[draplugin.Status]
 
@@ -29,7 +29,7 @@ type publisher struct {
 
 // newPublisher returns a publisher.
 func newPublisher(
-	client *kubeapi.Client, devices *handover.Devices, driver *feed.Feed[draplugin.Status], first *spread,
+	client *kubeapi.Client, devices *pool.Devices, driver *feed.Feed[draplugin.Status], first *spread,
 ) *publisher {
 	return &publisher{
 		client: client, devices: devices, spread: first, driver: driver,

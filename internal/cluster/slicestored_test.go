@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -206,23 +206,23 @@ func TestEnabledFeatureGates(t *testing.T) {
 		fields  []string
 		begin   func(*publisher)
 		without string // the pool meanwhile
-		told    func(handover.Publication) bool
+		told    func(pool.Publication) bool
 		there   func(*stage) bool
 		writes  int
 	}{
 		"taints": {
 			[]string{"taints"}, func(p *publisher) { p.fault(1) }, "1: 0 2",
-			func(p handover.Publication) bool { return p.NoTaints },
+			func(p pool.Publication) bool { return p.NoTaints },
 			func(s *stage) bool { return s.pool() == "1: 0 1!xid 2" }, 1,
 		},
 		"counters": {
 			[]string{"sharedCounters", "consumesCounters"}, (*publisher).partition, "1: ",
-			func(p handover.Publication) bool { return p.NoCounters },
+			func(p pool.Publication) bool { return p.NoCounters },
 			func(s *stage) bool { return strings.Contains(s.pool(), ": 0-mig-3g40gb-9-0 ") }, 3,
 		},
 		"shares": {
 			[]string{"allowMultipleAllocations", "requestPolicy"}, func(p *publisher) { p.share(4) }, "1: 0 1 2",
-			func(p handover.Publication) bool { return p.NoShares },
+			func(p pool.Publication) bool { return p.NoShares },
 			func(s *stage) bool { n, _ := s.shared(); return n == 3 }, 1,
 		},
 	} {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
@@ -435,7 +435,7 @@ func (p *publisher) isConfirmed(existing map[string]dra.PublishedSlice, refreshe
 // record publishes the state of the slices after all writes.
 func (p *publisher) record(ctx context.Context, published map[string]dra.PublishedSlice) error {
 	wanted := p.devices.Pools().Value().Slices
-	publication := handover.Publication{
+	publication := pool.Publication{
 		Slices: len(published), API: p.client.ResourceVersion(),
 		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && slices.ContainsFunc(wanted, dra.Slice.Counted),
 		NoShares: p.ledger.noShares && slices.ContainsFunc(wanted, dra.Slice.Shared),

@@ -3,6 +3,7 @@
 //   - draplugin: the kubelet's DRA plugin API: registration, calls, health. gpu-node-agent alone.
 //   - claims: prepares claims: checks them, keeps a record on disk, and has package cdi write the
 //     CDI spec.
-//   - handover: decides whether the device plugin or the DRA driver owns each GPU, by the rules in
-//     package plan/dra, and tracks which devices are in ResourceSlices.
+//   - owner: decides whether the device plugin or the DRA driver offers each GPU, by the rules in
+//     package plan/dra.
+//   - pool: the devices for ResourceSlices, and which of them may be at the API server.
 package dra

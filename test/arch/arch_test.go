@@ -50,7 +50,7 @@ var wings = []wing{
 	{"dra", "base/... gpu/inventory plan/... config kubelet mps mig"},
 	{"maintenance", "base/... gpu/inventory gpu/cuda config"},
 	{"report", "base/... gpu/... plan/... kubelet"},
-	{"app", "base/... gpu/... plan/... config kubelet/... mps mig/... dra/claims dra/handover maintenance/... report/..."},
+	{"app", "base/... gpu/... plan/... config kubelet/... mps mig/... dra/claims dra/owner dra/pool maintenance/... report/..."},
 	{"cluster", "base/... gpu/inventory plan/... config kubelet mig/... dra/... report/... app/daemon"},
 }
 

@@ -19,7 +19,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
@@ -120,7 +121,7 @@ type returning struct {
 	config  config.Config
 	configs *feed.Feed[config.Config]
 	owners  *feed.Feed[dra.Owners]
-	devices *handover.Devices
+	devices *pool.Devices
 	gpus    int
 }
 
@@ -128,7 +129,7 @@ func newReturning(kubeconfig, name string, machine inventory.Snapshot) *returnin
 	dir := filepath.Dir(kubeconfig)
 	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, StateDir: dir, DRA: config.DRA{Mode: config.DRAAll}}
 	r := &returning{config: c, configs: feed.New(c), owners: feed.New(dra.Owners(nil)), gpus: len(machine.GPUs)}
-	r.devices = handover.NewDevices(handover.DevicesOptions{
+	r.devices = pool.New(pool.Options{
 		StateDir: dir, Node: name, Snapshots: feed.New(machine), Configs: r.configs, Owners: r.owners,
 	})
 	return r
@@ -152,7 +153,7 @@ func (r *returning) run(ctx context.Context, counted func(verb, resource string,
 	own.Choose(ctx, r.config)
 	own.Observation(r.configs, "second boot") // its tasks are not what is measured
 	own.Count(counted)
-	arbiter := handover.New(handover.Options{
+	arbiter := owner.New(owner.Options{
 		Devices: r.devices, Offered: r.owners, Records: feed.New(map[string][]claims.Holder{}),
 		List: func(ctx context.Context, gpus []string) (map[string][]string, error) {
 			return own.ClaimsOf(ctx, r.config.NodeName, gpus, r.devices.GPU)

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/draplugin"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
@@ -93,7 +93,7 @@ func (p *publishing) run(ctx context.Context, counted func(verb, resource string
 	c := config.Config{
 		Kubeconfig: p.kubeconfig, NodeName: p.name, StateDir: filepath.Dir(p.kubeconfig), DRA: config.DRA{Mode: config.DRAAll},
 	}
-	devices := handover.NewDevices(handover.DevicesOptions{
+	devices := pool.New(pool.Options{
 		Node: p.name, Snapshots: p.snapshots, Configs: feed.New(c), Owners: feed.New(dra.All(p.snapshots.Value().GPUs)),
 	})
 	own := cluster.New(cluster.Options{})

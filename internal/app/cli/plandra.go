@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -63,7 +63,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	numbers := dra.Numbers{}
 	if c.Simulate == "" && c.StateDir != "" {
 		o.StateDir = c.StateDir
-		if numbers, err = handover.KnownNumbers(c.StateDir); err != nil {
+		if numbers, err = pool.KnownNumbers(c.StateDir); err != nil {
 			return dra.Pool{}, err
 		}
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -36,12 +37,12 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	a := &DRA{
 		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
-	devices := handover.DevicesOptions{
+	devices := pool.Options{
 		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName,
 		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
 		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check, Driverless: d.driverless,
 	}
-	a.Devices = handover.NewDevices(devices)
+	a.Devices = pool.New(devices)
 	o := claims.Options{
 		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor,
 		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
@@ -62,7 +63,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.KubeletRoot != "" {
 		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
 	}
-	h := handover.Options{
+	h := owner.Options{
 		Devices: a.Devices, Offered: a.Offered, OtherProcess: d.beside, Driverless: d.driverless,
 	}
 	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c)}
@@ -85,7 +86,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	}
 	a.Claims = claims.New(o)
 	h.Records, kept.records = a.Claims.InUse(), a.Claims.InUse()
-	a.Arbiter = handover.New(h)
+	a.Arbiter = owner.New(h)
 	return a
 }
 
@@ -98,7 +99,7 @@ const nameTimeout = 2 * time.Second
 func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 	type choice struct{ name, kept string }
 	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (choice, error) {
-		name, kept, err := handover.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
+		name, kept, err := pool.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
 		return choice{name, kept}, err
 	})
 	// This process finds an earlier leader's slices before publishing any.

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
@@ -187,7 +187,7 @@ func (l *cleanup) removeClaims() error {
 		case !ours[f.UID]:
 			continue // another driver's claim
 		case l.claims[f.UID]:
-			kept = "the kubelet has the claim: " + handover.ReleaseRemedy
+			kept = "the kubelet has the claim: " + owner.ReleaseRemedy
 		case l.unread != nil:
 			kept = l.unread.Error()
 		}

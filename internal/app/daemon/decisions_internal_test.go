@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -116,7 +116,7 @@ func TestAllocationInTheStatus(t *testing.T) {
 	d.dra.Claims.Status().Publish(nil)
 	owners[gpus[1].UUID] = dra.LeavesDRA
 	d.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
-	d.dra.Devices.Publication().Publish(handover.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1",
+	d.dra.Devices.Publication().Publish(pool.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1",
 		NoTaints: true})
 	if s = d.allocation(); s == nil {
 		t.Fatal("a GPU in a slice is nothing")

@@ -1,4 +1,4 @@
-package handover_test
+package owner_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
@@ -69,7 +69,7 @@ func TestToPluginWithoutTheRightToList(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, config.DRAOff)
-		r.set(func() { r.failed = fmt.Errorf("list: %w", handover.ErrNotListed) })
+		r.set(func() { r.failed = fmt.Errorf("list: %w", owner.ErrNotListed) })
 		r.published.Publish(map[string]bool{"a": true})
 		r.start()
 		r.after(50*time.Second, dra.LeavesDRA, dra.OwnedByPlugin, "may be in progress")
@@ -86,7 +86,7 @@ func TestClaimThatKubeletAskedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, config.DRAOff)
-		r.set(func() { r.failed = fmt.Errorf("list: %w", handover.ErrNotListed) })
+		r.set(func() { r.failed = fmt.Errorf("list: %w", owner.ErrNotListed) })
 		r.published.Publish(map[string]bool{"a": true})
 		r.start()
 		r.after(2*time.Minute, dra.OwnedByNobody, dra.OwnedByPlugin, "")

@@ -1,4 +1,4 @@
-package handover_test
+package pool_test
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
@@ -27,7 +27,7 @@ func keepsName(t *testing.T) {
 	dir, s := t.TempDir(), gpus(map[string]int{"GPU-a": 0})
 	name := func(wanted string) (string, string) {
 		t.Helper()
-		now, kept, err := handover.DriverName(dir, filepath.Join(dir, "cdi"), wanted)
+		now, kept, err := pool.DriverName(dir, filepath.Join(dir, "cdi"), wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,7 +71,7 @@ func TestALeadUnderAnotherName(t *testing.T) {
 		[]byte(`{"version":1,"gpus":["GPU-a"],"driver":"gpu.example.com"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := handover.NewDevices(handover.DevicesOptions{
+	d := pool.New(pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
 		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
 	})

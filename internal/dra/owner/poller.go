@@ -1,4 +1,4 @@
-package handover
+package owner
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package handover_test
+package owner_test
 
 import (
 	"context"
@@ -14,7 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -24,8 +25,8 @@ import (
 // A rig is an Arbiter with all that it reads. Its clock is that of the synctest bubble.
 type rig struct {
 	t         *testing.T
-	arbiter   *handover.Arbiter
-	devices   *handover.Devices
+	arbiter   *owner.Arbiter
+	devices   *pool.Devices
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
 	owners    *feed.Feed[dra.Owners]
@@ -110,12 +111,12 @@ func (r *rig) start() {
 	}
 	r.owners = feed.New(dra.Owners(nil))
 	driverless := func() bool { return r.driverless && r.configs.Value().DRA.Mode == config.DRAOff }
-	devices := handover.NewDevices(handover.DevicesOptions{
+	devices := pool.New(pool.Options{
 		Configs: r.configs, Snapshots: r.snapshots, Owners: r.owners, Driverless: driverless,
 	})
 	devices.Published().Publish(r.published.Value())
 	r.devices, r.published = devices, devices.Published()
-	r.arbiter = handover.New(handover.Options{
+	r.arbiter = owner.New(owner.Options{
 		Devices: devices, Holders: r, Offered: r.offered, Records: r.records, OtherProcess: r.beside.Latest, List: r.lists,
 		Driverless: driverless, Prepared: r.list,
 	})

@@ -1,4 +1,4 @@
-package handover
+package pool
 
 import (
 	"cmp"
@@ -72,24 +72,24 @@ func setOf(uuids []string) map[string]bool {
 	return set
 }
 
-// hasLeft reports whether a GPU has left its slice, but is not back at the device plugin,
+// HasLeft reports whether a GPU has left its slice, but is not back at the device plugin,
 // even if an earlier process saw the GPU leave.
-func (d *Devices) hasLeft(uuid string) bool {
+func (d *Devices) HasLeft(uuid string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.leftSlice[uuid]
 }
 
-// noteReturned records that the device plugin has a GPU again. Run writes the change.
-func (d *Devices) noteReturned(uuid string) {
+// NoteReturned records that the device plugin has a GPU again. Run writes the change.
+func (d *Devices) NoteReturned(uuid string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.leftSlice, uuid)
 }
 
-// retract records that the kubelet has removed the slices of a GPU. Run writes the change
+// Retract records that the kubelet has removed the slices of a GPU. Run writes the change
 // at once.
-func (d *Devices) retract(uuid string) {
+func (d *Devices) Retract(uuid string) {
 	d.mu.Lock()
 	known := d.retracted[uuid]
 	d.retracted[uuid] = true

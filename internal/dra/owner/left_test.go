@@ -1,4 +1,4 @@
-package handover_test
+package owner_test
 
 import (
 	"context"
@@ -14,14 +14,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
 // A whole is a process with Devices and an Arbiter, in a folder that outlives it.
 type whole struct {
-	*handover.Devices
+	*pool.Devices
 	t      *testing.T
 	owners *feed.Feed[dra.Owners]
 	stop   func()
@@ -31,11 +32,11 @@ func begin(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot,
 	list func() (map[string][]string, error)) *whole {
 	t.Helper()
 	p := &whole{t: t, owners: feed.New(dra.Owners(nil))}
-	p.Devices = handover.NewDevices(handover.DevicesOptions{
+	p.Devices = pool.New(pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: p.owners,
 		Configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}),
 	})
-	arbiter := handover.New(handover.Options{
+	arbiter := owner.New(owner.Options{
 		Devices: p.Devices, Offered: feed.New(dra.Owners(nil)), Records: feed.New(map[string][]claims.Holder{}),
 		List: func(context.Context, []string) (map[string][]string, error) { return list() },
 	})
@@ -69,7 +70,8 @@ func (p *whole) is(when string, after time.Duration, want dra.Ownership) {
 func TestKilledWhileNobodyHasIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		dir, node := t.TempDir(), gpus(map[string]int{"a": 0})
+		dir, node := t.TempDir(), inventory.Snapshot{Generation: 1, Driver: inventory.Driver{Version: "580"},
+			GPUs: []inventory.GPU{{UUID: "GPU-a", Health: inventory.Health{State: inventory.Healthy}}}}
 		type answer struct {
 			claims map[string][]string
 			err    error

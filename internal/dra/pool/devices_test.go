@@ -1,4 +1,4 @@
-package handover_test
+package pool_test
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
@@ -30,7 +30,7 @@ const patience = time.Minute // how long a test waits for what must come
 
 // A process has Devices that run.
 type process struct {
-	*handover.Devices
+	*pool.Devices
 	t         *testing.T
 	snapshots *feed.Feed[inventory.Snapshot]
 	owners    *feed.Feed[dra.Owners]
@@ -46,7 +46,7 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 		clock: clocktesting.NewFakeClock(time.Now()),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	p.Devices = handover.NewDevices(handover.DevicesOptions{
+	p.Devices = pool.New(pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: p.snapshots, Configs: p.configs, Owners: p.owners, Clock: p.clock,
 	})
 	var running sync.WaitGroup
@@ -61,8 +61,8 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 }
 
 // publishesAll are the options of a node whose GPUs are all in slices.
-func publishesAll(dir string, s inventory.Snapshot) handover.DevicesOptions {
-	return handover.DevicesOptions{
+func publishesAll(dir string, s inventory.Snapshot) pool.Options {
+	return pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
 		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
 	}
@@ -70,10 +70,10 @@ func publishesAll(dir string, s inventory.Snapshot) handover.DevicesOptions {
 
 // run runs Devices until the end of the bubble in which it is called: time is exact in it. What is
 // to be done at once is done when it returns.
-func run(t *testing.T, o handover.DevicesOptions) *handover.Devices {
+func run(t *testing.T, o pool.Options) *pool.Devices {
 	t.Helper()
 	ctx := t.Context()
-	d := handover.NewDevices(o)
+	d := pool.New(o)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 	t.Cleanup(func() {
@@ -147,10 +147,10 @@ func TestNumbersStay(t *testing.T) {
 	if diff := cmp.Diff(map[string]bool{"GPU-a": true}, p.Published().Value()); diff != "" {
 		t.Errorf("published (-want +got):\n%s", diff)
 	}
-	if numbers, err := handover.KnownNumbers(dir); err != nil || !maps.Equal(numbers, p.Numbers()) {
+	if numbers, err := pool.KnownNumbers(dir); err != nil || !maps.Equal(numbers, p.Numbers()) {
 		t.Errorf("KnownNumbers() = %v, %v, want %v", numbers, err, p.Numbers())
 	}
-	if numbers, err := handover.KnownNumbers(t.TempDir()); err != nil || len(numbers) > 0 {
+	if numbers, err := pool.KnownNumbers(t.TempDir()); err != nil || len(numbers) > 0 {
 		t.Errorf("KnownNumbers() of an empty folder = %v, %v", numbers, err)
 	}
 	for device, want := range map[string]string{"gpu-0": "GPU-a", "gpu-1-mig-1g10gb-19-0": "GPU-b", "gpu-9": "",
@@ -325,7 +325,7 @@ func TestFileThatIsGone(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	for _, published := range []map[string]bool{{"GPU-a": true}, {}} {
 		synctest.Test(t, func(t *testing.T) {
-			d := handover.NewDevices(publishesAll(dir, gpus(map[string]int{"a": 0})))
+			d := pool.New(publishesAll(dir, gpus(map[string]int{"a": 0})))
 			lead := func(told func()) {
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error)
@@ -425,8 +425,8 @@ func TestTheLeadChanges(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0})
-		both := []*handover.Devices{handover.NewDevices(publishesAll(dir, node)),
-			handover.NewDevices(publishesAll(dir, node))}
+		both := []*pool.Devices{pool.New(publishesAll(dir, node)),
+			pool.New(publishesAll(dir, node))}
 		var numbers, published os.FileInfo
 		for i := range 4 {
 			d := both[i%2]
@@ -483,8 +483,8 @@ func TestWhatIsNotedLate(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		node := gpus(map[string]int{"a": 0, "b": 1})
-		a, b := handover.NewDevices(publishesAll(dir, node)), handover.NewDevices(publishesAll(dir, node))
-		lead := func(d *handover.Devices) (known map[string]bool, stop func()) {
+		a, b := pool.New(publishesAll(dir, node)), pool.New(publishesAll(dir, node))
+		lead := func(d *pool.Devices) (known map[string]bool, stop func()) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() { ended <- d.Run(ctx) }()
@@ -496,7 +496,7 @@ func TestWhatIsNotedLate(t *testing.T) {
 				}
 			}
 		}
-		note := func(d *handover.Devices, gpus map[string]bool) {
+		note := func(d *pool.Devices, gpus map[string]bool) {
 			if err := d.SetPublished(t.Context(), gpus); err != nil {
 				t.Error(err)
 			}

@@ -1,4 +1,7 @@
-package handover
+// Package pool has the devices of the node for ResourceSlices: their names, which of them are to be in
+// slices, and which may be at the API server. It keeps on disk what the next process must know.
+// Package cluster writes the slices.
+package pool
 
 import (
 	"cmp"
@@ -36,8 +39,8 @@ const (
 // published GPUs cannot be read.
 const retryInterval = 10 * time.Second
 
-// DevicesOptions configure Devices.
-type DevicesOptions struct {
+// Options configure Devices.
+type Options struct {
 	// StateDir is the state directory; empty to keep numbers only as long as the process
 	// runs.
 	StateDir string
@@ -63,9 +66,9 @@ type DevicesOptions struct {
 
 // Devices are the devices of the node for slices. They keep on disk the numbers in device
 // names, and the GPUs that may be in slices. Package cluster publishes the slices. Create
-// Devices with NewDevices, and call Run for each period in which this process leads.
+// Devices with New, and call Run for each period in which this process leads.
 type Devices struct {
-	o           DevicesOptions
+	o           Options
 	pools       *feed.Feed[dra.Pool]
 	published   *feed.Feed[map[string]bool]
 	publication *feed.Feed[Publication]
@@ -108,8 +111,8 @@ type Publication struct {
 	Problem string
 }
 
-// NewDevices returns the devices of a node, unknown until Run is called.
-func NewDevices(o DevicesOptions) *Devices {
+// New returns the devices of a node, unknown until Run is called.
+func New(o Options) *Devices {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	if o.Divisions == nil {
 		o.Divisions = feed.New(dra.Divisions{})
@@ -127,6 +130,15 @@ func NewDevices(o DevicesOptions) *Devices {
 		leftSlice: map[string]bool{}, retracted: map[string]bool{}, retractions: feed.New(struct{}{}),
 	}
 }
+
+// Snapshots returns the feed of the node's GPUs.
+func (d *Devices) Snapshots() *feed.Feed[inventory.Snapshot] { return d.o.Snapshots }
+
+// Configs returns the feed of configurations.
+func (d *Devices) Configs() *feed.Feed[config.Config] { return d.o.Configs }
+
+// Owners returns the feed of the GPUs' owners. The Arbiter publishes them.
+func (d *Devices) Owners() *feed.Feed[dra.Owners] { return d.o.Owners }
 
 // Driverless reports whether no claim can be prepared on this node, because this process
 // does not offer the driver to the kubelet. Then the kubelet removes the slices of the

@@ -1,10 +1,7 @@
-// Package handover moves GPUs between the device plugin and the DRA driver. The Arbiter
-// decides the owner of each GPU and gathers the evidence; package dra has the rules.
-// Devices has the devices for ResourceSlices, and knows which devices may be at the API
-// server.
-//
-// Package daemon creates both; other packages read their feeds.
-package handover
+// Package owner decides for each GPU whether the device plugin or the DRA driver offers it, and moves a
+// GPU only when the evidence shows that no pod, no slice and no claim has it. Package plan/dra has the
+// rules, and package pool the slices' devices.
+package owner
 
 import (
 	"cmp"
@@ -22,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
@@ -62,7 +60,7 @@ var ErrNotListed = errors.New("the ResourceClaims of the cluster are not listed"
 type Options struct {
 	// Devices have the feed of owners for the Arbiter's decisions, the GPUs that may be in
 	// slices at the API server, and the configurations and Snapshots.
-	Devices *Devices
+	Devices *pool.Devices
 	// Holders is nil without a kubelet: then no pod holds a device.
 	Holders kubelet.Holders
 	// Offered are the owners on which the current lists of the device plugin are based.
@@ -151,10 +149,10 @@ func (a *Arbiter) Run(ctx context.Context) error {
 	kubeletPoller := newPoller(a.options.Clock, queryInterval, queryInterval)
 	claimPoller := newPoller(a.options.Clock, listFirst, listMost)
 	for {
-		c, configured := a.options.Devices.o.Configs.Latest()
-		snapshot, scanned := a.options.Devices.o.Snapshots.Latest()
+		c, configured := a.options.Devices.Configs().Latest()
+		snapshot, scanned := a.options.Devices.Snapshots().Latest()
 		offered, listed := a.options.Offered.Latest()
-		published, changed := a.options.Devices.published.Latest()
+		published, changed := a.options.Devices.Published().Latest()
 		records, prepared := a.options.Records.Latest()
 		hasOther, othersChanged := a.otherProcess()
 		a.noteDriver(hasOther, grace)
@@ -279,7 +277,7 @@ func (a *Arbiter) decide(
 			g.Before = next
 			a.resetEvidence(g)
 			if next == dra.OwnedByPlugin {
-				a.options.Devices.noteReturned(found.UUID)
+				a.options.Devices.NoteReturned(found.UUID)
 			}
 		}
 		comesBack := g.Before == dra.LeavesDRA || g.Before == dra.OwnedByNobody
@@ -292,7 +290,7 @@ func (a *Arbiter) decide(
 		case g.Before == dra.OwnedByNobody && g.Published:
 			g.wait = "it may still be in a ResourceSlice"
 			if !a.driverlessSince.IsZero() {
-				a.options.Devices.retract(found.UUID)
+				a.options.Devices.Retract(found.UUID)
 			}
 		case g.wait == driverGraceWait:
 			g.wait = ""
@@ -307,8 +305,8 @@ func (a *Arbiter) decide(
 	a.returning.Store(returning)
 	a.logWaits(ctx, waits)
 	maps.DeleteFunc(a.gpus, func(uuid string, _ *ownedGPU) bool { _, there := owners[uuid]; return !there })
-	if !maps.Equal(owners, a.options.Devices.o.Owners.Value()) || a.options.Devices.o.Owners.Value() == nil {
-		a.options.Devices.o.Owners.Publish(owners)
+	if decided := a.options.Devices.Owners(); !maps.Equal(owners, decided.Value()) || decided.Value() == nil {
+		decided.Publish(owners)
 	}
 	if !maps.Equal(waits, a.waits.Value()) {
 		a.waits.Publish(waits)
@@ -345,7 +343,7 @@ func (a *Arbiter) logWaits(ctx context.Context, waits map[string]string) {
 // may have stopped while the GPU had no owner.
 func (a *Arbiter) newGPU(found inventory.GPU, c config.Config) *ownedGPU {
 	g := &ownedGPU{}
-	if a.options.Devices.hasLeft(found.UUID) && !c.GivenByDRA(found) {
+	if a.options.Devices.HasLeft(found.UUID) && !c.GivenByDRA(found) {
 		g.Before = dra.OwnedByNobody
 		a.resetEvidence(g)
 	}

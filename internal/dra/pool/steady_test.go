@@ -1,4 +1,4 @@
-package handover_test
+package pool_test
 
 import (
 	"slices"
@@ -53,7 +53,7 @@ func TestModeChangesNoSlice(t *testing.T) {
 			synctest.Wait()
 			select {
 			case <-changed:
-				t.Fatalf("published anew with MIG mode %s of GPU 1", s.GPUs[1].MIG)
+				t.Fatalf("published again with MIG mode %s of GPU 1", s.GPUs[1].MIG)
 			default:
 			}
 		}

@@ -1,4 +1,4 @@
-package handover_test
+package pool_test
 
 import (
 	"context"
@@ -10,14 +10,14 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/handover"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
 
 // slowDisk returns the options of a node whose GPUs are all in slices, and what has its disk hang:
 // each write waits in Lead.
-func slowDisk(t *testing.T, s inventory.Snapshot) (o handover.DevicesOptions, hangs *feed.Feed[bool]) {
+func slowDisk(t *testing.T, s inventory.Snapshot) (o pool.Options, hangs *feed.Feed[bool]) {
 	t.Helper()
 	hangs = feed.New(false)
 	o = publishesAll(t.TempDir(), s)
@@ -77,7 +77,7 @@ func TestDiskThatAnswersLate(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		o, hangs := slowDisk(t, gpus(map[string]int{"a": 0}))
-		d := handover.NewDevices(o)
+		d := pool.New(o)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- d.Run(ctx) }()
