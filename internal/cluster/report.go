@@ -92,6 +92,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		_, refused := r.daemon.ConfigErrors.Latest()
 		c, configured := r.daemon.Configs.Latest()
 		node, seen := r.nodes.Latest()
+		_, repaired := r.daemon.Repairs.Latest()
 		var divided <-chan struct{}
 		if r.daemon.MIG != nil {
 			_, divided = r.daemon.MIG.Latest()
@@ -122,6 +123,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		case <-configured:
 		case <-seen:
 		case <-divided:
+		case <-repaired:
 		case <-tick:
 		}
 		select {

@@ -111,18 +111,20 @@ func (r *rollout) request(now time.Time) string {
 
 // followSlots keeps the slot of this node until ctx ends.
 func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
-	if d.MIG == nil {
-		return
-	}
 	r := c.rollout
 	r.client, r.daemon, r.listed, r.own = c.client, d, false, nil
 	defer r.answer(false, "this process does not lead")
 	wake := func() []<-chan struct{} {
 		_, node := r.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
-		_, progress := d.MIG.Latest()
 		_, asked := r.asked.Latest()
-		return []<-chan struct{}{node, configured, progress, asked, r.alarm.Rings()}
+		_, repairs := d.Repairs.Latest()
+		channels := []<-chan struct{}{node, configured, repairs, asked, r.alarm.Rings()}
+		if d.MIG != nil {
+			_, divided := d.MIG.Latest()
+			channels = append(channels, divided)
+		}
+		return channels
 	}
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "slots of the cluster", wake, func(ctx context.Context) error {
 		err := r.step(ctx)
@@ -136,11 +138,10 @@ func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
 // step takes, keeps or gives back the slot of this node.
 func (r *rollout) step(ctx context.Context) error {
 	c, node, now := r.daemon.Configs.Value(), r.client.Nodes().Value(), time.Now()
-	change, progress := r.request(now), r.daemon.MIG.Value()
-	enabled := c.MIG.Enabled && c.MIG.Budget
-	wanted := enabled && !isDone(progress)
+	change, progress := r.request(now), r.progress(c)
+	wanted := progress.wanted
 	switch {
-	case node.UID == "", !enabled && r.own == nil, r.own == nil && now.Before(r.nextRead):
+	case node.UID == "", !progress.enabled && r.own == nil, r.own == nil && now.Before(r.nextRead):
 		return nil
 	case r.own == nil && r.listed && (!wanted || change == ""):
 		r.poll, r.wellSince = firstPoll, time.Time{}
@@ -164,7 +165,10 @@ func (r *rollout) step(ctx context.Context) error {
 		r.answer(false, "")
 		return nil
 	}
-	wave, err := waveOf(node, c.Rollout.WaveLabel)
+	wave, err := 0, error(nil)
+	if progress.waves {
+		wave, err = waveOf(node, c.Rollout.WaveLabel)
+	}
 	if err != nil {
 		if r.own != nil {
 			if err := r.giveBack(ctx); err != nil {
@@ -379,34 +383,56 @@ func (r *rollout) confirm(ctx context.Context, request slots.Request, rules slot
 	return nil
 }
 
-// outcome returns the state of the change, and why it failed.
-func outcome(progress mig.Status) (state slots.State, reason string) {
-	if progress.State == mig.StateFailed {
-		return slots.Failed, keeper.OneLine(progress.Reason)
+// A progress is the progress of all changes of this node that take a slot.
+type progress struct {
+	// enabled is true if a change may take a slot, and wanted while one is to come, is under way or has
+	// failed.
+	enabled, wanted bool
+	// waves is true if the change must wait for the earlier waves.
+	waves bool
+	// state is Working or Failed, and reason why the change failed.
+	state  slots.State
+	reason string
+}
+
+// progress returns the progress of this node. A repair that failed does not keep the slot, unlike a
+// MIG layout: a broken GPU says nothing about the next node.
+func (r *rollout) progress(c config.Config) progress {
+	p := progress{state: slots.Working}
+	if c.Repair.Acts() {
+		s := r.daemon.Repairs.Value()
+		p.enabled, p.wanted = true, !s.Known || s.Wanted
 	}
-	return slots.Working, ""
+	if c.MIG.Enabled && c.MIG.Budget && r.daemon.MIG != nil {
+		s := r.daemon.MIG.Value()
+		p.enabled, p.waves = true, !isDone(s)
+		p.wanted = p.wanted || p.waves
+		if s.State == mig.StateFailed {
+			p.state, p.reason = slots.Failed, keeper.OneLine(s.Reason)
+		}
+	}
+	return p
 }
 
 // mustWrite reports whether the slot lacks the present state of the change, or must be renewed.
-func (r *rollout) mustWrite(progress mig.Status, now time.Time) bool {
-	state, reason := outcome(progress)
+func (r *rollout) mustWrite(p progress, now time.Time) bool {
 	age := now.Sub(r.own.Renewed) // negative after the clock was set back
-	return stateOf(*r.own) != state || r.own.Annotations[slotReason] != reason || age >= renewEvery || age < -renewEvery
+	return stateOf(*r.own) != p.state || r.own.Annotations[slotReason] != p.reason || age >= renewEvery ||
+		age < -renewEvery
 }
 
 // keep writes the state of the change, and renews the slot.
-func (r *rollout) keep(ctx context.Context, progress mig.Status, now time.Time) error {
+func (r *rollout) keep(ctx context.Context, p progress, now time.Time) error {
 	r.answer(true, "")
 	r.alarm.After(ctx, renewEvery)
-	if !r.mustWrite(progress, now) {
+	if !r.mustWrite(p, now) {
 		return nil
 	}
-	state, reason := outcome(progress)
-	if state == slots.Failed && stateOf(*r.own) != slots.Failed {
+	if p.state == slots.Failed && stateOf(*r.own) != slots.Failed {
 		klog.FromContext(ctx).Info("The change failed; the node keeps its slot of the cluster", "slot", r.own.Name,
-			"reason", reason)
+			"reason", p.reason)
 	}
-	return r.write(ctx, state, reason, now)
+	return r.write(ctx, p.state, p.reason, now)
 }
 
 // write writes the state of the change into the slot. If the slot was taken away, own is nil

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -177,7 +178,8 @@ func (s *stage) new(c config.Config) *process {
 	p.View = daemon.View{
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil),
 		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
-		Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil), Lead: lead.New(lead.Options{}),
+		Repairs: feed.New(repair.Status{}),
+		Labels:  feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil), Lead: lead.New(lead.Options{}),
 		Status: func(context.Context) (status.Status, error) {
 			p.mu.Lock()
 			defer p.mu.Unlock()

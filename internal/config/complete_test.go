@@ -25,7 +25,7 @@ func TestEveryKeyIsAnOption(t *testing.T) {
 		}
 	}
 	// the others have no flag
-	known = append(known, "health.kernelLog", "health.interval", "health.rebootFile", "health.validate", "dra.mode",
+	known = append(known, "health.kernelLog", "health.interval", "health.rebootFile", "health.repair", "health.validate", "dra.mode",
 		"dra.driverName", "dra.dynamicMIG", "dra.switchMIG", "dra.shares", "dra.shareBy", "dra.claimStatus", "dra.metadata")
 	var claimed []string
 	for _, o := range config.Options() {
@@ -142,7 +142,7 @@ var everything = []string{
 	"--mig-enabled", "--mig-layout=a", "--mig-config-file=/layouts", "--mig-label", "--mig-replace", "--mig-reset-in-vm",
 	"--mig-disruption=pause", "--mig-budget", "--rollout-slots=1", "--rollout-namespace=a", "--rollout-wave-label=a",
 	"--rollout-topology-label=a", "--rollout-windows=22:00-04:00",
-	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--dra-mode=split",
+	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--repair=idle", "--dra-mode=split",
 	"--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
 	"--dra-metadata",
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -87,6 +88,8 @@ type Config struct {
 	KernelLog bool
 	// RebootFile is the file that requests a restart of the node; empty for none.
 	RebootFile string
+	// Repair is what happens to GPUs whose remedy is a reset.
+	Repair repair.Mode
 	// Validate withholds devices until CUDA works on them.
 	Validate bool
 	// Resource decides what is offered.

@@ -290,6 +290,8 @@ func (d *document) features(c *Config, s Sources) {
 	case c.Features.NeedAPIServer():
 	case c.MIG.NeedsAPIServer():
 		needs = "mig"
+	case c.Repair.Acts():
+		needs = "health.repair"
 	case c.DRA.Mode != DRAOff && !s.Discovery:
 		needs = "dra"
 	default:

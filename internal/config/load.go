@@ -179,6 +179,7 @@ func (d *document) resolve(c *Config, s Sources) {
 	}
 	d.health(c, s)
 	d.mig(c, s)
+	d.repair(c)
 	d.features(c, s)
 	d.driver(c)
 	d.blocks(c)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -295,6 +296,12 @@ var daemonOptions = []option{
 		set:   absolute(func(c *Config) *string { return &c.RebootFile }),
 	},
 	{
+		flag: "repair", env: []string{"REPAIR"}, key: "health.repair", fallback: "off",
+		usage: "what happens to a GPU whose remedy is a reset: off: nothing; plan: status, Events and metrics say what " +
+			"idle would do; idle: reset it while nobody uses it, with a slot of the cluster, see --rollout-slots",
+		set: setRepair,
+	},
+	{
 		flag: "validate", env: []string{"VALIDATE"}, key: "health.validate", fallback: "false", kind: kindBool,
 		usage: "offer devices only after a test of CUDA on them",
 		set:   truth(func(c *Config) *bool { return &c.Validate }),
@@ -308,6 +315,14 @@ var daemonOptions = []option{
 			"volatile ECC error counts on unshared whole GPUs",
 		set: setChecks,
 	},
+}
+
+// setRepair sets what happens to GPUs whose remedy is a reset. In YAML, off may be read as false.
+func setRepair(c *Config, text string) error {
+	if text == "false" {
+		text = repair.Off.String()
+	}
+	return choice(func(c *Config) *repair.Mode { return &c.Repair }, repair.Off, repair.Plan, repair.Idle)(c, text)
 }
 
 // choice returns a setter for one of the values of an enumeration.

@@ -85,3 +85,10 @@ func setWindows(c *Config, text string) error {
 	}
 	return nil
 }
+
+// repair checks what happens to GPUs whose remedy is a reset.
+func (d *document) repair(c *Config) {
+	if c.Repair.Acts() && c.Rollout.Slots == 0 && d.reads("repair", "rollout-slots") {
+		d.refuse("health.repair", "the cluster has no slots, so no GPU could be repaired: set rollout.slots")
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 func TestRollout(t *testing.T) {
@@ -32,11 +33,36 @@ waveSoak: 1h, topologyLabel: rack, windows: ["Sat 22:00-04:00", "Mon-Fri 01:00-0
 	}
 }
 
+// In YAML, off is false. The plan needs neither slots nor the API server.
+func TestRepair(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		file string
+		want repair.Mode
+	}{
+		{"version: v1", repair.Off}, {"{health: {repair: off}}", repair.Off}, {"{health: {repair: false}}", repair.Off},
+		{"{health: {repair: plan}}", repair.Plan}, {"{health: {repair: idle}, rollout: {slots: 1}}", repair.Idle},
+	} {
+		s := sources(t, "NODE_NAME=n", "")
+		s.Program = config.NodeAgent
+		if c, warnings, err := s.Resolve("a.yaml", []byte(tt.file)); err != nil || len(warnings) > 0 || c.Repair != tt.want {
+			t.Errorf("%s: %v, %v, %v", tt.file, c.Repair, warnings, err)
+		}
+		s.Program = config.DevicePlugin
+		_, _, err := s.Resolve("a.yaml", []byte(tt.file))
+		if refused := err != nil && strings.Contains(err.Error(), "run gpu-node-agent instead"); refused != tt.want.Acts() {
+			t.Errorf("%s without a client of the API server: %v", tt.file, err)
+		}
+	}
+}
+
 // One sentence says what to do.
 func TestRolloutThatIsRefused(t *testing.T) {
 	t.Parallel()
 	const layouts = "mig: {enabled: true, label: true, budget: true}"
 	for _, tt := range []struct{ name, file, want string }{
+		{"repairs without slots", "{health: {repair: idle}}", "set rollout.slots"},
+		{"an unknown repair", "{health: {repair: reboot}}", `"reboot" is not one of: off, plan, idle`},
 		{"a budget without slots", "{" + layouts + "}", "set rollout.slots"},
 		{"too many slots", "{rollout: {slots: 1001}}", "is not a number from 0 to 1000"},
 		{"less than none", "{rollout: {slots: -1}}", "is not a number from 0 to 1000"},

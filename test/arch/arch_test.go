@@ -48,7 +48,7 @@ var wings = []wing{
 	{"mps", "base/... gpu/inventory plan/resource"},
 	{"mig", "base/... gpu/inventory plan/... config kubelet"},
 	{"dra", "base/... gpu/inventory plan/... config kubelet mps mig"},
-	{"maintenance", "base/... gpu/inventory gpu/cuda config"},
+	{"maintenance", "base/... gpu/inventory gpu/cuda plan/repair config"},
 	{"report", "base/... gpu/... plan/... kubelet"},
 	{"app", "base/... gpu/... plan/... config kubelet/... mps mig/... dra/claims dra/owner dra/pool maintenance/... report/..."},
 	{"cluster", "base/... gpu/inventory plan/... config kubelet mig/... dra/... report/... app/daemon"},
@@ -60,7 +60,7 @@ var programs = map[string]string{
 	"cmd/gpu-device-plugin": "app/cli",
 	"cmd/gpu-node-agent":    "app/cli cluster",
 	"cmd/gpu-driver":        "app/drivercli",
-	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/slots report/status", // a module of its own: ADR 57
+	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/repair plan/slots report/status", // a module of its own: ADR 57
 	"api/config/v1":         "",
 }
 
@@ -131,7 +131,7 @@ var pure = []string{
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology",
 	"internal/maintenance/driver/preflight",
 	"internal/plan/containeredits", "internal/plan/dra", "internal/plan/holders", "internal/plan/labels",
-	"internal/plan/layout", "internal/plan/listing", "internal/plan/resource", "internal/plan/slots",
+	"internal/plan/layout", "internal/plan/listing", "internal/plan/resource", "internal/plan/slots", "internal/plan/repair",
 	"internal/report/doctor", "internal/report/nodeevents", "internal/report/status", "internal/report/unitreport",
 }
 

@@ -32,6 +32,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -199,7 +200,8 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	d := daemon.View{
 		Fewer: feed.New(uint64(0)), Proceed: func(uint64) {}, Listed: func() map[string]int { return nil },
 		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
-		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}), Lead: lead.New(lead.Options{}),
+		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
+		Repairs: feed.New(repair.Status{}), Lead: lead.New(lead.Options{}),
 		Status: func(context.Context) (status.Status, error) {
 			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 		},

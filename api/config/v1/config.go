@@ -347,6 +347,9 @@ type Health struct {
 	// RebootFile is the absolute path of the file that requests a restart of the node
 	// while a GPU needs one, such as /var/run/reboot-required for kured; none by default.
 	RebootFile *string `json:"rebootFile,omitempty"`
+	// Repair is off (default); plan: report which GPUs would be reset, because a reset is their
+	// remedy; or idle: reset such a GPU while nobody uses it.
+	Repair *Word `json:"repair,omitempty"`
 	// Validate is true to offer devices only after a test of CUDA on them; the default is
 	// false.
 	Validate *bool `json:"validate,omitempty"`

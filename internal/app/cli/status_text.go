@@ -120,6 +120,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"owner: ", ownerSentences(s.DRA)}, {"claim: ", claimSentences(s.DRA, v)},
 		{"not offered yet: ", status.Held(listedHolds(s.Holds))},
 		{"no longer offered: ", departingSentences(s.Resources)},
+		{"repair: ", status.RepairSentences(s.Repair, s.GPUs)},
 		{"warning: ", s.Warnings}, {"MPS: ", s.MPS},
 		{"metrics: ", s.MetricsAbsent}, {"CUDA: ", validationSentences(s.Validation)},
 		{"waits: ", waitSentences(s, v)},

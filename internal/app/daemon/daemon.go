@@ -27,6 +27,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
@@ -76,6 +77,8 @@ type Cluster interface {
 	// it may. change says in a few words what would change. The caller repeats the call each second
 	// until the change begins.
 	MayChange(change string) error
+	// MayRepair is MayChange for the repair of a GPU.
+	MayRepair(repair string) error
 	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// ClaimsOf returns the claims on a node with devices of the given GPUs, as
@@ -125,6 +128,7 @@ type daemon struct {
 	shared         *Shared
 	proofs         *cudacheck.Proofs
 	resets         *reset.Resets
+	repairs        *repair.Repairs
 	progress       *status.Progress
 	monitor        *monitor.Monitor
 	directory      *kubelet.Directory // nil if the daemon does not register
@@ -209,6 +213,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 		d.migChoice = choice.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
 	}
 	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
+	d.repairs = d.newRepairs()
 	if d.dra = d.newDRA(ctx, c); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
@@ -406,6 +411,7 @@ func (d *daemon) outputs() []Task {
 	tasks = append(tasks, Task{Name: "CUDA results", Run: d.proofs.Follow},
 		d.shared.Publisher(Task{Name: "CUDA checks", Run: d.proofs.Run}),
 		Task{Name: "resets", Run: d.resets.Run, Lead: true},
+		Task{Name: "repairs", Run: d.repairs.Run, Lead: true},
 		Task{Name: "received state", Run: d.shared.Follow},
 		d.shared.Publisher(Task{Name: "published state", Run: d.shared.Publish}),
 		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
@@ -430,7 +436,7 @@ func (d *daemon) view() View {
 	v := View{
 		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
 		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead,
-		Snapshots: d.monitor.Snapshots(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
+		Snapshots: d.monitor.Snapshots(), Repairs: d.repairs.Status(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
 		Fewer: d.set.PendingShrink(), Proceed: d.set.ApproveShrink, Listed: d.listed,
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
 		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },

@@ -56,13 +56,7 @@ func (d *daemon) newResets() *reset.Resets {
 		d.config.Driver.SearchPath, instead...))
 	return reset.New(reset.Options{
 		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Reserve: d.reserveForReset, May: d.mayReset,
-		Clients: func(g inventory.GPU) (open []string) {
-			clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // hidden clients may exist in any case
-			for _, c := range clients {
-				open = append(open, fmt.Sprintf("process %d (%s)", c.PID, c.Name))
-			}
-			return open
-		},
+		Clients: d.clientsOf,
 		Run: func(ctx context.Context, gpus []inventory.GPU, ended func()) error {
 			var uuids, addresses []string
 			for _, g := range gpus {

@@ -37,13 +37,14 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
 		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
 		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
-		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(),
+		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(), Repair: d.repairStatus(),
 		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
 		ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
 		KubeletSocket: d.config.KubeletSocket, PodResourcesSocket: d.config.PodResourcesSocket,
 	}
 	_, s.GivenAway = d.pci.count()
+	addManual(s.GPUs, s.Repair)
 	addUnits(s.GPUs, offered)
 	addPlan(s.Resources, offered)
 	if d.directory != nil {

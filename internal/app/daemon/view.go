@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -36,6 +37,8 @@ type View struct {
 	// if layouts are not changed.
 	MIGChoice *choice.Chooser
 	MIG       *feed.Feed[mig.Status]
+	// Repairs is what the daemon does about GPUs whose remedy is a reset.
+	Repairs *feed.Feed[repair.Status]
 	// DRA has the parts for Dynamic Resource Allocation; nil if there are none.
 	DRA *DRA
 	// Offered is the part of the plan that the servers offer.

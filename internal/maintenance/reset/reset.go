@@ -69,6 +69,11 @@ type Options struct {
 // ErrHangs is wrapped by the error of a reset that continues after its stop.
 var ErrHangs = errors.New("the reset does not end")
 
+// A NotTriedError is why the driver was not asked to reset GPUs.
+type NotTriedError struct{ error }
+
+func (e NotTriedError) Unwrap() error { return e.error }
+
 // errGivenUp is the error of a reset whose caller has gone away.
 var errGivenUp = errors.New("the reset was cancelled before the driver was released")
 
@@ -149,17 +154,18 @@ type Order struct {
 
 // Reset resets GPUs, and reports the progress in sentences. The error is why the GPUs were not
 // reset, or are still not Healthy afterwards. If ctx ends before the driver is released, no GPU is
-// reset. A later end does not stop the reset, and Status has the result.
+// reset. A later end does not stop the reset, and Status has the result. An error that wraps a
+// NotTriedError says that the driver was not asked to reset the GPUs.
 func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	gpus, err := selectGPUs(r.options.Snapshots.Value(), q.GPUs)
+	if err == nil {
+		err = r.options.May()
+	}
+	if err == nil && !r.busy.TryLock() {
+		err = errBusy
+	}
 	if err != nil {
-		return err
-	}
-	if err := r.options.May(); err != nil {
-		return err
-	}
-	if !r.busy.TryLock() {
-		return errBusy
+		return NotTriedError{err}
 	}
 	a := &attempt{Resets: r, gpus: gpus, status: Status{Since: time.Now()}, progress: make(chan string),
 		callerGone: ctx.Done()}
@@ -168,7 +174,7 @@ func (r *Resets) Reset(ctx context.Context, q Order, tell func(string)) error {
 	}
 	if err := a.note(ctx, PhaseWaiting); err != nil {
 		r.busy.Unlock()
-		return err
+		return NotTriedError{err}
 	}
 	outcome := make(chan error, 1)
 	waiting, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -212,7 +218,9 @@ func (a *attempt) run(ctx context.Context, wait time.Duration, keep func() bool,
 	if err == nil && !keep() {
 		err = errGivenUp
 	}
-	if err == nil {
+	if err != nil {
+		err = NotTriedError{err}
+	} else {
 		err = a.reset(always, func() { close(over) })
 	}
 	for _, release := range releases {
@@ -332,7 +340,7 @@ func (a *attempt) await(ctx context.Context, wait time.Duration) (releases []fun
 // reset resets the GPUs. Nobody uses them.
 func (a *attempt) reset(ctx context.Context, ended func()) error {
 	if err := a.note(ctx, PhaseResetting); err != nil {
-		return err
+		return NotTriedError{err}
 	}
 	a.show(ctx, PhaseResetting, "the driver is released, and nvidia-smi --gpu-reset runs")
 	err := a.options.Run(ctx, a.gpus, ended)

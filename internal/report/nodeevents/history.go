@@ -39,6 +39,7 @@ type History struct {
 	failed   map[string]bool      // the reported errors of NVSwitches
 	labels   labelsReport         // why labels are not as wanted
 	steps    map[string]bool      // last reported state by step
+	repairs  map[string]Reason    // last reported reason of each repair and planned repair
 	layout   layoutReport         // last reported MIG layout
 	bad      map[string]verdict   // verdicts of devices that are unhealthy or gone, by UUID
 	gpus     map[string]string    // names of the known GPUs, by UUID
@@ -104,6 +105,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	all = append(all, together(h.switchEvents(s))...)
 	all = append(all, h.configEvents(s)...)
 	all = append(all, together(h.leftOutEvents(s))...)
+	all = append(all, h.repairEvents(s)...)
 	all = append(all, h.layoutEvents(s)...)
 	batch := Batch{}
 	labels, due := h.labelsEvents(s, now)

@@ -14,6 +14,10 @@ const (
 	GPUXid           Reason = "GPUXid"
 	GPURecovered     Reason = "GPURecovered"
 	GPURemoved       Reason = "GPURemoved"
+	GPURepairPlanned Reason = "GPURepairPlanned"
+	GPURepairStarted Reason = "GPURepairStarted"
+	GPURepaired      Reason = "GPURepaired"
+	GPURepairFailed  Reason = "GPURepairFailed"
 	NVSwitchFailed   Reason = "NVSwitchFailed"
 	DriverNotReady   Reason = "DriverNotReady"
 	DriverReleased   Reason = "DriverReleased"
@@ -64,6 +68,10 @@ var Rows = []Row{
 	{GPURecovered, normal, "StartAllocating", true, "A device with one of the Events above is Healthy again"},
 	{GPURemoved, normal, "StopAllocating", true,
 		"The driver no longer counts a GPU: it was unplugged, or unbound from the driver"},
+	{GPURepairPlanned, normal, "PlanReset", false, "With `--repair=plan`: `idle` would reset the GPU now"},
+	{GPURepairStarted, normal, "ResetGPU", false, "With `--repair=idle`, the daemon withdrew a GPU to reset it"},
+	{GPURepaired, normal, "StartAllocating", false, "The GPU was reset by the daemon, and is Healthy"},
+	{GPURepairFailed, warning, "StopAllocating", false, "The daemon's reset of a GPU failed, or did not repair the GPU"},
 	{
 		NVSwitchFailed, warning, "KeepDevices", false,
 		"With `--kernel-log`, an NVSwitch logged a fatal error (SXid). It does not change the health of GPUs",

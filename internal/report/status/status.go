@@ -3,7 +3,11 @@
 // program: fields are added, but never renamed or removed.
 package status
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+)
 
 // A Status is the knowledge of a daemon at one moment. Times are in UTC, truncated to seconds, and
 // zero if unset.
@@ -103,6 +107,8 @@ type Status struct {
 	// Reset is the last reset that the command reset requested; nil if there was none since the
 	// start of the daemon.
 	Reset *Reset `json:"reset,omitempty"`
+	// Repair is what the daemon does about GPUs whose remedy is a reset; nil if health.repair is off.
+	Repair *repair.Status `json:"repair,omitempty"`
 	// Holds are the devices that are temporarily withheld.
 	Holds []Hold `json:"holds,omitempty"`
 

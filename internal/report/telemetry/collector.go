@@ -44,6 +44,13 @@ func sendDaemon(out *page, s status.Status) {
 			migLayoutState.sendBool(out, s.MIG.State == state, state)
 		}
 	}
+	if s.Repair != nil {
+		repairCount.send(out, float64(s.Repair.Repaired), "repaired")
+		repairCount.send(out, float64(s.Repair.Failed), "failed")
+		for _, step := range s.Repair.Steps {
+			repairState.send(out, 1, step.UUID, strconv.Itoa(step.Index), string(step.State))
+		}
+	}
 	quiesced.sendBool(out, s.Quiet)
 	reexecutions.send(out, float64(s.Reexecutions))
 	kubelets.send(out, float64(s.Kubelets))

@@ -45,6 +45,16 @@ var (
 		name: "gpu_device_plugin_mig_layout_state", kind: gauge, labels: []string{"state"}, series: "4",
 		help: "1 for the state of the MIG layout, else 0: pending, rebooting, success or failed. Absent without one.",
 	}
+	repairCount = metric{
+		name: "gpu_device_plugin_repairs_total", kind: counter, labels: []string{"result"}, series: "2",
+		help: "Resets of GPUs by the daemon since its start, by result: repaired or failed. Absent without --repair.",
+	}
+	repairState = metric{
+		name: "gpu_device_plugin_repair_state", kind: gauge, labels: []string{"UUID", "gpu", "state"},
+		series: "1 a GPU",
+		help: "1 for each GPU that needs a reset, with what the daemon does about it: ready, waiting, repairing or " +
+			"manual. Absent without --repair.",
+	}
 	quiesced = metric{
 		name: "gpu_device_plugin_quiesced", kind: gauge, series: "1",
 		help: "1 while the driver is released by the command quiesce.",
@@ -279,7 +289,7 @@ var (
 // daemonMetrics are the metrics of the daemon, in the order of docs/monitoring.md.
 var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState,
-	quiesced, reexecutions,
+	repairCount, repairState, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding,
 	leftOut,
 	planWarnings,

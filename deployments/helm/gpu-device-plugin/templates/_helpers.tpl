@@ -159,7 +159,7 @@ in any case. */}}
 {{- end }}
 {{- $known := dict }}
 {{- range list "flags" "plugin" "health" "features" "sharing" "mps" "mig" "dra" "units" "selectors" "enforce" "name" "size" "percentage" "migStrategy"
-  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "labels" "events" "condition" "conditionTypes" "taint" "changeTaint" "startupTaint" "quiesce"
+  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "repair" "labels" "events" "condition" "conditionTypes" "taint" "changeTaint" "startupTaint" "quiesce"
   "enabled" "label" "disruption" "mode" "driverName" "dynamicMIG" "claimStatus" }}
 {{- $_ := set $known (lower .) . }}
 {{- end }}
@@ -262,7 +262,7 @@ it is true. A value of the chart counts before the files. */}}
 {{- default "" $strategy }}
 {{- end }}
 
-{{- /* Whether the daemon has the node's /dev, in a privileged container: without NVIDIA's runtime, and where it divides GPUs, unless a value says
+{{- /* Whether the daemon has the node's /dev, in a privileged container: without NVIDIA's runtime, and where it divides or resets GPUs, unless a value says
 otherwise. A simulated node has no device nodes. */}}
 {{- define "gpu-device-plugin.hostDev" -}}
 {{- $own := default dict .Values.securityContext }}
@@ -272,7 +272,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 {{- $on := .Values.hostDev }}
 {{- if kindIs "invalid" $on }}
-{{- $on = or $without (and (include "gpu-device-plugin.divides" .) (not .Values.simulate) (or (not $own) $own.privileged)) }}
+{{- $on = or $without (and (or (include "gpu-device-plugin.divides" .) (include "gpu-device-plugin.repairs" .)) (not .Values.simulate) (or (not $own) $own.privileged)) }}
 {{- end }}
 {{- if $on }}true{{ end }}
 {{- end }}
@@ -305,6 +305,17 @@ otherwise. A simulated node has no device nodes. */}}
 {{- if $enabled }}true{{ end }}
 {{- end }}
 
+{{- /* Whether the daemon may reset GPUs by itself. */}}
+{{- define "gpu-device-plugin.repairs" -}}
+{{- $asked := list .Values.repair }}
+{{- if kindIs "invalid" .Values.repair }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .health }}{{ $asked = append $asked .repair }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if has "idle" $asked }}true{{ end }}
+{{- end }}
+
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
 taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPause, rollout, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
@@ -316,6 +327,7 @@ taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPa
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "budget") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- end }}
+{{- if include "gpu-device-plugin.repairs" . }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
 {{- $asked := list (get $.Values.features $name) }}
@@ -798,6 +810,7 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "evict|pause" $on.migEvict)
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "pause" $on.migPause)
   (list "MIG_BUDGET" "mig.enabled and mig.budget" $true $on.rollout)
+  (list "REPAIR" "repair" "idle" (include "gpu-device-plugin.repairs" .))
   (list "ROLLOUT_NAMESPACE" "rollout.namespace" "." .Values.rollout.namespace)
   (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
   (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
@@ -851,6 +864,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "flags.plugin.preStartChecks" .Values.preStartChecks "reset" (and .Values.hostPID $admin) "preStartChecks")
   (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
   (list "health.rebootFile" .Values.rebootFile "/" false "rebootFile")
+  (list "health.repair" .Values.repair "idle" (include "gpu-device-plugin.repairs" .) "repair")
   (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
   (list "features.conditionTypes" .Values.features.conditionTypes "." false "features.conditionTypes")
   (list "sharing.mps" .Values.mps.enabled "." (include "gpu-device-plugin.mps" .) "mps.enabled")
@@ -989,6 +1003,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DRIVER_BELOW" .Values.driver.below)
   (list "VALIDATE" .Values.validate)
   (list "REBOOT_FILE" (ternary "" (printf "/reboot/%s" (base (toString .Values.rebootFile))) (empty .Values.rebootFile)))
+  (list "REPAIR" (ternary "off" .Values.repair (eq "false" (toString .Values.repair))))
   (list "LOGGING_FORMAT" .Values.loggingFormat)
   (list "PRE_START_CHECKS" .Values.preStartChecks)
   (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)

@@ -1,0 +1,54 @@
+package repair
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// StopPercent is the greatest share of the GPU nodes that may ask for a repair within StopTime. Up
+	// to StopNodes nodes may ask in any case.
+	StopPercent = 20
+	StopTime    = time.Hour
+	StopNodes   = 2
+)
+
+// An Ask is a node that asked for a repair.
+type Ask struct {
+	Node string
+	At   time.Time
+}
+
+// Asking returns the nodes that asked within StopTime and since the repairs of the cluster were
+// resumed, sorted. A time in the future counts: clocks differ.
+func Asking(asks []Ask, resumed, now time.Time) []string {
+	var nodes []string
+	for _, a := range asks {
+		if now.Sub(a.At) < StopTime && a.At.After(resumed) {
+			nodes = append(nodes, a.Node)
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// StopReason returns why all repairs of the cluster must stop: more nodes than are likely to fail
+// by chance ask for a repair. It is empty if they may go on. Parameter gpuNodes is the number of the
+// cluster's GPU nodes; 0 if unknown.
+func StopReason(asking []string, gpuNodes int) string {
+	if len(asking) <= StopNodes || len(asking)*100 <= gpuNodes*StopPercent {
+		return ""
+	}
+	const most = 5
+	names := strings.Join(asking[:min(len(asking), most)], ", ")
+	if more := len(asking) - most; more > 0 {
+		names += fmt.Sprintf(" and %d more", more)
+	}
+	of := "nodes"
+	if gpuNodes > 0 {
+		of = fmt.Sprintf("of %d GPU nodes", gpuNodes)
+	}
+	return fmt.Sprintf("%d %s asked for a repair within %v: %s", len(asking), of, StopTime, names)
+}

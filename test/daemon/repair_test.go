@@ -1,0 +1,77 @@
+package daemon
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+)
+
+// repairState returns what the daemon does about a GPU.
+func (s *stage) repairState(gpu int) (state repair.State, reason string) {
+	if r := s.status().Repair; r != nil {
+		for _, step := range r.Steps {
+			if step.Index == gpu {
+				return step.State, step.Reason
+			}
+		}
+	}
+	return "", ""
+}
+
+// TestRepairByADaemon: a GPU whose remedy is a reset waits for its pod, and is then reset with a slot
+// of the cluster, while the other GPUs are allocatable. A daemon that is killed while nvidia-smi runs
+// counts the repair.
+func TestRepairByADaemon(t *testing.T) {
+	t.Parallel()
+	s, api := openAgent(t, "", "--namespace=gpus", "--repair=idle", "--rollout-slots=1", "--node-events")
+	s.Args = append(s.Args, "--state-dir", s.Path("state"))
+	s.start()
+	s.shows(8, 8)
+	s.admit("train", 8)
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 119})
+	s.shows(8, 7)
+	s.eventually("it waits for the pod", func() bool {
+		state, reason := s.repairState(3)
+		return state == repair.Waiting && strings.Contains(reason, "in use: GPU 3 by pod ") && strings.Contains(reason, "train")
+	})
+	if leases := api.Leases("gpus"); len(leases) > 0 {
+		t.Errorf("slots: %v", leases)
+	}
+	s.Remove("train")
+	s.shows(8, 8)
+	s.eventually("the slot is free", func() bool { return len(api.Leases("gpus")) == 0 })
+	r := s.status().Repair
+	if len(r.Attempts) != 1 || !r.Attempts[0].Repaired || r.Repaired != 1 || len(r.Steps) > 0 ||
+		!strings.Contains(r.Attempts[0].Before, "GPU 3 Unhealthy: XID 119") || r.Attempts[0].After != "GPU 3 Healthy" {
+		t.Errorf("status says %+v", r)
+	}
+	s.eventually("an Event says so", func() bool {
+		for _, e := range api.Events() {
+			if e.Reason == "GPURepaired" {
+				return true
+			}
+		}
+		return false
+	})
+
+	s.smi("4", "hangs")
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "4", XID: 119})
+	child := 0
+	s.eventually("the program runs", func() bool { child = s.child(); return child != 0 })
+	s.shows(8, 7)
+	daemon := s.Running()
+	s.signal(daemon, syscall.SIGKILL)
+	s.ends(daemon)
+	s.eventually("the program has ended", func() bool { return ended(child) })
+	_ = s.StopDaemon()
+	s.start()
+	s.shows(8, 8) // the simulated node has started again, too
+	s.eventually("the repair counts", func() bool {
+		r := s.status().Repair
+		return r != nil && len(r.Attempts) == 2 && r.Attempts[1].After == "the daemon ended during the repair"
+	})
+	s.eventually("the slot is free", func() bool { return len(api.Leases("gpus")) == 0 })
+}
