@@ -38,7 +38,7 @@ func full() status.Status {
 		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)},
 			{Function: "f", Since: at}},
 		Repair: &repair.Status{Repaired: 2, Failed: 1, Steps: []repair.Step{{UUID: "GPU-a", State: repair.Manual}}},
-		MIG: &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"},
+		MIG:    &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"},
 		Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven},
 			{Index: "1", Result: status.Failed}}},
 		Steps:     []status.ReadyStep{{Name: status.StepDriver, Reached: true, Since: time.Unix(1, 0)}},
