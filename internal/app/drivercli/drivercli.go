@@ -55,7 +55,7 @@ func newCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
-	root.AddCommand(newPackCommand(), newVerifyCommand(), newVersionCommand())
+	root.AddCommand(newPackCommand(), newBuildCommand(), newVerifyCommand(), newVersionCommand())
 	return root
 }
 
@@ -117,6 +117,42 @@ func newPackCommand() *cobra.Command {
 			fmt.Fprintf(cmd.OutOrStdout(), "image    %s, %s\n", o.Image, result.Image)
 		}
 		return printManifest(cmd.OutOrStdout(), result.Manifest, result.Digest)
+	}
+	return cmd
+}
+
+func newBuildCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "build-modules RUN --sha256 DIGEST --kernel-source DIR --folder DIR [--proprietary]",
+		Short: "Compile the kernel modules of a .run file for one kernel",
+		Long: "build-modules compiles the open kernel modules of NVIDIA's .run file, or with --proprietary the\n" +
+			"others, for the kernel of a folder with headers. It needs make, a compiler and the headers, fetches\n" +
+			"nothing and keeps no key: sign the modules before you pack them, if the nodes demand signatures. It\n" +
+			"runs the makefiles and scripts of the .run file, so give the digest that NVIDIA publishes.",
+		Example: "  gpu-driver build-modules NVIDIA-Linux-x86_64-580.95.05.run --sha256 DIGEST \\\n" +
+			"    --kernel-source /lib/modules/6.8.0-90-generic/build --folder modules/6.8.0-90-generic",
+		Args: oneArgument("the path of a .run file"),
+	}
+	var o driverpack.BuildOptions
+	f := cmd.Flags()
+	f.StringVar(&o.SHA256, "sha256", "", "SHA-256 digest of the .run file, in hexadecimal; required")
+	f.StringVar(&o.KernelSource, "kernel-source", "",
+		"folder with the headers of the kernel, such as /lib/modules/RELEASE/build; required")
+	f.StringVar(&o.Folder, "folder", "", "new folder for the modules; required")
+	f.BoolVar(&o.Proprietary, "proprietary", false, "compile the proprietary modules instead of the open ones")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, name := range []string{"sha256", "kernel-source", "folder"} {
+			if cmd.Flag(name).Value.String() == "" {
+				return fmt.Errorf("--%s is missing: %s", name, cmd.Flag(name).Usage)
+			}
+		}
+		o.Run, o.SHA256, o.Log = args[0], strings.ToLower(o.SHA256), cmd.ErrOrStderr()
+		release, err := driverpack.BuildModules(cmd.Context(), o)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "modules  %s\nkernel   %s\n", o.Folder, release)
+		return err
 	}
 	return cmd
 }

@@ -194,7 +194,8 @@ func (f File) check() error {
 	case f.Size < 0:
 		return fmt.Errorf("the size of %s is %d", f.Path, f.Size)
 	}
-	if mode, err := strconv.ParseUint(f.Mode, 8, 32); err != nil || mode > 0o777 || f.Mode != fmt.Sprintf("%04o", mode) {
+	mode, err := strconv.ParseUint(f.Mode, 8, 32)
+	if err != nil || mode > 0o777 || f.Mode != fmt.Sprintf("%04o", mode) {
 		return fmt.Errorf("the mode of %s is not like 0755: %.20q", f.Path, f.Mode)
 	}
 	return nil

@@ -249,6 +249,7 @@ func (b *builder) describe(name string, e fs.DirEntry) (driverfolder.File, error
 		return driverfolder.File{}, err
 	}
 	return driverfolder.File{
-		Path: name, Mode: fmt.Sprintf("%04o", info.Mode().Perm()), Size: info.Size(), SHA256: hex.EncodeToString(hash.Sum(nil)),
+		Path: name, Mode: fmt.Sprintf("%04o", info.Mode().Perm()), Size: info.Size(),
+		SHA256: hex.EncodeToString(hash.Sum(nil)),
 	}, f.Sync()
 }

@@ -71,7 +71,8 @@ func extractEntry(folder *os.Root, archive io.Reader, head *tar.Header) error {
 	case tar.TypeSymlink, tar.TypeXGlobalHeader:
 		return nil
 	}
-	return fmt.Errorf("the archive of the .run file has an entry of the unknown type %q: %.200q", head.Typeflag, head.Name)
+	return fmt.Errorf("the archive of the .run file has an entry of the unknown type %q: %.200q",
+		head.Typeflag, head.Name)
 }
 
 // inside returns a name in an archive as a path below the archive's folder.

@@ -139,7 +139,9 @@ func writeTar(ctx context.Context, folder *os.Root, m driverfolder.Manifest, to 
 		if err := addFolder(path.Dir(name)); err != nil {
 			return err
 		}
-		return archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, Format: tar.FormatPAX})
+		return archive.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, Format: tar.FormatPAX,
+		})
 	}
 	text, err := m.Encode()
 	if err != nil {

@@ -87,9 +87,11 @@ var rules = map[string]rule{
 	// Sources of modules, the installer itself, what only a desktop or systemd reads, and files for
 	// building programs.
 	"KERNEL_MODULE_SRC": {depth: true}, "KERNEL_MODULE": {}, "DKMS_CONF": {depth: true}, "MODULE_SIGNING_KEY": {},
-	"INSTALLER_BINARY": {}, "MANPAGE": {path: true}, "NVIDIA_MODPROBE_MANPAGE": {path: true}, "DOT_DESKTOP": {path: true},
-	"ICON": {path: true}, "SYSTEMD_UNIT": {}, "SYSTEMD_UNIT_SYMLINK": {path: true}, "SYSTEMD_SLEEP_SCRIPT": {},
-	"LIBGL_LA": {arch: true}, "OPENGL_HEADER": {path: true}, "XMODULE_SYMLINK": {path: true}, "XMODULE_NEWSYM": {path: true},
+	"INSTALLER_BINARY": {}, "MANPAGE": {path: true}, "NVIDIA_MODPROBE_MANPAGE": {path: true},
+	"DOT_DESKTOP": {path: true}, "ICON": {path: true},
+	"SYSTEMD_UNIT": {}, "SYSTEMD_UNIT_SYMLINK": {path: true}, "SYSTEMD_SLEEP_SCRIPT": {},
+	"LIBGL_LA": {arch: true}, "OPENGL_HEADER": {path: true}, "XMODULE_SYMLINK": {path: true},
+	"XMODULE_NEWSYM": {path: true},
 }
 
 // libraryFolders are the folders of the libraries, by the architecture.
@@ -178,7 +180,9 @@ func place(fields []string, version, architecture string) (entry, error) {
 	if kind == "FIRMWARE" {
 		to = path.Join(to, version)
 	}
-	e := entry{from: file, to: strings.TrimPrefix(path.Join(to, below, name), "/"), mode: fs.FileMode(permissions) & 0o755}
+	e := entry{
+		from: file, to: strings.TrimPrefix(path.Join(to, below, name), "/"), mode: fs.FileMode(permissions) & 0o755,
+	}
 	if strings.Contains("/"+below+"/", "/../") || !isPlace(e.to) {
 		return entry{}, fmt.Errorf("%s should be placed at %.200q, where no file of a driver belongs", file, e.to)
 	}

@@ -71,7 +71,8 @@ func (b *builder) addModules(set Modules) error {
 			kernel.Open, kernel.Vermagic = m.Open(), m.Vermagic
 			kernel.Signed, kernel.Signer = m.Signed, m.Signer
 		}
-		if err := b.addModule(filepath.Join(set.Folder, m.Path), path.Join(driverfolder.ModuleFolder(set.Release), name)); err != nil {
+		to := path.Join(driverfolder.ModuleFolder(set.Release), name)
+		if err := b.addModule(filepath.Join(set.Folder, m.Path), to); err != nil {
 			return fail("%w", err)
 		}
 	}

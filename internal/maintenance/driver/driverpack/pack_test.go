@@ -155,8 +155,8 @@ func layerOf(t *testing.T, image string, result driverpack.Result) string {
 	}
 	decode(text, &index)
 	one := index.Manifests[0]
-	if one.Digest != result.Image || one.Annotations["org.opencontainers.image.ref.name"] != version ||
-		one.Platform.Architecture != "amd64" || one.Platform.OS != "linux" {
+	if one.Digest != result.Image || one.Annotations["org.opencontainers.image.ref.name"] != result.Manifest.Version ||
+		one.Platform.Architecture != result.Manifest.Architecture || one.Platform.OS != "linux" {
 		t.Errorf("index.json names %+v, want %s", one, result.Image)
 	}
 	decode(blob(one), &manifest)
@@ -176,7 +176,7 @@ func layerOf(t *testing.T, image string, result driverpack.Result) string {
 		t.Fatal(err)
 	}
 	if sum := sha256.Sum256(layer); config.RootFS.DiffIDs[0] != "sha256:"+hex.EncodeToString(sum[:]) ||
-		config.Architecture != "amd64" {
+		config.Architecture != result.Manifest.Architecture {
 		t.Errorf("the configuration %+v is not of the layer", config)
 	}
 	var b strings.Builder
@@ -390,4 +390,33 @@ func TestRefusals(t *testing.T) {
 	if _, err := driverpack.Pack(ended, driverpack.Options{Run: name, SHA256: digest, Folder: filepath.Join(top, "x")}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end: %v", err)
 	}
+}
+
+// TestRealRunFile packs a .run file of NVIDIA that RUN_FILE names, and KERNEL_MODULES with the modules
+// of the kernel KERNEL_RELEASE. By default there is none.
+func TestRealRunFile(t *testing.T) {
+	t.Parallel()
+	name := os.Getenv("RUN_FILE")
+	if name == "" {
+		t.Skip("skipped: RUN_FILE does not name a .run file of NVIDIA")
+	}
+	content, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var modules []driverpack.Modules
+	if folder := os.Getenv("KERNEL_MODULES"); folder != "" {
+		modules = []driverpack.Modules{{Folder: folder, Release: os.Getenv("KERNEL_RELEASE")}}
+	}
+	o, first, err := pack(t, content, modules...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := driverfolder.Verify(t.Context(), o.Folder); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(list(t, o.Folder), layerOf(t, o.Image, first)); diff != "" {
+		t.Errorf("the image (-folder +image):\n%s", diff)
+	}
+	t.Logf("%+v: %d files\n%s", first.Manifest.Kernels, len(first.Manifest.Files), list(t, o.Folder))
 }

@@ -156,7 +156,9 @@ func (r *runFile) archive(ctx context.Context, read func(io.Reader) error) error
 }
 
 // decompress runs a program that decompresses its standard input.
-func decompress(ctx context.Context, compressed io.Reader, read func(io.Reader) error, program string, args ...string) error {
+func decompress(
+	ctx context.Context, compressed io.Reader, read func(io.Reader) error, program string, args ...string,
+) error {
 	file, err := exec.LookPath(program)
 	if err != nil {
 		return fmt.Errorf("the archive of the .run file needs the program %s, which is not installed", program)
