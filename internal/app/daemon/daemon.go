@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
@@ -20,24 +19,11 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/labels"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/recording"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
 // Options are the inputs of a long-running program.
@@ -116,105 +102,41 @@ func shrink() {
 	}
 }
 
-// A daemon holds all parts of the running program.
+// A daemon joins the wings of the running program, which wings.go describes. newDaemon creates them
+// in an order in which each part gets what it needs. What a part calls in a wing that is created
+// later, such as the servers' question whether a device may be given, is called only while the
+// tasks run.
 type daemon struct {
-	config         config.Config // configuration at the start, for settings that need a restart
-	watcher        *config.Watcher
-	driver         *nvidia.Driver
-	node           *simulator.Node // nil on a real node
-	pci            *pciBus
-	recorder       recording.Recorder
-	lead           *lead.Lead
-	shared         *Shared
-	proofs         *cudacheck.Proofs
-	resets         *reset.Resets
-	repairs        *repair.Repairs
-	progress       *status.Progress
-	monitor        *monitor.Monitor
-	directory      *kubelet.Directory // nil if the daemon does not register
-	account        *kubelet.PodResources
-	kubelets       *feed.Feed[uint64]   // incarnation of the present kubelet
-	sockets        *feed.Feed[[]string] // sockets beside the kubelet's
-	set            *serve.Servers
-	mps            *mps.Prober
-	readiness      *Readiness
-	liveness       *Liveness
-	counters       *telemetry.Counters
-	switchFaults   *feed.Feed[[]string] // fatal errors of NVSwitches
-	metricsProblem *feed.Feed[error]    // why metrics are not served
-	migChoice      *choice.Chooser      // nil if the daemon does not change MIG layouts; mig also
-	mig            *mig.Controller
-	dividing       *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil if no process changes layouts
-	owners         *feed.Feed[dra.Owners]                  // nil until this process knows the owners
-	dra            *DRA                                    // nil if no GPU can be offered to claims
-	driverNameKept string                                  // why the driver's name differs from the configuration
-	labels         *Labels
-	labelsProblem  *feed.Feed[error] // why the labels of the node are not as wanted
-	signals        <-chan os.Signal  // signals to handle
-	cluster        Cluster           // nil in a program without a client of the API server
-	extendEnd      func(time.Duration)
-
-	reexecutions int
+	program
+	gpuWing
+	kubeletWing
+	leadership
+	migWing
+	claimsWing
+	maintenanceWing
+	reportWing
 }
 
 func newDaemon(ctx context.Context, o Options) (*daemon, error) {
-	c := o.Config
-	d := &daemon{
-		cluster:        o.Cluster,
-		progress:       status.NewProgress(time.Now()),
-		config:         c,
-		signals:        o.Signals,
-		extendEnd:      o.ExtendEnd,
-		reexecutions:   o.Reexecutions,
-		watcher:        config.NewWatcher(o.Sources, c, clock.RealClock{}),
-		account:        kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{}),
-		kubelets:       feed.New(uint64(0)),
-		sockets:        feed.New([]string(nil)),
-		mps:            mps.NewProber(c.MPSRoot, clock.RealClock{}),
-		counters:       telemetry.NewCounters(serve.Causes()),
-		switchFaults:   feed.New([]string(nil)),
-		metricsProblem: feed.New[error](nil),
-		labelsProblem:  feed.New[error](nil),
-		dividing:       feed.New(map[string]resource.GPUHold(nil)),
-		owners:         feed.New(dra.Owners(nil)),
-	}
-	var err error
-	if d.driver, d.node, err = OpenNode(ctx, c, d.counters); err != nil {
-		return nil, err
-	}
-	d.pci = &pciBus{root: nodeRoot(d.node)}
-	d.recordFromStart(ctx)
-	sweepLeftovers(c)
-	directory, err := d.newDirectory(ctx)
+	d := &daemon{program: newProgram(o), reportWing: newReportWing()}
+	err := d.open(ctx, d.config, d.counters)
 	if err != nil {
 		return nil, err
 	}
+	d.recordFromStart(ctx)
+	sweepLeftovers(d.config)
+	if d.kubeletWing, err = newKubeletWing(ctx, d.config); err != nil {
+		return nil, err
+	}
 	d.lead = d.newLead()
-	d.monitor = monitor.New(monitor.Options{
-		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: c.Health, StateDir: c.StateDir,
-		BootID:  BootID(d.node),
-		Metrics: d.counters, Lead: d.lead.Check,
-		While: func(ctx context.Context, task func(context.Context) error) error {
-			return d.lead.While(ctx, "ledger", task)
-		},
-		Modes: &MIGModes{
-			Configs: d.watcher.Configs(), DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
-			Node: d.node,
-		},
-	})
+	d.monitor = d.newMonitor()
 	d.watcher.JudgeOn(d.monitor.Snapshots().Value)
-	d.labels = &Labels{
-		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Make: labels.All, Machine: MachineName,
-		Now:    time.Now,
-		Wanted: feed.New[map[string]string](nil),
-	}
-	d.set = d.newSet(directory)
-	if c.MIG.Enabled {
-		d.migChoice = choice.New(ctx, d.watcher.Configs(), c.StateDir, d.lead.Check, d.isDivided, clock.RealClock{})
-	}
+	d.labels = newLabels(d.watcher.Configs(), d.monitor.Snapshots())
+	d.set = d.newSet()
+	d.migWing, d.claimsWing = d.newMIGChoice(ctx), newClaimsWing()
 	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
-	d.repairs = d.newRepairs()
-	if d.dra = d.newDRA(ctx, c); d.dra != nil {
+	d.repairs = d.newRepairs() // by resets
+	if d.dra = d.newDRA(ctx, d.config); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
 	if d.migChoice != nil {
@@ -231,38 +153,6 @@ func sweepLeftovers(c config.Config) {
 	if c.StateDir != "" {
 		go func() { _ = statefile.Sweep(c.StateDir) }() // the next process tries again
 	}
-}
-
-// newDirectory finds the kubelet's directory.
-func (d *daemon) newDirectory(ctx context.Context) (*kubelet.Directory, error) {
-	socket := d.config.KubeletSocket
-	if socket == "" {
-		klog.FromContext(ctx).Info("Not registering with the kubelet: --kubelet-socket is empty")
-		socket = config.DefaultKubeletSocket
-	}
-	directory, err := kubelet.NewDirectory(socket, clock.RealClock{})
-	if err != nil {
-		return nil, err
-	}
-	if d.config.KubeletSocket != "" {
-		d.directory = directory
-	}
-	return directory, nil
-}
-
-// newSet returns the plugin servers.
-func (d *daemon) newSet(directory *kubelet.Directory) *serve.Servers {
-	return serve.NewServers(serve.Collaborators{
-		Registrar: directory, Accountant: d.account, Connections: d.account.Connections,
-		Checkpoint:        directory.Checkpoint,
-		CheckpointVersion: directory.CheckpointVersion,
-		Incarnation:       d.kubelets, Sockets: d.sockets,
-		Clock:     clock.RealClock{},
-		Inspector: &Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor},
-		Metrics:   d.counters,
-		MayGive:   d.mayGive,
-		ExtendEnd: d.extendEnd,
-	})
 }
 
 // leadFolder is the folder in the kubelet's directory, or else in the state directory,
