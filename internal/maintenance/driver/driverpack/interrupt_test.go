@@ -1,6 +1,7 @@
 package driverpack_test
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"math/rand/v2"
@@ -136,5 +137,34 @@ func TestKilledAtEachStep(t *testing.T) {
 		}
 		_ = os.RemoveAll(o.Folder)
 		_ = os.RemoveAll(o.Image)
+	}
+}
+
+// Of several processes that pack to one place at a time, one does it, and the others leave nothing.
+func TestSeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	o := driverpack.Options{Folder: filepath.Join(t.TempDir(), "folder")}
+	o.Run, o.SHA256 = store(t, nvidia().of(t, newDriver(amd64).tarOf(t)))
+	const number = 8
+	results := make(chan error, number)
+	for range number {
+		go func() {
+			_, err := driverpack.Pack(context.Background(), o)
+			results <- err
+		}()
+	}
+	done := 0
+	for range number {
+		if err := <-results; err == nil {
+			done++
+		} else if !strings.Contains(err.Error(), "exists") && !errors.Is(err, syscall.ENOTEMPTY) {
+			t.Errorf("one failed: %v", err)
+		}
+	}
+	if _, _, err := driverfolder.Verify(t.Context(), o.Folder); err != nil || done != 1 {
+		t.Errorf("%d of %d packed: %v", done, number, err)
+	}
+	if entries, err := os.ReadDir(filepath.Dir(o.Folder)); err != nil || len(entries) != 1 {
+		t.Errorf("beside the folder: %v, %v", entries, err)
 	}
 }

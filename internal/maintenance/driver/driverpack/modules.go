@@ -2,6 +2,7 @@ package driverpack
 
 import (
 	"bytes"
+	"cmp"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
@@ -38,6 +40,9 @@ func (b *builder) addModules(set Modules) error {
 	}
 	if b.manifest.HasKernel(set.Release) {
 		return fail("the kernel is named twice")
+	}
+	if info, err := os.Stat(set.Folder); err != nil || !info.IsDir() {
+		return fail("the folder cannot be read: %w", cmp.Or(err, error(syscall.ENOTDIR)))
 	}
 	files := driverfacts.ModulesIn(os.DirFS(set.Folder))
 	kernel := driverfolder.Kernel{Release: set.Release}

@@ -227,6 +227,7 @@ func TestModules(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		files   map[string]module
+		folder  string // instead of files
 		release string
 		want    string // end of the error; empty for the kernel of the manifest below
 		kernel  driverfolder.Kernel
@@ -246,6 +247,8 @@ func TestModules(t *testing.T) {
 		"another architecture": {files: change("nvidia.ko", func(m *module) { m.machine = arm64 }),
 			want: "nvidia.ko is for EM_AARCH64, and the driver for EM_X86_64"},
 		"nothing":      {want: "there is no nvidia"},
+		"no folder":    {folder: "/none", want: "modules in /none for kernel " + kernel + ": the folder cannot be read: stat /none: no such"},
+		"a file":       {folder: "/proc/version", want: "the folder cannot be read: not a directory"},
 		"no core":      {files: map[string]module{"nvidia-uvm.ko": goodModules()["nvidia-uvm.ko"]}, want: "there is no nvidia.ko, without which CUDA does not work"},
 		"no uvm":       {files: map[string]module{"nvidia.ko": goodModules()["nvidia.ko"]}, want: "there is no nvidia-uvm.ko, without which CUDA does not work"},
 		"compressed":   {files: map[string]module{"nvidia.ko.xz": {}}, want: "/nvidia.ko.xz is compressed (xz), and not unpacked here: unpack it first"},
@@ -257,7 +260,10 @@ func TestModules(t *testing.T) {
 			if tt.release == "" {
 				tt.release = kernel
 			}
-			set := driverpack.Modules{Folder: modulesIn(t, tt.files), Release: tt.release}
+			if tt.folder == "" {
+				tt.folder = modulesIn(t, tt.files)
+			}
+			set := driverpack.Modules{Folder: tt.folder, Release: tt.release}
 			o, result, err := pack(t, nvidia().of(t, newDriver(amd64).tarOf(t)), set)
 			if tt.want != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.want) {

@@ -34,16 +34,24 @@ func stage(place string) (_ *staging, err error) {
 	if err := sweep(parent, prefix); err != nil {
 		return nil, err
 	}
-	path, err := os.MkdirTemp(parent, prefix+"*"+stagingSuffix)
-	if err != nil {
-		return nil, err
+	for range maxTries {
+		path, err := os.MkdirTemp(parent, prefix+"*"+stagingSuffix)
+		if err != nil {
+			return nil, err
+		}
+		if lock, err := locked(path); err == nil {
+			if _, err := os.Lstat(path); err == nil {
+				return &staging{path, lock}, nil
+			}
+			_ = lock.Close() // nothing is written to it
+		}
+		_ = os.RemoveAll(path) // between the creation and the lock, another process may have swept it
 	}
-	lock, err := locked(path)
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(path))
-	}
-	return &staging{path, lock}, nil
+	return nil, fmt.Errorf("%s: the file system does not lock folders, or other processes write the same folder", parent)
 }
+
+// maxTries is the number of attempts to create a staging.
+const maxTries = 10
 
 // close removes the staging.
 func (s *staging) close() error {
