@@ -19,6 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 // Options configure a Cluster. The zero value is for production.
@@ -37,6 +38,7 @@ type Cluster struct {
 	keeper  *keeper.Keeper // set by Choose, as are pauses
 	pauses  *keeper.Pauses
 	rollout *rollout
+	repairs *repairs
 	claims  claimReader // for the driver
 	// Used by ClaimsOf, which runs once at a time: the result of the last list of claims, and the time
 	// before which there are too many claims to list.
@@ -47,7 +49,9 @@ type Cluster struct {
 }
 
 // New returns a Cluster that does nothing yet.
-func New(o Options) *Cluster { return &Cluster{options: o, spread: newSpread(), rollout: newRollout()} }
+func New(o Options) *Cluster {
+	return &Cluster{options: o, spread: newSpread(), rollout: newRollout(), repairs: newRepairs()}
+}
 
 // Commands returns the commands for the API server.
 func (c *Cluster) Commands() []*cobra.Command {
@@ -184,7 +188,7 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 func (c *Cluster) needsNode(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		now.Repair.Acts() ||
+		now.Repair != repair.Off && now.NodeName != "" ||
 		isTainted(node, now.Features) || len(keeper.PausedOn(node)) > 0 || keeper.IsReleased(node)
 }
 
@@ -201,7 +205,8 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Count(d.APIRequested)
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
-		c.underLead("Node", d, c.writeNode), c.underLead("slot of the cluster", d, c.followSlots))
+		c.underLead("Node", d, c.writeNode), c.underLead("slot of the cluster", d, c.followSlots),
+		c.underLead("repairs of the cluster", d, c.followRepairs))
 }
 
 // Labels returns the tasks that write labels without a watch of the Node.

@@ -554,7 +554,7 @@ func TestSlotsWithoutNamespace(t *testing.T) {
 		s.server.SetFault(leaseFault(http.StatusNotFound, "create", false))
 		r.want()
 		s.until("the reason is the answer", func() bool {
-			return strings.Contains(r.nodes[0].status.Value().Reason, "write slot gpu-change-0: the API server answered 404")
+			return strings.Contains(r.nodes[0].status.Value().Reason, "write Lease gpu-change-0: the API server answered 404")
 		})
 	})
 }

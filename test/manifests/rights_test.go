@@ -140,8 +140,8 @@ func TestRightsOfMIG(t *testing.T) {
 	}
 }
 
-// TestRepairValues: the daemon that resets GPUs has the node's devices, and may write its slots; the
-// plan needs neither. It makes no difference whether values or a file ask.
+// TestRepairValues: the daemon that resets GPUs has the node's devices; the plan has the same rights
+// on Leases only. It makes no difference whether values or a file ask.
 func TestRepairValues(t *testing.T) {
 	t.Parallel()
 	for values, acts := range map[string]bool{
@@ -152,7 +152,7 @@ func TestRepairValues(t *testing.T) {
 	} {
 		objects := decode(t, "chart", render(t, values))
 		want := []string{"as default"}
-		if acts {
+		if !strings.HasPrefix(values, "{repair: off") {
 			want = append([]string{"kube-system: coordination.k8s.io leases list,create,update,delete",
 				"policy gpu-device-plugin-slots"}, anyRights...)
 			slices.Sort(want)
@@ -249,6 +249,11 @@ func TestRolloutValues(t *testing.T) {
 		{"pauses", lease("gpu-change-paused", "n"), nil, "no other Leases"},
 		{"resumes", nil, map[string]any{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
 			"metadata": map[string]any{"name": "gpu-change-paused", "namespace": "gpu"}}, "of another node"},
+		{"reports its repairs", lease("gpu-repair-node-n", "n"), lease("gpu-repair-node-n", "n"), ""},
+		{"reports repairs of another node", lease("gpu-repair-node-m", "n"), nil, "no other Leases"},
+		{"stops all repairs", lease("gpu-repair-stopped", "n"), nil, ""},
+		{"resumes repairs", nil, lease("gpu-repair-stopped", "n"), "no other Leases"},
+		{"says that repairs were resumed", lease("gpu-repair-resumed", "n"), nil, "no other Leases"},
 		{"leads another program", lease("kube-scheduler", "n"), nil, "no other Leases"},
 	} {
 		var operation admission.Operation

@@ -15,13 +15,17 @@ const (
 	leasePath = "/apis/" + leaseAPI + "/namespaces/"
 	// slotLabel is on each Lease that is a slot, so that others in the namespace are not read.
 	slotLabel = "gpu-device-plugin.github.io/slot"
+	// repairLabel is on each Lease about repairs of GPUs.
+	repairLabel = "gpu-device-plugin.github.io/repair"
 )
 
 // A Lease is a Lease that belongs to a node.
 type Lease struct {
 	Name, UID, ResourceVersion string
+	// IsRepair is true for a Lease about repairs of GPUs, and false for a slot.
+	IsRepair bool
 	// Holder is the name of the node, and HolderUID the UID of its Node: the API server deletes the
-	// Lease with the Node. HolderUID is empty for a Lease of no node.
+	// Lease with the Node. HolderUID is empty for a Lease of no node, and for one that stays.
 	Holder, HolderUID string
 	Annotations       map[string]string
 	// Acquired is when the node created the Lease, and Renewed when it last wrote the Lease.
@@ -44,6 +48,7 @@ func (o *leaseObject) lease() Lease {
 	l := Lease{
 		Name: o.Metadata.Name, UID: o.Metadata.UID, ResourceVersion: o.Metadata.ResourceVersion,
 		Holder: o.Spec.HolderIdentity, Annotations: o.Metadata.Annotations,
+		IsRepair: o.Metadata.Labels[repairLabel] != "",
 	}
 	l.Acquired, _ = time.Parse(time.RFC3339, o.Spec.AcquireTime) // zero for a time that cannot be read
 	l.Renewed, _ = time.Parse(time.RFC3339, o.Spec.RenewTime)
@@ -58,13 +63,22 @@ func (o *leaseObject) lease() Lease {
 // Leases returns the Leases in a namespace that are slots. With latest, they are not older than the
 // request.
 func (c *Client) Leases(ctx context.Context, namespace string, latest bool) ([]Lease, error) {
-	query := url.Values{"labelSelector": {slotLabel}}
+	return c.leases(ctx, namespace, slotLabel, latest)
+}
+
+// RepairLeases returns the Leases in a namespace about repairs of GPUs, not older than the request.
+func (c *Client) RepairLeases(ctx context.Context, namespace string) ([]Lease, error) {
+	return c.leases(ctx, namespace, repairLabel, true)
+}
+
+func (c *Client) leases(ctx context.Context, namespace, label string, latest bool) ([]Lease, error) {
+	query := url.Values{"labelSelector": {label}}
 	if !latest {
 		query.Set("resourceVersion", anyVersion)
 	}
 	text, err := c.send(ctx, request{verb: http.MethodGet, path: leasePath + namespace + "/leases", query: query})
 	if err != nil {
-		return nil, fmt.Errorf("read the slots of the cluster: %w", err)
+		return nil, fmt.Errorf("read the Leases of the cluster: %w", err)
 	}
 	var list struct {
 		Items []leaseObject `json:"items"`
@@ -96,9 +110,14 @@ func (c *Client) writeLease(ctx context.Context, verb, path string, l Lease) (Le
 		APIVersion: leaseAPI, Kind: "Lease",
 		Metadata: metadata{
 			Name: l.Name, UID: l.UID, ResourceVersion: l.ResourceVersion, Annotations: l.Annotations,
-			Labels:          map[string]string{slotLabel: "true"},
-			OwnerReferences: []OwnerReference{{APIVersion: "v1", Kind: "Node", Name: l.Holder, UID: l.HolderUID}},
+			Labels: map[string]string{slotLabel: "true"},
 		},
+	}
+	if l.IsRepair {
+		object.Metadata.Labels = map[string]string{repairLabel: "true"}
+	}
+	if l.HolderUID != "" {
+		object.Metadata.OwnerReferences = []OwnerReference{{APIVersion: "v1", Kind: "Node", Name: l.Holder, UID: l.HolderUID}}
 	}
 	object.Spec.HolderIdentity = l.Holder
 	object.Spec.AcquireTime, object.Spec.RenewTime = l.Acquired.Format(microTime), l.Renewed.Format(microTime)
@@ -108,7 +127,7 @@ func (c *Client) writeLease(ctx context.Context, verb, path string, l Lease) (Le
 	}
 	text, err := c.send(ctx, request{verb: verb, path: path, contentType: "application/json", body: body})
 	if err != nil {
-		return Lease{}, fmt.Errorf("write slot %s: %w", l.Name, err)
+		return Lease{}, fmt.Errorf("write Lease %s: %w", l.Name, err)
 	}
 	var stored leaseObject
 	if err := json.Unmarshal(text, &stored); err != nil {
@@ -121,7 +140,7 @@ func (c *Client) writeLease(ctx context.Context, verb, path string, l Lease) (Le
 func (c *Client) DeleteLease(ctx context.Context, namespace string, l Lease) error {
 	err := c.remove(ctx, leasePath+namespace+"/leases/"+l.Name, l.UID)
 	if err != nil && !IsStale(err) {
-		return fmt.Errorf("give back slot %s: %w", l.Name, err)
+		return fmt.Errorf("delete Lease %s: %w", l.Name, err)
 	}
 	return nil
 }
@@ -144,7 +163,7 @@ func (c *Client) NodesWith(ctx context.Context, selector string, cached bool) ([
 		accept: "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the nodes of earlier waves: %w", err)
+		return nil, fmt.Errorf("read the nodes with %s: %w", selector, err)
 	}
 	var list struct {
 		Items []struct {

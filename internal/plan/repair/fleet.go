@@ -15,6 +15,16 @@ const (
 	StopNodes   = 2
 )
 
+const (
+	// LeasePrefix is the start of the name of the Lease of each node with repairs; the name of the node
+	// follows.
+	LeasePrefix = "gpu-repair-node-"
+	// Stopped is the name of the Lease that stops all repairs of the cluster, and Resumed the name of
+	// the Lease whose time of renewal is when they were resumed last.
+	Stopped = "gpu-repair-stopped"
+	Resumed = "gpu-repair-resumed"
+)
+
 // An Ask is a node that asked for a repair.
 type Ask struct {
 	Node string

@@ -98,7 +98,7 @@ func newRoot() *cobra.Command {
 		"namespace of the daemon's pods (default: any)")
 	p.addOutput(root)
 	root.AddCommand(p.newList(), p.newWhy(), p.newSlices(), p.newStatus(), p.newDoctor(), p.newValidate(),
-		p.newReset(), p.newHealth(), p.newQuiesce(), p.newResume(), p.newDriver(), p.newRollout())
+		p.newReset(), p.newHealth(), p.newQuiesce(), p.newResume(), p.newDriver(), p.newRollout(), p.newRepair())
 	return root
 }
 

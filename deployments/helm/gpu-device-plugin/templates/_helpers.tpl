@@ -272,7 +272,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 {{- $on := .Values.hostDev }}
 {{- if kindIs "invalid" $on }}
-{{- $on = or $without (and (or (include "gpu-device-plugin.divides" .) (include "gpu-device-plugin.repairs" .)) (not .Values.simulate) (or (not $own) $own.privileged)) }}
+{{- $on = or $without (and (or (include "gpu-device-plugin.divides" .) (include "gpu-device-plugin.repairs" (list . "idle"))) (not .Values.simulate) (or (not $own) $own.privileged)) }}
 {{- end }}
 {{- if $on }}true{{ end }}
 {{- end }}
@@ -305,15 +305,18 @@ otherwise. A simulated node has no device nodes. */}}
 {{- if $enabled }}true{{ end }}
 {{- end }}
 
-{{- /* Whether the daemon may reset GPUs by itself. */}}
+{{- /* Whether the daemon may have one of these modes of repairs, from a list of: root, modes. */}}
 {{- define "gpu-device-plugin.repairs" -}}
-{{- $asked := list .Values.repair }}
-{{- if kindIs "invalid" .Values.repair }}
-{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- $root := first . }}
+{{- $asked := list $root.Values.repair }}
+{{- if kindIs "invalid" $root.Values.repair }}
+{{- range include "gpu-device-plugin.files" $root | fromJsonArray }}
 {{- with fromYaml . }}{{ with .health }}{{ $asked = append $asked .repair }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
-{{- if has "idle" $asked }}true{{ end }}
+{{- $found := false }}
+{{- range rest . }}{{ if has . $asked }}{{ $found = true }}{{ end }}{{ end }}
+{{- if $found }}true{{ end }}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
@@ -327,7 +330,7 @@ taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPa
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "budget") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- end }}
-{{- if include "gpu-device-plugin.repairs" . }}{{ $_ := set $on "rollout" true }}{{ end }}
+{{- if include "gpu-device-plugin.repairs" (list . "plan" "idle") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
 {{- $asked := list (get $.Values.features $name) }}
@@ -810,7 +813,8 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "evict|pause" $on.migEvict)
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "pause" $on.migPause)
   (list "MIG_BUDGET" "mig.enabled and mig.budget" $true $on.rollout)
-  (list "REPAIR" "repair" "idle" (include "gpu-device-plugin.repairs" .))
+  (list "REPAIR" "repair" "plan|idle" $on.rollout)
+  (list "REPAIR" "repair" "idle" (include "gpu-device-plugin.repairs" (list . "idle")))
   (list "ROLLOUT_NAMESPACE" "rollout.namespace" "." .Values.rollout.namespace)
   (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
   (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
@@ -864,7 +868,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "flags.plugin.preStartChecks" .Values.preStartChecks "reset" (and .Values.hostPID $admin) "preStartChecks")
   (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
   (list "health.rebootFile" .Values.rebootFile "/" false "rebootFile")
-  (list "health.repair" .Values.repair "idle" (include "gpu-device-plugin.repairs" .) "repair")
+  (list "health.repair" .Values.repair "plan|idle" true "repair")
   (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
   (list "features.conditionTypes" .Values.features.conditionTypes "." false "features.conditionTypes")
   (list "sharing.mps" .Values.mps.enabled "." (include "gpu-device-plugin.mps" .) "mps.enabled")

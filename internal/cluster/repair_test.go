@@ -1,0 +1,462 @@
+package cluster_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
+)
+
+// A cure is what a reset does to a broken GPU.
+type cure int
+
+const (
+	cureWorks   cure = iota // the reset repairs the GPU
+	cureFails               // nvidia-smi refuses
+	cureAnother             // it repairs another GPU, and says that it repaired this one
+	cureLasting             // nvidia-smi says that it repaired the GPU, and the fault stays
+)
+
+// A ward is a cluster of nodes with GPUs that break.
+type ward struct {
+	*stage
+	slots int
+	nodes []*patient
+
+	mu       sync.Mutex // guards all following fields
+	busy     map[string]bool
+	most     int
+	problems []string
+	took     []time.Duration // from the withdrawal of a GPU until it was Healthy
+}
+
+// A patient is a node: its hardware and its pods outlive its process.
+type patient struct {
+	*process
+	w         *ward
+	name, dir string
+	modes     *feed.Feed[policy.Mode]
+	snapshots *feed.Feed[inventory.Snapshot]
+	repairs   *repair.Repairs
+	end       context.CancelFunc
+	ended     sync.WaitGroup
+
+	mu        sync.Mutex // guards all following fields
+	cures     map[string]cure
+	holders   map[string]bool
+	withdrawn map[string]bool
+	resets    map[string][]time.Time
+}
+
+const gpusOfANode = 4
+
+// ward returns a cluster whose nodes have repairs in a mode, with processes that have started.
+func (s *stage) ward(count, slots int, mode policy.Mode) *ward {
+	s.Helper()
+	w := &ward{stage: s, slots: slots, busy: map[string]bool{}}
+	for i := range count {
+		p := &patient{w: w, name: fmt.Sprintf("n%02d", i), dir: s.TempDir(), modes: feed.New(mode), cures: map[string]cure{},
+			holders: map[string]bool{}, withdrawn: map[string]bool{}, resets: map[string][]time.Time{}}
+		snapshot := inventory.Snapshot{Generation: 1}
+		for g := range gpusOfANode {
+			snapshot.GPUs = append(snapshot.GPUs, inventory.GPU{UUID: fmt.Sprintf("GPU-%d", g), Index: g, BDF: fmt.Sprintf("0000:0%d:00.0", g),
+				Health: inventory.Health{State: inventory.Healthy}, ComputeCapability: inventory.ComputeCapability{Major: 9}})
+		}
+		p.snapshots = feed.New(snapshot)
+		if err := s.server.ChangeNode(p.name, func(n *corev1.Node) {
+			n.Labels = map[string]string{"nvidia.com/gpu.present": "true"}
+		}); err != nil {
+			s.Fatal(err)
+		}
+		w.nodes = append(w.nodes, p)
+		p.start()
+	}
+	return w
+}
+
+// start starts the process of a node.
+func (p *patient) start() {
+	w := p.w
+	p.process = w.new(config.Config{Repair: p.modes.Value(), Rollout: config.Rollout{Slots: w.slots, Namespace: leaseSpace}})
+	p.Config.NodeName = p.name
+	p.Configs = feed.New(p.Config)
+	ctx, cancel := context.WithCancel(context.Background())
+	p.end = cancel
+	reserve := func(_ context.Context, g inventory.GPU) (users []string, release func(), err error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.holders[g.UUID] {
+			return []string{"pod a/b"}, nil, nil
+		}
+		return nil, func() {}, nil
+	}
+	resets := reset.New(reset.Options{
+		Snapshots: p.snapshots, StateDir: p.dir, BootID: "boot", May: func() error { return nil }, Reserve: reserve,
+		Withhold: func(_ context.Context, gpus []string, reason string) error { p.withhold(gpus, reason); return nil },
+		Clients:  func(inventory.GPU) []string { return nil }, PreviousLeader: feed.New("").Latest,
+		Run: func(ctx context.Context, gpus []inventory.GPU, _ func()) error { return p.nvidiaSMI(ctx, gpus) },
+	})
+	cluster := func() interface{ MayRepair(string) error } { return p.cluster }
+	p.repairs = repair.New(repair.Options{
+		Mode: p.modes.Latest, Snapshots: p.snapshots, StateDir: p.dir, CreatesMIG: func() bool { return false },
+		Users: func(ctx context.Context, g inventory.GPU) ([]string, error) {
+			users, _, err := reserve(ctx, g)
+			return users, err
+		},
+		Admit: func(what string) error { return cluster().MayRepair(what) },
+		Reset: resets.Reset, Resetting: func() bool { return resets.Status().Value().Withholds() },
+	})
+	p.Repairs = p.repairs.Status()
+	p.process.start()
+	p.ended.Go(func() { _ = resets.Run(ctx) })
+	p.ended.Go(func() { _ = p.repairs.Run(ctx) })
+	w.Cleanup(p.kill)
+}
+
+// kill ends the process; the node keeps what it has.
+func (p *patient) kill() {
+	p.end()
+	p.ended.Wait()
+	p.stop()
+}
+
+func (p *patient) withhold(gpus []string, reason string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, uuid := range gpus {
+		p.withdrawn[uuid] = reason != ""
+	}
+}
+
+// nvidiaSMI resets GPUs, and notes what must not be.
+func (p *patient) nvidiaSMI(ctx context.Context, gpus []inventory.GPU) error {
+	began := time.Now()
+	p.w.mu.Lock()
+	p.w.busy[p.name] = true
+	p.w.most = max(p.w.most, len(p.w.busy))
+	if len(gpus) != 1 {
+		p.w.problems = append(p.w.problems, fmt.Sprintf("%s: %d GPUs are reset together", p.name, len(gpus)))
+	}
+	p.w.mu.Unlock()
+	defer func() {
+		p.w.mu.Lock()
+		delete(p.w.busy, p.name)
+		p.w.mu.Unlock()
+	}()
+	uuid := gpus[0].UUID
+	p.mu.Lock()
+	recent := 0
+	for _, t := range p.resets[uuid] {
+		if time.Since(t) < policy.BudgetTime-time.Second { // the history has whole seconds
+			recent++
+		}
+	}
+	p.resets[uuid] = append(p.resets[uuid], began)
+	for other, is := range p.withdrawn {
+		if is != (other == uuid) {
+			p.w.problem("%s: while %s is reset, %s is withdrawn: %v", p.name, uuid, other, is)
+		}
+	}
+	if p.holders[uuid] || recent >= policy.Budget {
+		p.w.problem("%s: %s is reset; in use %v, %d resets before", p.name, uuid, p.holders[uuid], recent)
+	}
+	does := p.cures[uuid]
+	p.mu.Unlock()
+	select {
+	case <-time.After(4 * time.Second):
+	case <-ctx.Done():
+		return context.Canceled // killed with the daemon
+	}
+	switch does {
+	case cureFails:
+		return errors.New("Unknown Error")
+	case cureAnother:
+		uuid = fmt.Sprintf("GPU-%d", (gpus[0].Index+1)%gpusOfANode)
+	case cureLasting:
+		return nil
+	case cureWorks:
+		p.w.mu.Lock()
+		p.w.took = append(p.w.took, time.Since(began))
+		p.w.mu.Unlock()
+	}
+	p.setHealth(uuid, inventory.Health{State: inventory.Healthy, Since: time.Now()})
+	return nil
+}
+
+func (w *ward) problem(format string, a ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.problems = append(w.problems, fmt.Sprintf(format, a...))
+}
+
+func (p *patient) setHealth(uuid string, h inventory.Health) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.snapshots.Value()
+	s.GPUs = slices.Clone(s.GPUs)
+	for i := range s.GPUs {
+		if s.GPUs[i].UUID == uuid {
+			s.GPUs[i].Health = h
+		}
+	}
+	s.Generation++
+	p.snapshots.Publish(s)
+}
+
+// fail breaks a GPU.
+func (p *patient) fail(gpu int, c cure) {
+	uuid := fmt.Sprintf("GPU-%d", gpu)
+	p.mu.Lock()
+	p.cures[uuid] = c
+	p.mu.Unlock()
+	p.setHealth(uuid, inventory.Health{State: inventory.Unhealthy, Reason: "XID 95", Remedy: inventory.RemedyReset, Since: time.Now()})
+}
+
+// hold lets a pod have a GPU, or end. The kubelet gives it a GPU that is Healthy and not withdrawn.
+func (p *patient) hold(gpu int, holds bool) {
+	g := p.snapshots.Value().GPUs[gpu]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !holds || g.Health.State == inventory.Healthy && !p.withdrawn[g.UUID] {
+		p.holders[g.UUID] = holds
+	}
+}
+
+// reason returns what the first broken GPU of a node waits for.
+func (p *patient) reason() string {
+	if s := p.repairs.Status().Value(); len(s.Steps) > 0 {
+		return string(s.Steps[0].State) + ": " + s.Steps[0].Reason
+	}
+	return ""
+}
+
+func (p *patient) isHealthy(gpu int) bool {
+	return p.snapshots.Value().GPUs[gpu].Health.State == inventory.Healthy
+}
+
+// leases returns the names of the Leases about repairs, and of the slots.
+func (w *ward) leases() (names []string) {
+	for _, l := range w.server.Leases(leaseSpace) {
+		names = append(names, l.Name)
+	}
+	return names
+}
+
+// resume does what kubectl gpu repair resume does.
+func (w *ward) resume() {
+	w.Helper()
+	_ = w.server.DeleteLease(leaseSpace, policy.Resumed) // there may be none
+	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: policy.Resumed, Namespace: leaseSpace,
+		Labels: map[string]string{"gpu-device-plugin.github.io/repair": "true"}}}
+	now := metav1.NowMicro()
+	l.Spec.RenewTime = &now
+	if err := w.server.Add("leases", l); err != nil {
+		w.Fatal(err)
+	}
+	if err := w.server.DeleteLease(leaseSpace, policy.Stopped); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// check fails the test if something was that must not be.
+func (w *ward) check() {
+	w.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.most > w.slots || len(w.problems) > 0 {
+		w.Errorf("%d nodes repaired at the same time, want at most %d; %d problems: %q", w.most, w.slots, len(w.problems),
+			w.problems[:min(5, len(w.problems))])
+	}
+}
+
+// TestFleetRepairs: the Lease of a node shows its repairs, in the plan too, and goes when they are
+// forgotten. A node whose GPUs are well makes no requests.
+func TestFleetRepairs(t *testing.T) {
+	onStage(t, func(s *stage) {
+		w := s.ward(2, 1, policy.Idle)
+		sick := w.nodes[0]
+		s.pass(time.Minute)
+		before := s.server.Requests()
+		s.pass(time.Hour)
+		for request, n := range s.server.Requests() {
+			if request.Resource == "leases" && n > before[request] {
+				t.Errorf("idle nodes: %d %v", n-before[request], request)
+			}
+		}
+		sick.hold(2, true)
+		sick.fail(2, cureWorks)
+		s.until("the Lease says what it waits for", func() bool { return strings.Contains(sick.shown().reason, "in use: GPU 2 by pod a/b") })
+		sick.hold(2, false)
+		s.until("the GPU is Healthy", func() bool { return sick.isHealthy(2) })
+		s.until("the Lease shows the repair", func() bool {
+			shown := sick.shown()
+			return len(shown.Attempts) == 1 && shown.Attempts[0].Repaired && len(shown.Steps) == 0
+		})
+		s.pass(25 * time.Hour)
+		if names := w.leases(); len(names) > 0 {
+			t.Errorf("Leases %v", names)
+		}
+		w.check()
+		w.nodes[1].modes.Publish(policy.Plan)
+		w.nodes[1].configure(func(c *config.Config) { c.Repair = policy.Plan })
+		w.nodes[1].fail(0, cureWorks)
+		s.until("the Lease shows the plan", func() bool { return strings.Contains(w.nodes[1].shown().reason, "repair: idle would reset it now") })
+		s.pass(time.Hour)
+		if w.nodes[1].isHealthy(0) {
+			t.Error("the plan repaired a GPU")
+		}
+	})
+}
+
+// shown is what the Lease of a node says; reason is that of the first step.
+type shown struct {
+	policy.Status
+	reason string
+}
+
+func (p *patient) shown() (s shown) {
+	for _, l := range p.w.server.Leases(leaseSpace) {
+		if l.Name == policy.LeasePrefix+p.name {
+			if err := json.Unmarshal([]byte(l.Annotations["gpu-device-plugin.github.io/repair.status"]), &s.Status); err != nil {
+				p.w.Error(err)
+			}
+		}
+	}
+	if len(s.Steps) > 0 {
+		s.reason = s.Steps[0].Reason
+	}
+	return s
+}
+
+// TestManyNodesAskForARepair: more nodes than are likely by chance stop the repairs of the cluster,
+// until an operator resumes them.
+func TestManyNodesAskForARepair(t *testing.T) {
+	onStage(t, func(s *stage) {
+		w := s.ward(10, 1, policy.Idle)
+		for _, p := range w.nodes[:2] { // 20 percent
+			p.fail(0, cureWorks)
+			s.until("it is repaired", func() bool { return p.isHealthy(0) })
+		}
+		for _, p := range w.nodes[2:6] {
+			p.fail(0, cureWorks)
+		}
+		isStopped := func() bool { return slices.Contains(w.leases(), policy.Stopped) }
+		s.until("the repairs are stopped", isStopped)
+		s.pass(2 * time.Hour)
+		for _, p := range w.nodes[3:6] {
+			if p.isHealthy(0) || !strings.Contains(p.reason(), "of 10 GPU nodes asked for a repair within 1h0m0s") ||
+				!strings.Contains(p.reason(), "continue with kubectl gpu repair resume") {
+				t.Errorf("%s: healthy %v, %s", p.name, p.isHealthy(0), p.reason())
+			}
+		}
+		w.resume()
+		for _, p := range w.nodes[2:6] {
+			s.until("it is repaired", func() bool { return p.isHealthy(0) })
+		}
+		if isStopped() {
+			t.Error("the same nodes have stopped the repairs again")
+		}
+		w.check()
+	})
+}
+
+// TestRandomFaults breaks GPUs of many nodes at random, with pods, kills and an operator. GPU_FAULTS is
+// the number of faults on 30 nodes; 1000 take five minutes.
+func TestRandomFaults(t *testing.T) {
+	faults, nodes := 40, 5
+	if text := os.Getenv("GPU_FAULTS"); text != "" {
+		if _, err := fmt.Sscan(text, &faults); err != nil {
+			t.Fatal(err)
+		}
+		nodes = 30
+	}
+	onStage(t, func(s *stage) {
+		random := rand.New(rand.NewPCG(1, uint64(faults)))
+		w := s.ward(nodes, 2, policy.Idle)
+		stops, kills := 0, 0
+		operate := func() {
+			if slices.Contains(w.leases(), policy.Stopped) {
+				w.resume()
+				stops++
+			}
+			for _, p := range w.nodes {
+				for _, step := range p.repairs.Status().Value().Steps {
+					if step.State == policy.Manual { // replaced
+						p.setHealth(step.UUID, inventory.Health{State: inventory.Healthy, Since: time.Now()})
+					}
+				}
+			}
+		}
+		repairable := func() (broken []string) {
+			for _, p := range w.nodes {
+				for gpu, g := range p.snapshots.Value().GPUs {
+					if p.cures[g.UUID] == cureWorks && !p.isHealthy(gpu) {
+						broken = append(broken, fmt.Sprintf("%s %s: %s", p.name, g.UUID, p.reason()))
+					}
+				}
+			}
+			return broken
+		}
+		for injected := 0; injected < faults; {
+			p, gpu := w.nodes[random.IntN(nodes)], random.IntN(gpusOfANode)
+			p.hold(random.IntN(gpusOfANode), random.IntN(3) == 0)
+			if p.isHealthy(gpu) {
+				injected++
+				p.fail(gpu, []cure{cureWorks, cureWorks, cureWorks, cureWorks, cureWorks, cureWorks, cureFails, cureAnother, cureLasting}[random.IntN(9)])
+			}
+			switch random.IntN(12) {
+			case 0:
+				kills++
+				p.kill()
+				s.pass(time.Duration(random.IntN(20)) * time.Second)
+				p.start()
+			case 1:
+				s.server.SetFault(apiserver.Fault{Status: 503, Late: random.IntN(2) == 0,
+					Only: func(r apiserver.Request) bool { return r.Resource == "leases" }})
+				s.pass(time.Duration(random.IntN(60)) * time.Second)
+				s.server.SetFault(apiserver.Fault{})
+			}
+			s.pass(time.Duration(random.IntN(600)) * time.Second)
+			operate()
+		}
+		for _, p := range w.nodes {
+			for gpu := range gpusOfANode {
+				p.hold(gpu, false)
+			}
+		}
+		for range 27 * 4 { // the budgets of a day are free again
+			if len(repairable()) == 0 {
+				break
+			}
+			s.pass(15 * time.Minute)
+			operate()
+		}
+		for _, broken := range repairable() {
+			t.Errorf("not repaired: %s", broken)
+		}
+		w.check()
+		t.Logf("%d resets worked, %d stops, %d kills", len(w.took), stops, kills)
+		if len(w.took) < faults/3 || kills == 0 {
+			t.Error("too little happened")
+		}
+	})
+}
