@@ -33,16 +33,20 @@ type slicePart struct {
 // parts returns the parts that an API server may drop, in the order of reporting.
 func (l *sliceLedger) parts() []slicePart {
 	return []slicePart{
-		{"counters", &l.noCounters, dra.Slice.Counted, func(log klog.Logger) {
+		{"counters", &l.dropped.Counters, dra.Slice.Counted, func(log klog.Logger) {
 			log.Info("The API server drops counters; MIG devices created for claims are not published in slices")
 		}},
-		{"shares", &l.noShares, dra.Slice.Shared, func(log klog.Logger) {
+		{"shares", &l.dropped.Shares, dra.Slice.Shared, func(log klog.Logger) {
 			log.Info("The API server does not support shared devices; claims get whole GPUs")
 		}},
-		{"taints", &l.noTaints, dra.Slice.Tainted, func(log klog.Logger) {
-			log.Info("The API server drops taints of devices; tainted devices are not published in slices")
-		}},
+		l.taints(),
 	}
+}
+
+func (l *sliceLedger) taints() slicePart {
+	return slicePart{"taints", &l.dropped.Taints, dra.Slice.Tainted, func(log klog.Logger) {
+		log.Info("The API server drops taints of devices; tainted devices are not published in slices")
+	}}
 }
 
 // fill sets the devices or the counters of a slice.
@@ -65,6 +69,7 @@ func (p *publisher) checkStored(ctx context.Context, name string, sent dra.Slice
 	if err != nil {
 		return err
 	}
+	p.ledger.taintsChecked = p.ledger.taintsChecked || sent.Tainted()
 	delete(p.ledger.stored, name)
 	if sent.Timed(stored).Equal(stored) {
 		return nil
@@ -88,7 +93,7 @@ func (p *publisher) storesMore(ctx context.Context) bool {
 	l, pool, more := &p.ledger, p.devices.Pools().Value(), false
 	due := time.Until(l.checkedAt.Add(gateInterval))
 	for _, part := range l.parts() {
-		i := slices.IndexFunc(pool.Slices, part.isIn)
+		i := lastWith(part, pool)
 		if !*part.dropped || i < 0 {
 			continue
 		}
@@ -99,18 +104,49 @@ func (p *publisher) storesMore(ctx context.Context) bool {
 		l.checkedAt = time.Now()
 		p.alarm.After(ctx, gateInterval)
 		stored, err := p.dryRun(ctx, pool, i)
-		if err != nil {
+		switch {
+		case kubeapi.IsContentRejected(err): // Kubernetes 1.34 has other rules for counters
+		case err != nil:
 			klog.FromContext(ctx).Error(err, "Cannot check whether the API server now keeps all of a slice", "what",
 				part.name)
-			continue
-		}
-		if part.isIn(stored) {
+		case part.isIn(stored):
 			*part.dropped, more = false, true
 			clear(l.stored)
 			klog.FromContext(ctx).Info("The API server now keeps more of slices", "what", part.name)
 		}
 	}
 	return more
+}
+
+// lastWith returns the last slice with a part; -1 if there is none. The last slice with counters
+// has devices, and Kubernetes 1.34 accepts counters only in the slice of their devices.
+func lastWith(part slicePart, pool dra.Pool) int {
+	for i, slice := range slices.Backward(pool.Slices) {
+		if part.isIn(slice) {
+			return i
+		}
+	}
+	return -1
+}
+
+// checkTaints asks the API server whether it stores taints, by a dry run. Without this request, a
+// device that is new in its slice would be without its taint until the next write, and the scheduler
+// may give it to a claim, which would then wait until the device is repaired. checkTaints returns an
+// error if a retry may help.
+func (p *publisher) checkTaints(ctx context.Context, pool dra.Pool) error {
+	part := p.ledger.taints()
+	stored, err := p.dryRun(ctx, pool, lastWith(part, pool))
+	switch {
+	case kubeapi.IsInvalid(err) || kubeapi.IsForbidden(err): // a webhook may not support dry runs; the write decides
+		klog.FromContext(ctx).Info("Cannot check whether the API server keeps taints of devices", "reason", err.Error())
+	case err != nil:
+		return err
+	case !part.isIn(stored):
+		*part.dropped, p.ledger.checkedAt = true, time.Now()
+		part.report(klog.FromContext(ctx))
+	}
+	p.ledger.taintsChecked = true
+	return nil
 }
 
 // dryRun returns the slice that the API server would store.

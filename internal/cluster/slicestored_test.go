@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -76,6 +77,81 @@ func TestDroppedTaints(t *testing.T) {
 		}
 		p.fault()
 		s.untilPool("1: 0 1 2")
+	})
+}
+
+// A process that starts beside an ill GPU asks first whether the API server keeps taints. So a GPU is
+// never shown as one without a fault, not even for a moment, and where taints are kept it is one
+// write. A process that may not ask writes, and sees it in the answer.
+func TestUnhealthyGPUFromTheStart(t *testing.T) {
+	refuses := apiserver.Fault{Status: 403, Path: "dryRun="}
+	for name, tt := range map[string]struct {
+		drops  []string
+		fault  apiserver.Fault
+		want   string
+		writes int
+	}{
+		"kept":                     {nil, apiserver.Fault{}, "1: 0 1!xid", 2},
+		"dropped":                  {[]string{"taints"}, apiserver.Fault{}, "1: 0", 2},
+		"dropped, and no question": {[]string{"taints"}, refuses, "1: 0", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				s.server.SetDroppedFields(tt.drops...)
+				s.server.SetFault(tt.fault)
+				first := snapshotOf(2)
+				first.GPUs[1].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Remedy: inventory.RemedyReset}
+				p := s.newPublisher(config.Config{StateDir: s.TempDir()}, first)
+				var mu sync.Mutex
+				shown := map[string]bool{}
+				p.requested = func(string, string, int) {
+					mu.Lock()
+					defer mu.Unlock()
+					shown[s.pool()] = true
+				}
+				p.publish()
+				if n := s.sliceWrites(func() {
+					p.registered(1)
+					s.untilPool(tt.want)
+					s.pass(10 * time.Minute)
+				}); n != tt.writes {
+					s.Errorf("%d requests, want %d", n, tt.writes)
+				}
+				if p.told().NoTaints != (tt.drops != nil) || p.told().Problem != "" {
+					s.Errorf("it is told as %+v", p.told())
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if asks := tt.fault.Status == 0; shown["1: 0 1"] == asks || !shown[tt.want] {
+					s.Errorf("the pools were %v", shown)
+				}
+			})
+		})
+	}
+}
+
+// An API server of Kubernetes 1.34 with the gate for counters has other rules for them, and refuses
+// the slices. No MIG devices are made for claims then, the other GPUs are given, and an hour later
+// the refusal is no error.
+func TestRefusedCounters(t *testing.T) {
+	onStage(t, func(s *stage) {
+		s.server.SetCountersBesideDevices(true)
+		p := s.publisher(s.TempDir(), 3)
+		s.untilPool("1: 0 1 2")
+		p.partition()
+		s.until("an empty pool, and it is told", func() bool { return strings.HasSuffix(s.pool(), ": ") && p.told().NoCounters })
+		if told := p.told(); told.Problem != "" {
+			s.Errorf("it is told as %+v", told)
+		}
+		if n := s.sliceWrites(func() { s.pass(2*time.Hour + time.Minute) }); n != 2 {
+			s.Errorf("%d questions in two hours", n)
+		}
+		if n := p.logged("Cannot check whether"); n != 0 {
+			s.Errorf("%d errors of a question", n)
+		}
+		s.server.SetCountersBesideDevices(false) // an upgrade
+		s.pass(40 * time.Minute)
+		s.until("all is kept", func() bool { return strings.Contains(s.pool(), ": 0-mig-3g40gb-9-0 ") && !p.told().NoCounters })
 	})
 }
 
@@ -358,6 +434,10 @@ func TestOtherPublisher(t *testing.T) {
 func TestLostAnswers(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.publisher(s.TempDir(), 2)
+		s.untilPool("1: 0 1")
+		p.fault(0)
+		s.untilPool("1: 0!xid 1") // the API server keeps taints: no more dry runs
+		p.fault()
 		s.untilPool("1: 0 1")
 		lost := apiserver.Fault{Status: 500, Late: true, Only: func(r apiserver.Request) bool {
 			return r.Resource == "resourceslices" && r.IsWrite()

@@ -41,9 +41,10 @@ type sliceLedger struct {
 	ownWrites map[string]ownSlice
 	// stored are slices that the API server stored differently from the request, by name.
 	stored map[string]storedSlice
-	// noTaints says that the API server drops the taints of devices, noCounters that it drops
-	// counters, and noShares that it does not support devices shared by several claims.
-	noTaints, noCounters, noShares bool
+	// dropped are the parts of slices that the API server does not store.
+	dropped dra.Dropped
+	// taintsChecked says that dropped.Taints is known from a response of the API server.
+	taintsChecked bool
 	// checkedAt is when the last dropped part was found or checked.
 	checkedAt time.Time
 	// generation is the last written generation of the pool.
@@ -149,7 +150,7 @@ func (r *round) step(ctx context.Context) (done bool, err error) {
 		return true, err
 	}
 	if step, more := dra.Next(pool, published, r.ledger.generation, r.isStored); more {
-		return r.advance(ctx, step, view, published)
+		return r.advance(ctx, step, pool, view, published)
 	}
 	if !r.isConfirmed(published, r.refreshed) {
 		r.refreshed = true
@@ -163,7 +164,8 @@ func (r *round) step(ctx context.Context) (done bool, err error) {
 
 // advance makes a write if it is due.
 func (r *round) advance(
-	ctx context.Context, step dra.Write, view map[string]kubeapi.Slice, published map[string]dra.PublishedSlice,
+	ctx context.Context, step dra.Write, pool dra.Pool, view map[string]kubeapi.Slice,
+	published map[string]dra.PublishedSlice,
 ) (done bool, err error) {
 	l := &r.ledger
 	// the slice was removed at once, possibly because its owner is gone: pause before the next attempt
@@ -187,6 +189,9 @@ func (r *round) advance(
 			r.alarm.After(ctx, nodePoll)
 			return true, &notNowError{fmt.Sprintf("the API server has no Node %s", step.Published.Pool)}
 		}
+	}
+	if !l.taintsChecked && step.Published.Slice.ShowsTainted(published[step.Name].Slice) {
+		return false, r.checkTaints(ctx, pool)
 	}
 	r.created[step.Name] = step.New
 	err = r.write(ctx, step, view, published, r.owner)
@@ -244,15 +249,7 @@ func (p *publisher) state(view map[string]kubeapi.Slice) (dra.Pool, map[string]d
 	if p.driver.Value().CompetingDriver != "" {
 		pool = pool.Withheld()
 	}
-	if p.ledger.noTaints {
-		pool = pool.Untainted()
-	}
-	if p.ledger.noCounters {
-		pool = pool.Unpartitioned()
-	}
-	if p.ledger.noShares {
-		pool = pool.Unshared()
-	}
+	pool = pool.Without(p.ledger.dropped)
 	for name, s := range view {
 		slice, err := content(s)
 		if err != nil {
@@ -392,6 +389,12 @@ func (p *publisher) write(
 	} else {
 		s, err = p.client.UpdateSlice(ctx, s)
 	}
+	if kubeapi.IsContentRejected(err) && sent.Counted() {
+		l.dropped.Counters, l.checkedAt = true, now
+		klog.FromContext(ctx).Error(err,
+			"The API server rejects counters; MIG devices created for claims are not published in slices")
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -437,8 +440,9 @@ func (p *publisher) record(ctx context.Context, published map[string]dra.Publish
 	wanted := p.devices.Pools().Value().Slices
 	publication := pool.Publication{
 		Slices: len(published), API: p.client.ResourceVersion(),
-		NoTaints: p.ledger.noTaints, NoCounters: p.ledger.noCounters && slices.ContainsFunc(wanted, dra.Slice.Counted),
-		NoShares: p.ledger.noShares && slices.ContainsFunc(wanted, dra.Slice.Shared),
+		NoTaints:   p.ledger.dropped.Taints,
+		NoCounters: p.ledger.dropped.Counters && slices.ContainsFunc(wanted, dra.Slice.Counted),
+		NoShares:   p.ledger.dropped.Shares && slices.ContainsFunc(wanted, dra.Slice.Shared),
 	}
 	for _, s := range published {
 		publication.Devices += len(s.Slice.Devices)

@@ -39,8 +39,8 @@ type Fault struct {
 	Delay time.Duration
 	// Only says which requests have the fault; nil stands for all of them.
 	Only func(Request) bool
-	// Path is a part of the path of the requests that have the fault, such as "/pods/a"; empty for any
-	// path.
+	// Path is a part of the path or query of the requests that have the fault, such as "/pods/a"; empty
+	// for any request.
 	Path string
 }
 
@@ -186,7 +186,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) 
 	fault, skew, token, over := s.fault, s.skew, s.token, s.over
 	s.mu.Unlock()
 	w.Header().Set("Date", time.Now().Add(skew).UTC().Format(http.TimeFormat))
-	if fault.Only != nil && !fault.Only(request) || !strings.Contains(r.URL.Path, fault.Path) {
+	if fault.Only != nil && !fault.Only(request) || !strings.Contains(r.RequestURI, fault.Path) {
 		fault = Fault{}
 	}
 	if fault.Delay > 0 {

@@ -269,6 +269,9 @@ func (s *Server) change(w http.ResponseWriter, r *http.Request, t target, verb s
 	if body, err = s.understood(t, body); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
+	if err := s.checkCounters(t, body); err != nil {
+		return err
+	}
 	query := r.URL.Query()
 	manager := query.Get("fieldManager")
 	if manager == "" && verb != "apply" {

@@ -53,6 +53,7 @@ type Server struct {
 	// resourceVersions are those in which resource.k8s.io is served; dropped are fields of devices
 	// that are not kept.
 	resourceVersions, dropped []string
+	countersBeside            bool
 	counts                    map[Request]int
 	writers                   []string       // who made each request that changed an object
 	latest                    map[string]int // lists that were to be the latest, by resource

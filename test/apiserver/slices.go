@@ -39,6 +39,38 @@ func (s *Server) SetDroppedFields(names ...string) {
 	s.dropped = names
 }
 
+// SetCountersBesideDevices says whether devices may use only counters of their own slice, which is
+// the rule of Kubernetes 1.34. From 1.35 on, devices and counters are in slices of their own.
+func (s *Server) SetCountersBesideDevices(only bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.countersBeside = only
+}
+
+// checkCounters checks the body of a write by the rule of SetCountersBesideDevices.
+func (s *Server) checkCounters(t target, body []byte) error {
+	s.mu.Lock()
+	beside := s.countersBeside
+	s.mu.Unlock()
+	var slice resourceapi.ResourceSlice
+	if !beside || t.key.resource != "resourceslices" || json.Unmarshal(body, &slice) != nil {
+		return nil
+	}
+	var errs field.ErrorList
+	for i, device := range slice.Spec.Devices {
+		for _, use := range device.ConsumesCounters {
+			if !slices.ContainsFunc(slice.Spec.SharedCounters, func(set resourceapi.CounterSet) bool { return set.Name == use.CounterSet }) {
+				errs = append(errs, field.Invalid(field.NewPath("spec", "devices").Index(i).Child("consumesCounters"), use.CounterSet,
+					"must reference a counterSet defined in the ResourceSlice sharedCounters"))
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return apierrors.NewInvalid(t.resource.kind.GroupKind(), slice.Name, errs)
+	}
+	return nil
+}
+
 // Slices returns all ResourceSlices in the order of their names.
 func (s *Server) Slices() []*resourceapi.ResourceSlice {
 	objects, _ := s.store.list(ofResource("resourceslices"))

@@ -54,8 +54,10 @@ claim: a/d was released, and its MIG devices (gpu-4-mig-1g10gb-19-0) are destroy
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := allocationLine(&status.DRA{Mode: "dra", NoShares: true}); !strings.HasSuffix(got,
-		"; the API server knows no shares of devices: GPUs are given whole") {
+	if got := allocationLine(&status.DRA{Mode: "dra", NoTaints: true, NoCounters: true, NoShares: true}); !strings.HasSuffix(
+		got, "; the API server drops taints of devices: a GPU that is not healthy leaves its slice"+
+			"; the API server drops counters of devices: no MIG devices are created for claims"+
+			"; the API server knows no shares of devices: GPUs are given whole") {
 		t.Error(got)
 	}
 }

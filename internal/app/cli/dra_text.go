@@ -31,6 +31,12 @@ func allocationLine(s *status.DRA) string {
 		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices,
 			status.Count(s.Devices, "device"), s.Generation))
 	}
+	if s.NoTaints {
+		parts = append(parts, "the API server drops taints of devices: a GPU that is not healthy leaves its slice")
+	}
+	if s.NoCounters {
+		parts = append(parts, "the API server drops counters of devices: no MIG devices are created for claims")
+	}
 	if s.NoShares {
 		parts = append(parts, "the API server knows no shares of devices: GPUs are given whole")
 	}

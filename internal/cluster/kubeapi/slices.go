@@ -196,6 +196,10 @@ func IsStale(err error) bool {
 	return IsCode(err, http.StatusConflict) || IsCode(err, http.StatusNotFound)
 }
 
+// IsContentRejected reports whether a write failed because the API server does not accept the
+// content of the object.
+func IsContentRejected(err error) bool { return IsCode(err, http.StatusUnprocessableEntity) }
+
 func (c *Client) writeSlice(ctx context.Context, verb, at string, query url.Values, s Slice) (Slice, error) {
 	var written []byte
 	err := c.resourceAPI(func(api string) error {

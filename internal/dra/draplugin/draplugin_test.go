@@ -25,6 +25,8 @@ func TestServes(t *testing.T) {
 	for name, services := range map[string][]string{
 		"kubelet 1.37": nil,
 		"kubelet 1.36": {drav1.DRAPluginService, drav1beta1.DRAPluginService, healthv1alpha1.DRAResourceHealthService},
+		// Without the gate ResourceHealthStatus, kubelet 1.34 and 1.35 never ask for the health of devices.
+		"kubelet 1.34": {drav1.DRAPluginService, drav1beta1.DRAPluginService},
 		"kubelet 1.33": {drav1beta1.DRAPluginService, healthv1alpha1.DRAResourceHealthService},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -49,19 +51,21 @@ func TestServes(t *testing.T) {
 			if id := device.GetShareId(); services == nil && id != "s" {
 				t.Errorf("share %q, want s", id)
 			}
-			poll.Until(t, "the health of gpu-0 is Healthy", func() bool {
-				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_HEALTHY
-			})
-			n.publish(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Remedy: inventory.RemedyReset})
-			poll.Until(t, "the health of gpu-0 is Unhealthy", func() bool {
-				return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_UNHEALTHY
-			})
-			if got := k.Health("gpu-0"); got.GetMessage() != "XID 79; remedy: reset" ||
-				got.GetDevice().GetPoolName() != "node-1" {
-				t.Errorf("health: %v", got)
-			}
-			if got := k.Health("gpu-1").GetHealth(); got != healthv1.HealthStatus_HEALTHY {
-				t.Errorf("the health of the other device is %v", got)
+			if len(services) != 2 || services[1] != drav1beta1.DRAPluginService {
+				poll.Until(t, "the health of gpu-0 is Healthy", func() bool {
+					return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_HEALTHY
+				})
+				n.publish(inventory.Health{State: inventory.Unhealthy, Reason: "XID 79", Remedy: inventory.RemedyReset})
+				poll.Until(t, "the health of gpu-0 is Unhealthy", func() bool {
+					return k.Health("gpu-0").GetHealth() == healthv1.HealthStatus_UNHEALTHY
+				})
+				if got := k.Health("gpu-0"); got.GetMessage() != "XID 79; remedy: reset" ||
+					got.GetDevice().GetPoolName() != "node-1" {
+					t.Errorf("health: %v", got)
+				}
+				if got := k.Health("gpu-1").GetHealth(); got != healthv1.HealthStatus_HEALTHY {
+					t.Errorf("the health of the other device is %v", got)
+				}
 			}
 			gone, err := k.Unprepare(t.Context(), dra.Driver, claim("a"))
 			if err != nil || gone["a"].GetError() != "" || n.claims.isPrepared("a") {

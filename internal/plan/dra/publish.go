@@ -136,6 +136,27 @@ func (d Device) GPU() string {
 	return d.Attributes["uuid"].Value
 }
 
+// Dropped says which parts of slices an API server does not store, because their feature gates are
+// off.
+type Dropped struct {
+	Taints, Counters, Shares bool
+}
+
+// Without returns the pool for an API server that does not store some parts. Devices that are safe
+// only with such a part are left out; shared devices are allocated as a whole.
+func (p Pool) Without(dropped Dropped) Pool {
+	if dropped.Taints {
+		p = p.Untainted()
+	}
+	if dropped.Counters {
+		p = p.Unpartitioned()
+	}
+	if dropped.Shares {
+		p = p.Unshared()
+	}
+	return p
+}
+
 // Untainted returns the pool without tainted devices.
 func (p Pool) Untainted() Pool {
 	p.Slices = slices.Clone(p.Slices)
@@ -188,6 +209,13 @@ func (s Slice) Worse(other Slice) bool {
 		return !has || slices.ContainsFunc(now.Taints, func(t Taint) bool {
 			return !slices.ContainsFunc(d.Taints, func(o Taint) bool { return o.Key == t.Key })
 		})
+	})
+}
+
+// ShowsTainted reports whether a device with a taint is in the slice, and not in the other one.
+func (s Slice) ShowsTainted(other Slice) bool {
+	return slices.ContainsFunc(s.Devices, func(d Device) bool {
+		return len(d.Taints) > 0 && !slices.ContainsFunc(other.Devices, func(o Device) bool { return o.Name == d.Name })
 	})
 }
 

@@ -64,25 +64,25 @@ func allocation(f *NodeFacts, r *findings) {
 			"gpu-device-plugin --device-list-strategy=cdi-cri   # in the DaemonSet")
 	}
 	const gates = "kubectl get --raw /metrics | grep 'kubernetes_feature_enabled.*DRA'"
+	gate := func(name string) string {
+		return "kube-apiserver --feature-gates=" + name + "=true   # also kube-scheduler's; on by default since " +
+			"Kubernetes 1.36; gpu-node-agent notices within an hour"
+	}
 	if s.DRA.NoTaints {
-		r.warn("dra-no-taints",
+		r.info("dra-no-taints",
 			"The API server does not keep taints of devices: a faulty GPU is left out of its slice, and "+
 				"claims that tolerate the fault do not get it", []string{"status: dra: noTaints: true"},
-			"kube-apiserver --feature-gates=DRADeviceTaints=true   # also kube-scheduler's; gpu-node-agent notices "+
-				"within an hour", gates)
+			gate("DRADeviceTaints"), gates)
 	}
 	if s.DRA.NoCounters {
 		r.fail("dra-no-counters",
 			"The API server keeps no counters of devices: MIG devices created for claims are not published, "+
 				"and GPUs in MIG mode are offered to nobody", []string{"status: dra: noCounters: true"},
-			"kube-apiserver --feature-gates=DRAPartitionableDevices=true   # also kube-scheduler's; gpu-node-agent "+
-				"notices within an hour", gates)
+			gate("DRAPartitionableDevices")+"; of no use on Kubernetes 1.34, which has other rules for counters", gates)
 	}
 	if s.DRA.NoShares {
 		r.warn("dra-no-shares", "The API server keeps no shares of devices: GPUs to be shared are allocated as a whole",
-			[]string{"status: dra: noShares: true"},
-			"kube-apiserver --feature-gates=DRAConsumableCapacity=true   # also kube-scheduler's; gpu-node-agent "+
-				"notices within an hour", gates)
+			[]string{"status: dra: noShares: true"}, gate("DRAConsumableCapacity"), gates)
 	}
 	inSlices := offeredTwice(f, s, r)
 	waiting(s.DRA, r)

@@ -62,7 +62,7 @@ var claimRows = []row{
 	{
 		name: "gate off", settings: claims, status: given(func(d *status.DRA) { d.NoTaints = true }),
 		facts: answers(doctor.PodResourcesAnswer{}),
-		check: "dra", severity: diagnosis.Warning, says: "does not keep taints", remedy: "DRADeviceTaints",
+		check: "dra", severity: diagnosis.Info, says: "does not keep taints", remedy: "DRADeviceTaints",
 	},
 	{
 		name: "gate of partitions off", settings: claims, status: given(func(d *status.DRA) { d.NoCounters = true }),
