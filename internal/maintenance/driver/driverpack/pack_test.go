@@ -20,6 +20,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverpack"
 )
@@ -99,6 +100,32 @@ func TestFilesOfADriver(t *testing.T) {
 				t.Errorf("libcuda.so.1: %q, %v", got, err)
 			}
 		})
+	}
+}
+
+// What reads driver roots finds the files of a driver folder.
+func TestADriverFolderIsADriverRoot(t *testing.T) {
+	t.Parallel()
+	o, _, err := pack(t, here().of(t, withSources("").tarOf(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := driverroot.Find(os.DirFS(o.Folder), version)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := slices.Clone(found.Programs)
+	for _, f := range found.Others {
+		all = append(all, f.Path)
+	}
+	slices.Sort(all)
+	want := []string{
+		"etc/OpenCL/vendors/nvidia.icd", "etc/vulkan/icd.d/nvidia_icd.json", "lib/firmware/nvidia/580.95.05/gsp_ga10x.bin",
+		"usr/bin/nvidia-smi", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+		"usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+	}
+	if diff := cmp.Diff(want, all); diff != "" {
+		t.Errorf("programs and other files (-want +got):\n%s", diff)
 	}
 }
 
@@ -423,6 +450,10 @@ func TestRealRunFile(t *testing.T) {
 	}
 	if diff := cmp.Diff(list(t, o.Folder), layerOf(t, o.Image, first)); diff != "" {
 		t.Errorf("the image (-folder +image):\n%s", diff)
+	}
+	found, err := driverroot.Find(os.DirFS(o.Folder), first.Manifest.Version)
+	if err != nil || len(found.Libraries) < 20 || !slices.Contains(found.Programs, "usr/bin/nvidia-smi") {
+		t.Errorf("as a driver root: %d libraries, programs %v: %v", len(found.Libraries), found.Programs, err)
 	}
 	t.Logf("%+v: %d files\n%s", first.Manifest.Kernels, len(first.Manifest.Files), list(t, o.Folder))
 }

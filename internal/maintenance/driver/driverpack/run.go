@@ -148,17 +148,16 @@ func (r *runFile) archive(ctx context.Context, read func(io.Reader) error) error
 	case bytes.HasPrefix(begin, []byte("BZh")):
 		return read(bzip2.NewReader(compressed))
 	case bytes.HasPrefix(begin, []byte("\xfd7zXZ\x00")):
-		return decompress(ctx, compressed, read, "xz", "-dc", "--memlimit-decompress=2GiB")
+		return decompress(ctx, compressed, read, "xz")
 	case bytes.HasPrefix(begin, []byte("\x28\xb5\x2f\xfd")):
-		return decompress(ctx, compressed, read, "zstd", "-dcq", "--long=31")
+		return decompress(ctx, compressed, read, "zstd")
 	}
 	return fmt.Errorf("the archive of the .run file has an unknown compression: it begins with %x", begin)
 }
 
-// decompress runs a program that decompresses its standard input.
-func decompress(
-	ctx context.Context, compressed io.Reader, read func(io.Reader) error, program string, args ...string,
-) error {
+// decompress runs a program that decompresses its standard input. The options are those that busybox
+// knows as well.
+func decompress(ctx context.Context, compressed io.Reader, read func(io.Reader) error, program string) error {
 	file, err := exec.LookPath(program)
 	if err != nil {
 		return fmt.Errorf("the archive of the .run file needs the program %s, which is not installed", program)
@@ -166,7 +165,7 @@ func decompress(
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var complaint bytes.Buffer
-	cmd := exec.CommandContext(ctx, file, args...)
+	cmd := exec.CommandContext(ctx, file, "-d", "-c")
 	cmd.Stdin, cmd.Stderr = compressed, &complaint
 	unpacked, err := cmd.StdoutPipe()
 	if err != nil {

@@ -47,7 +47,8 @@ func stage(place string) (_ *staging, err error) {
 		}
 		_ = os.RemoveAll(path) // between the creation and the lock, another process may have swept it
 	}
-	return nil, fmt.Errorf("%s: the file system does not lock folders, or other processes write the same folder", parent)
+	return nil, fmt.Errorf("%s: the file system does not lock folders, or other processes write to the same place",
+		parent)
 }
 
 // maxTries is the number of attempts to create a staging.
