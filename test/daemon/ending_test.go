@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"net"
 	"path/filepath"
 	"slices"
@@ -112,58 +111,5 @@ func TestSIGKILL(t *testing.T) {
 	s.eventually("the dead daemon's sockets are removed", func() bool {
 		now := s.sockets()
 		return len(now) == len(left) && !slices.Contains(now, left[0])
-	})
-}
-
-// TestOverlap: of two daemons, as in a rolling upgrade, either may end; kubelet goes on having all
-// GPUs.
-func TestOverlap(t *testing.T) {
-	t.Parallel()
-	for _, version := range []standin.Version{standin.V136, standin.V137} {
-		t.Run(string(version), func(t *testing.T) {
-			t.Parallel()
-			s := serving(t, node.Setup{Version: version})
-			mark, old := s.Mark(), s.Running()
-			t.Cleanup(func() { _ = old.Kill() }) // if the test does not get to its end
-			s.Args = []string{"--control-socket", s.Path("second.sock")}
-			s.start()
-			second := s.next(mark, standin.Listed)
-			if len(second.Devices) != 8 {
-				t.Errorf("the second daemon's first list has %d devices", len(second.Devices))
-			}
-			s.signal(old, syscall.SIGTERM)
-			s.ends(old)
-			if err := old.Err(); err != nil {
-				t.Errorf("the first daemon ended with %v", err)
-			}
-			s.next(second.Seq, standin.StreamEnded)
-			if version == standin.V136 {
-				// It takes the end of the old stream for that of the new one, and that one's for the next one's
-				// if it is late to see it: it has to be told again.
-				s.admitsAgain("work", 8)
-				return
-			}
-			s.shows(8, 8)
-			s.admit("work", 8)
-			for _, e := range s.Events(mark) {
-				if e.Kind == standin.Listed && len(e.Devices) != 8 {
-					t.Errorf("a list of %d devices", len(e.Devices))
-				}
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if s.WaitFor(ctx, func() bool { return s.Allocatable(gpu) != 8 }) == nil {
-				t.Errorf("kubelet shows %d GPUs after the first daemon's end", s.Allocatable(gpu))
-			}
-		})
-	}
-}
-
-// admitsAgain waits until kubelet starts a container with GPUs.
-func (s *stage) admitsAgain(pod string, count int) {
-	s.t.Helper()
-	s.eventually("kubelet has GPUs to give", func() bool {
-		_, err := s.Admit(s.t.Context(), standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: count})
-		return err == nil
 	})
 }

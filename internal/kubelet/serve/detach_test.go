@@ -71,6 +71,11 @@ func TestARollOutTakesNoDeviceAway(t *testing.T) { // not beside other tests: wh
 		if least := stop(); least < 2 {
 			t.Errorf("%d devices were allocatable", least)
 		}
+		for _, e := range n.Events(0) {
+			if e.Kind == standin.Listed && len(e.Devices) < 2 {
+				t.Errorf("the kubelet saw %v", e)
+			}
+		}
 		if sockets := n.sockets(t); len(sockets) != 1 {
 			t.Errorf("the sockets are %v, want one", sockets)
 		}

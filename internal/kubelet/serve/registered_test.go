@@ -142,39 +142,6 @@ func TestStreamsThatEndAgainAndAgain(t *testing.T) {
 	})
 }
 
-func TestTwoDaemonsOverlap(t *testing.T) {
-	t.Parallel()
-	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n, before := serving(t, v, clock.RealClock{}, 8)
-		mark := n.Mark()
-		n.startDaemon(t, clock.RealClock{}).offer(8)
-		n.await(t, "two registrations", func() bool { return n.listedAnew(mark) })
-		mark = n.Mark()
-		before.stop()
-		n.await(t, "the first one's end", func() bool { return n.count(standin.StreamEnded, mark) > 0 })
-		n.awaitAllocatable(t, 8)
-		if v == standin.V137 {
-			for _, e := range n.Events(0) {
-				if e.Kind == standin.Listed && len(e.Devices) != 8 {
-					t.Errorf("kubelet saw %v", e)
-				}
-			}
-		}
-		// On 1.36 the end of the old stream takes the new one with it, and an admission in that moment
-		// fails.
-		attempt := 0
-		poll.Until(t, "eight devices from the survivor", func() bool {
-			attempt++
-			pod := standin.Container{Pod: fmt.Sprint("pod-", attempt), Name: "c", Resource: gpu, Count: 8}
-			_, err := n.Admit(t.Context(), pod)
-			if err != nil && v == standin.V137 {
-				t.Fatalf("Admit() = %v", err)
-			}
-			return err == nil
-		})
-	})
-}
-
 // Kubelet 1.36 ends whatever the resource has when a stream ends, and that may be a registration
 // whose stream has not begun: it is answered, and never asked for its list.
 func TestAKubeletThatHangsUpBeforeTheListIsRegisteredWithAgain(t *testing.T) {
@@ -189,28 +156,6 @@ func TestAKubeletThatHangsUpBeforeTheListIsRegisteredWithAgain(t *testing.T) {
 			n.await(t, "hung up", func() bool { return n.count(standin.Registered, 0) > 0 })
 			n.SetRegister(standin.RegisterAnswers)
 			n.awaitAllocatable(t, 8)
-		})
-	})
-}
-
-// Kubelet 1.36 keeps one endpoint for a resource, that of the daemon which registered last. When
-// that one ends, the stream of the other is open still, and its devices count as soon as it sends a
-// list, but none of them can be allocated.
-func TestTheLaterOfTwoDaemonsEnds(t *testing.T) {
-	t.Parallel()
-	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n, _ := serving(t, v, clock.RealClock{}, 8)
-		mark := n.Mark()
-		later := n.startDaemon(t, clock.RealClock{})
-		later.offer(8)
-		n.await(t, "two registrations", func() bool { return n.listedAnew(mark) })
-		later.stop()
-		attempt := 0
-		poll.Until(t, "eight devices from the survivor", func() bool {
-			attempt++
-			pod := standin.Container{Pod: fmt.Sprint("pod-", attempt), Name: "c", Resource: gpu, Count: 8}
-			_, err := n.Admit(t.Context(), pod)
-			return err == nil
 		})
 	})
 }

@@ -105,50 +105,29 @@ func TestDaemonIsBackAfterRestarts(t *testing.T) {
 	}
 }
 
-// A rolling upgrade overlaps two daemons. Allocatable never falls, also on 1.36, which takes the
-// end of the old stream for that of the new one: the old daemon has it forget the new one before,
-// and the new one registers again. Its end is seen then.
-func TestDaemonsOverlap(t *testing.T) {
-	n := newNode(t)
-	old := startDaemon(t, n)
-	n.await(t, gpus)
-	for round := range upgrades {
-		next := startDaemon(t, n)
-		next.awaitStream(t)
-		n.await(t, gpus)
-		old.stop()
-		old = next
-		registered := func() bool { return version == kubelet.V137 || next.registered.Load() >= 2 }
-		if lowest, took := n.watch(t, registered, 500*time.Millisecond); lowest < gpus {
-			t.Errorf("upgrade %d: allocatable fell to %d, and was less than %d for %v", round, lowest, gpus, took)
-		}
-		if n.admitOne(t, fmt.Sprint("pod-", round)) > 0 {
-			t.Errorf("upgrade %d: a pod was refused", round)
-		}
-	}
-	old.stop()
-	n.await(t, 0) // it has seen the end
-}
-
-// An upgrade that overtakes the one before ends the later of two daemons, while the next one may be
-// starting. The earlier one serves until that has registered: allocatable never falls, also on
-// 1.36, and a pod gets a GPU.
-func TestAnUpgradeOvertakesTheOneBefore(t *testing.T) {
+// A rolling upgrade overlaps two daemons, and the earlier one ends. An upgrade that overtakes the one
+// before ends the later of two daemons first, while the next one may be starting: the earlier daemon
+// serves until that one has registered. Allocatable never falls, also on 1.36, which takes the end of the
+// old stream for that of the new one, and a pod gets a GPU.
+func TestUpgrades(t *testing.T) {
 	n := newNode(t)
 	first := startDaemon(t, n)
 	n.await(t, gpus)
-	for round := range upgrades {
+	for round := range 2 * upgrades {
 		later := startDaemon(t, n)
 		later.awaitStream(t)
 		n.await(t, gpus)
-		var next *daemon
-		var ends sync.WaitGroup
-		ends.Go(later.stop)
-		if round%2 > 0 {
-			next = startDaemon(t, n)
-			next.awaitStream(t)
+		next := later
+		if overtaken := round%3 > 0; overtaken {
+			var ends sync.WaitGroup
+			ends.Go(later.stop)
+			next = nil
+			if round%3 == 2 {
+				next = startDaemon(t, n)
+				next.awaitStream(t)
+			}
+			ends.Wait()
 		}
-		ends.Wait()
 		registered := func() bool { return true }
 		if next != nil {
 			first.stop()
