@@ -77,9 +77,9 @@ func (s *stage) answers(address, path string, code int, text string) {
 	})
 }
 
-// TestProbesWhileTheDriverHangs: a driver that hangs keeps neither a probe nor a scrape from its
-// answer, and the daemon is alive.
-func TestProbesWhileTheDriverHangs(t *testing.T) {
+// TestProbes: a driver that hangs keeps neither a probe nor a scrape from its answer, and the daemon is
+// alive. The probes of a process that does nothing fail.
+func TestProbes(t *testing.T) {
 	t.Parallel()
 	at := metricsAddress(t)
 	host, port, err := net.SplitHostPort(at)
@@ -104,16 +104,6 @@ func TestProbesWhileTheDriverHangs(t *testing.T) {
 	if err != nil || string(alive) != "alive\n" {
 		t.Errorf("alive: %v: %s", err, alive)
 	}
-}
-
-// TestStoppedDaemonIsNotAlive: the probes of a process that does nothing fail.
-func TestStoppedDaemonIsNotAlive(t *testing.T) {
-	t.Parallel()
-	at := metricsAddress(t)
-	s := open(t, node.Setup{Args: []string{"--metrics-address", at}})
-	s.start()
-	s.shows(8, 8)
-	s.answers(at, "/healthz", http.StatusOK, "ok")
 	s.signal(s.Running(), syscall.SIGSTOP)
 	defer s.signal(s.Running(), syscall.SIGCONT)
 	s.eventually("all threads are stopped", func() bool {
@@ -134,8 +124,9 @@ func TestStoppedDaemonIsNotAlive(t *testing.T) {
 	}
 }
 
-// TestMetricsAddressOfTwoDaemons: an upgrade goes on. The daemon that comes later is ready beside the
-// earlier one and serves GPUs without the address, and takes it over when the other ends.
+// TestMetricsAddressOfTwoDaemons: an upgrade goes on. The later daemon is ready beside the earlier one
+// and serves GPUs without the address. When the earlier daemon has ended, the later one takes the address
+// over, with the GPUs that it measures itself and their pods.
 func TestMetricsAddressOfTwoDaemons(t *testing.T) {
 	t.Parallel()
 	at := metricsAddress(t)
@@ -143,7 +134,8 @@ func TestMetricsAddressOfTwoDaemons(t *testing.T) {
 	s.start()
 	s.shows(8, 8)
 	s.answers(at, "/readyz", http.StatusOK, "ready")
-	other := s.beside("dgx-h100", "--metrics-address", at)
+	held := s.admitOf("p", gpu, 1)[0]
+	other := s.beside("dgx-h100", "--metrics-address", at, "--gpu-metrics-interval=1s")
 	other.start()
 	other.becomesReady("ready")
 	other.logs("choose another address with --metrics-address")
@@ -151,5 +143,7 @@ func TestMetricsAddressOfTwoDaemons(t *testing.T) {
 	s.signal(first, syscall.SIGTERM)
 	s.ends(first)
 	other.answers(at, "/readyz", http.StatusOK, "ready")
+	s.hasSeries(at, 8, temperature)
+	s.hasSeries(at, 1, temperature, `UUID="`+held+`"`, `pod="p"`)
 	s.shows(8, 8)
 }

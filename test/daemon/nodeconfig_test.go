@@ -4,7 +4,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -142,23 +141,6 @@ func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 	server.SetBlackHole(false)
 	relabel(t, server, "whole")
 	s.allocatable(8)
-}
-
-// TestTheFirstStartWaitsTwoSecondsForTheAPIServer: an API server that swallows all that is sent to
-// it keeps a node from its GPUs no longer than that.
-func TestTheFirstStartWaitsTwoSecondsForTheAPIServer(t *testing.T) {
-	t.Parallel()
-	s, server := chosen(t, "shared")
-	server.SetBlackHole(true)
-	began := time.Now()
-	s.start()
-	first := s.next(0, standin.Listed)
-	if took := first.Time.Sub(began); len(first.Devices) != 8 || took < 2*time.Second || took > 20*time.Second {
-		t.Errorf("the first list came after %v and has %d devices, want those of the default after 2 s", took,
-			len(first.Devices))
-	}
-	server.SetBlackHole(false)
-	s.allocatable(16)
 }
 
 // TestTheMPSControlDaemonFollowsTheLabel: it needs the same configuration as the device plugin.

@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -115,39 +114,6 @@ func (s *stage) stillReady(when string) {
 	}
 }
 
-func TestReadyWithNothingToServe(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		args []string
-		want string
-	}{
-		"no driver": {wrongRoot, "nothing to serve: "},
-		"no driver and no account": {append([]string{"--pod-resources-socket", ""}, wrongRoot...),
-			"nothing to serve: "},
-		"nothing to register with": {append([]string{"--kubelet-socket", ""}, wrongRoot...), "ready"},
-		"account that nobody answers": {append([]string{"--pod-resources-socket", "/nonexistent"}, wrongRoot...),
-			"nothing to serve: "},
-		"a node from which GPUs are gone": {nil, "nothing to serve: this node has no GPU"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := open(t, node.Setup{Args: tt.args})
-			if tt.want == "nothing to serve: this node has no GPU" {
-				var gone []simulator.Fault
-				for _, gpu := range []string{"0", "1", "2", "3", "4", "5", "6", "7"} {
-					gone = append(gone, simulator.Fault{Kind: simulator.KindRemove, GPU: gpu})
-				}
-				s.broken(gone...)
-				s.Args = nil
-			} else {
-				s.Profile = ""
-			}
-			s.start()
-			s.becomesReady(tt.want)
-		})
-	}
-}
-
 // TestBrokenVersionIsNotReadyOverAServingDaemon: its roll-out stops, and the earlier one goes on
 // serving. When the earlier one has left, kubelet remembers its GPUs for five minutes more; then
 // nobody misses them.
@@ -174,68 +140,6 @@ func TestBrokenVersionIsNotReadyOverAServingDaemon(t *testing.T) {
 	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
 }
 
-// TestBrokenVersionIsNotReadyWhilePodsHoldDevices: it lists them when the earlier one has left, so
-// that kubelet knows them, and serves less than stood here before.
-func TestBrokenVersionIsNotReadyWhilePodsHoldDevices(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{Profile: "t4"})
-	s.admit("work", 1)
-	later := s.beside("", wrongRoot...)
-	later.start()
-	later.staysUnready("nvidia.com/gpu is served by another device plugin")
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
-	later.staysUnready("nvidia.com/gpu cannot be offered, and pods hold or may hold 1 device of it; this daemon has nothing to serve: ")
-	s.shows(1, 0)
-	s.Remove("work")
-	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
-}
-
-// TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing: a checkpoint that is no checkpoint, and
-// no PodResources.
-func TestBrokenVersionLooksAtSocketsWhereKubeletTellsNothing(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{})
-	checkpoint := filepath.Join(filepath.Dir(s.Socket()), "kubelet_internal_checkpoint")
-	if err := replace(checkpoint, "of a later kubelet"); err != nil {
-		t.Fatal(err)
-	}
-	later := s.beside("", append([]string{"--pod-resources-socket", ""}, wrongRoot...)...)
-	later.start()
-	later.staysUnready("another device plugin listens at gpu-device-plugin-gpu-")
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
-	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
-}
-
-// TestEarlierDaemonWithoutAHealthyGPUStopsNoRollOut: the later one serves no less.
-func TestEarlierDaemonWithoutAHealthyGPUStopsNoRollOut(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{Profile: "t4"})
-	s.inject(simulator.Fault{Kind: simulator.KindLost, GPU: "0"})
-	s.allocatable(0)
-	later := s.beside("", wrongRoot...)
-	later.start()
-	later.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
-}
-
-// TestDaemonBesideALeadWithoutADriver: the process that leads knows no GPU, so that it says of none
-// who gives it out. The later one, which has a driver, takes the lead and serves.
-func TestDaemonBesideALeadWithoutADriver(t *testing.T) {
-	t.Parallel()
-	s := open(t, node.Setup{})
-	state := []string{"--state-dir", s.Path("state")}
-	first := s.beside("", append(state, wrongRoot...)...)
-	first.start()
-	first.becomesReady("nothing to serve: open an NVML session: no NVIDIA driver")
-	later := s.beside("dgx-h100", state...)
-	later.start()
-	later.becomesReady("ready")
-	s.allocatable(8)
-}
-
 // TestLaterDaemonIsReadyThoughPodsHoldAllGPUs: it offers them in another form, once the pods have
 // ended. An upgrade does not wait for that.
 func TestLaterDaemonIsReadyThoughPodsHoldAllGPUs(t *testing.T) {
@@ -250,4 +154,13 @@ func TestLaterDaemonIsReadyThoughPodsHoldAllGPUs(t *testing.T) {
 	if healthy := s.Allocatable("nvidia.com/gpu.shared"); healthy != 0 {
 		t.Errorf("%d replicas of GPUs that a pod holds can be given out", healthy)
 	}
+}
+
+// TestReadyWithoutRegistration: a daemon that registers nowhere is ready, also without a driver.
+func TestReadyWithoutRegistration(t *testing.T) {
+	t.Parallel()
+	s := open(t, node.Setup{Args: append([]string{"--kubelet-socket", ""}, wrongRoot...)})
+	s.Profile = ""
+	s.start()
+	s.becomesReady("ready")
 }
