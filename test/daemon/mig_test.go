@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -76,32 +75,15 @@ func (d *divisible) told(state, text string) {
 	})
 }
 
-// TestALabelDividesTheGPUs: from the label to success on eight idle GPUs, and back; an unknown
-// layout fails with the names of those that there are, and changes nothing.
-func TestALabelDividesTheGPUs(t *testing.T) {
-	t.Parallel()
-	d := newDivisible(t)
-	for _, layout := range []string{"all-balanced", "all-disabled"} {
-		began := time.Now()
-		d.label(layout)
-		d.told("success", "")
-		// a second where the machine is idle
-		t.Logf("%s: success %v after the label", layout, time.Since(began).Round(time.Millisecond))
-		if layout == "all-balanced" {
-			d.until("MIG devices alone", func() bool { return d.Allocatable(third) == 8 && d.Allocatable(gpu) == 0 })
-			d.label("all-9g.90gb")
-			d.told("failed", "all-balanced, all-disabled")
-			d.until("MIG devices alone", func() bool { return d.Allocatable(third) == 8 })
-		}
-	}
-	d.until("whole GPUs", func() bool { return d.Allocatable(gpu) == 8 && d.Allocatable(third) == 0 })
-}
-
-// TestPodsAreEvictedForALayout: a pod that holds a GPU is named, and evicted once its disruption
-// budget allows that; the other GPUs do not wait for it.
+// TestPodsAreEvictedForALayout: a label with an unknown layout fails with the names of the layouts, and
+// changes nothing. For a known layout, a pod that holds a GPU is named, and evicted once its disruption
+// budget allows the eviction; the other GPUs do not wait for the pod.
 func TestPodsAreEvictedForALayout(t *testing.T) {
 	t.Parallel()
 	d := newDivisible(t, "--mig-disruption=evict", "--node-events")
+	d.label("all-9g.90gb")
+	d.told("failed", "all-balanced, all-disabled")
+	d.shows(8, 8)
 	d.admit("train", 1)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: "train"}}
 	if err := d.api.AddPod(pod); err != nil {

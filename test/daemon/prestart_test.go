@@ -2,10 +2,7 @@ package daemon
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
@@ -74,75 +71,4 @@ func TestContainersStartAgainOnGoodGPUsOnly(t *testing.T) {
 			s.begins("work")
 		})
 	}
-}
-
-// TestChecksBeginWithTheConfigurationThatAsksForThem: kubelet learns only from a new registration
-// that it has to ask.
-func TestChecksBeginWithTheConfigurationThatAsksForThem(t *testing.T) {
-	t.Parallel()
-	s := open(t, node.Setup{})
-	configure := func(mode string) {
-		s.write("config.yaml", fmt.Sprintf("version: v1\nflags: {plugin: {preStartChecks: %s}}\n", mode))
-	}
-	s.Args = []string{"--config-file", s.Path("config.yaml")}
-	configure("none")
-	s.start()
-	s.next(0, standin.Listed)
-	s.shows(8, 8)
-	s.inject(simulator.Fault{Kind: simulator.KindProcesses, GPU: "5", Count: 1})
-	s.begins("work")
-	for _, mode := range []string{"clean", "none"} {
-		mark := s.Mark()
-		configure(mode)
-		s.signal(s.Running(), syscall.SIGHUP)
-		registered := s.next(mark, standin.Registered)
-		s.next(registered.Seq, standin.Listed)
-		s.shows(8, 8)
-		if mode == "clean" {
-			s.begins("work", "GPU 5 (GPU-", "PID 100000")
-		} else {
-			s.begins("work")
-		}
-	}
-}
-
-// TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs: a container starts again on what it was given,
-// whatever the GPU is called now.
-func TestChecksOfDevicesThatLeftThePlanJudgeTheirGPUs(t *testing.T) {
-	t.Parallel()
-	s := open(t, node.Setup{})
-	s.Args = []string{"--pre-start-checks", "clean", "--config-file", s.write("config.yaml", "version: v1\n")}
-	s.start()
-	s.next(0, standin.Listed)
-	s.shows(8, 8)
-	s.begins("work")
-	s.write("config.yaml", "version: v1\nresources: {gpus: [{pattern: \"*\", name: card}]}\n")
-	s.signal(s.Running(), syscall.SIGHUP)
-	s.until("GPUs that left the plan", func() bool { return s.Capacity("nvidia.com/card") == 8 })
-
-	s.restarts("work", "")
-	s.inject(simulator.Fault{Kind: simulator.KindRecoveryAction, GPU: "3", Action: "reset"})
-	s.restarts("work", "GPU 3 (GPU-", "recovery action gpu-reset", "remedy: reset")
-	s.inject(simulator.Fault{Kind: simulator.KindRestore})
-	s.restarts("work", "")
-	s.inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "3"})
-	s.restarts("work", "GPU 3 (GPU-", "has disappeared")
-}
-
-// restarts waits until kubelet starts a container again, or is refused that with all of the words.
-func (s *stage) restarts(pod string, words ...string) {
-	s.t.Helper()
-	var err error
-	defer func() {
-		if s.t.Failed() {
-			s.t.Logf("kubelet was told last: %v", err)
-		}
-	}()
-	s.eventually(fmt.Sprintf("%s starts again, or is refused with %q", pod, words), func() bool {
-		err = s.StartAgain(s.t.Context(), standin.Container{Pod: pod, Name: "main", Resource: gpu, Count: 8})
-		if words[0] == "" {
-			return err == nil
-		}
-		return err != nil && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
-	})
 }

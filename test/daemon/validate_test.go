@@ -126,7 +126,7 @@ func TestCUDAIsProvenFirst(t *testing.T) {
 }
 
 // TestAKillWhileCUDAIsProven, in each function: the process for the proof ends with the daemon, and
-// the next daemon proves what is left.
+// the next daemon proves what is left. When quiesce has answered, no process of a proof uses the driver.
 func TestAKillWhileCUDAIsProven(t *testing.T) {
 	t.Parallel()
 	v := proving(t)
@@ -155,7 +155,23 @@ func TestAKillWhileCUDAIsProven(t *testing.T) {
 		v.eventually("the process for the proof has ended", func() bool { return ended(child) })
 	}
 	v.library.Repair(t)
+	v.library.Fail(t, v.uuids[3], "cuInit", "hang")
 	v.start()
+	child := 0
+	v.eventually("a proof hangs", func() bool {
+		for _, c := range v.library.Calls(t) {
+			if c.UUID == v.uuids[3] && !ended(c.PID) {
+				child = c.PID
+			}
+		}
+		return child != 0
+	})
+	v.call("quiesce", nil)
+	if !ended(child) {
+		t.Errorf("quiesce has answered, and process %d of a proof is there", child)
+	}
+	v.library.Repair(t)
+	v.call("resume", nil)
 	v.shows(8, 8)
 }
 
@@ -220,31 +236,6 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 			t.Errorf("GPU %d was proven %d times, by the first process %v", i, n/2, proven[uuid])
 		}
 	}
-}
-
-// TestQuiesceEndsProofs: when quiesce says that the driver is released, no process of a proof uses
-// it.
-func TestQuiesceEndsProofs(t *testing.T) {
-	t.Parallel()
-	v := proving(t)
-	v.library.Fail(t, v.uuids[0], "cuInit", "hang")
-	v.validate()
-	child := 0
-	v.eventually("a proof hangs", func() bool {
-		for _, c := range v.library.Calls(t) {
-			if c.UUID == v.uuids[0] {
-				child = c.PID
-			}
-		}
-		return child != 0
-	})
-	v.call("quiesce", nil)
-	if !ended(child) {
-		t.Errorf("quiesce has answered, and process %d of a proof is there", child)
-	}
-	v.library.Repair(t)
-	v.call("resume", nil)
-	v.shows(8, 8)
 }
 
 // TestANewNodeIsReady: with the stand-in for libcuda, 8 GPUs are proven and on offer within 15 s of

@@ -2,10 +2,7 @@ package daemon
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -13,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	told "github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -158,27 +154,6 @@ func TestWatch(t *testing.T) {
 	programs.ends()
 }
 
-// TestWatchThatIsNotRead: the daemon serves and ends as without it.
-func TestWatchThatIsNotRead(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{})
-	stopped, other := s.watches(), s.watches()
-	stopped.prints("summary")
-	if err := stopped.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	for range 100 { // each status that is sent has some kilobytes
-		s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "1", XID: 13})
-	}
-	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
-	s.shows(8, 7)
-	other.prints("GPU 3: Healthy → Lost")
-	daemon := s.Running()
-	s.signal(daemon, syscall.SIGTERM)
-	s.ends(daemon)
-	other.ends()
-}
-
 // firstLine waits until the first line of status is as it should be.
 func (s *stage) firstLine(want string) {
 	s.t.Helper()
@@ -193,116 +168,4 @@ func (s *stage) firstLine(want string) {
 		line, _, _ = strings.Cut(string(output), "\n")
 		return strings.HasPrefix(line, want)
 	})
-}
-
-// TestFirstLineOfStatus: it says how the daemon is.
-func TestFirstLineOfStatus(t *testing.T) {
-	t.Parallel()
-	t.Run("starting", func(t *testing.T) {
-		t.Parallel()
-		s := open(t, node.Setup{})
-		s.broken(simulator.Fault{Kind: simulator.KindHang, Call: "Init"})
-		s.start()
-		s.firstLine("starting: the first scan of the GPUs has not ended")
-	})
-	t.Run("without a driver", func(t *testing.T) {
-		t.Parallel()
-		s := open(t, node.Setup{Args: []string{"--fail-on-init-error=false"}})
-		s.broken(simulator.Fault{Kind: simulator.KindDriver, Driver: "no-library"})
-		s.start()
-		s.firstLine("waiting for driver: ")
-	})
-	t.Run("quiesced, and ready again", func(t *testing.T) {
-		t.Parallel()
-		s := serving(t, node.Setup{})
-		s.firstLine("ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8")
-		s.call("quiesce", nil)
-		s.firstLine("quiesced: the driver is released since")
-		s.call("resume", nil)
-		s.firstLine("ready: ")
-	})
-	t.Run("quiesced while a call hangs", func(t *testing.T) {
-		t.Parallel()
-		s := serving(t, node.Setup{})
-		s.inject(simulator.Fault{Kind: simulator.KindHang, GPU: "2", Call: "DeviceGetHandleByIndex"})
-		s.signal(s.Running(), syscall.SIGHUP)
-		s.firstLine("degraded: GPU 2 ")
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		if err := control.Call(ctx, s.ControlSocket(), "quiesce", nil, nil); err == nil ||
-			!strings.Contains(err.Error(), "does not return") {
-			t.Errorf("quiesce: %v, want the call that does not return", err)
-		}
-		s.firstLine("quiesced: the driver is not released yet: nvmlDeviceGetHandleByIndex of GPU 2 does not return")
-		s.inject(simulator.Fault{Kind: simulator.KindRestore})
-		s.firstLine("quiesced: the driver is released since")
-	})
-	t.Run("without a kubelet", func(t *testing.T) {
-		t.Parallel()
-		s := open(t, node.Setup{})
-		s.Stop()
-		if err := os.Remove(s.Socket()); err != nil {
-			t.Fatal(err)
-		}
-		s.start()
-		s.firstLine("waiting for kubelet: the kubelet is not running; not registered: nvidia.com/gpu")
-	})
-	t.Run("beside a daemon that started later", func(t *testing.T) {
-		t.Parallel()
-		s := serving(t, node.Setup{})
-		later := s.beside(s.Profile)
-		later.start()
-		s.firstLine("standing by: another device plugin serves nvidia.com/gpu")
-		later.firstLine("ready: ")
-		if err := later.StopDaemon(); err != nil {
-			t.Error(err)
-		}
-		s.firstLine("ready: ")
-	})
-}
-
-// TestWatchOfNoChange: while nothing changes but the time of the last look, nothing is sent.
-func TestWatchOfNoChange(t *testing.T) {
-	t.Parallel()
-	s := serving(t, node.Setup{})
-	looked := func() (at time.Time) {
-		var now told.Status
-		if err := control.Call(t.Context(), s.ControlSocket(), "status", nil, &now); err != nil {
-			t.Fatal(err)
-		}
-		return now.Looked
-	}
-	looks := func(n int) {
-		for range n {
-			before := looked()
-			s.eventually("there is another look", func() bool { return looked().After(before) })
-		}
-	}
-	looks(2) // what follows the start has come
-	ctx, cancel := context.WithCancel(t.Context())
-	sent, ended := make(chan told.Status, 100), make(chan error, 1)
-	go func() {
-		ended <- control.Follow(ctx, s.ControlSocket(), "status.watch", nil, func(now told.Status) error {
-			sent <- now
-			return nil
-		})
-	}()
-	<-sent
-	looks(3)
-	for len(sent) > 0 {
-		t.Errorf("sent %+v", <-sent)
-	}
-	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 79})
-	s.eventually("the change is sent", func() bool {
-		select {
-		case now := <-sent:
-			return strings.Contains(now.Summary.Text, "GPU 3 Lost")
-		default:
-			return false
-		}
-	})
-	cancel()
-	if err := <-ended; !errors.Is(err, control.ErrEnded) {
-		t.Error(err)
-	}
 }
