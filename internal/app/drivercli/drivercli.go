@@ -1,5 +1,5 @@
-// Package drivercli is the command line of the program gpu-driver. It is a package of its own, so
-// that the daemon's program does not contain what packs drivers.
+// Package drivercli is the command line of the program gpu-driver. Package cli does not import it, so
+// the daemon's program contains no code for packing drivers.
 package drivercli
 
 import (
@@ -177,7 +177,7 @@ func newVerifyCommand() *cobra.Command {
 	}
 }
 
-// printManifest prints what a driver folder has.
+// printManifest prints a summary of a driver folder.
 func printManifest(to io.Writer, m driverfolder.Manifest, digest string) error {
 	var b strings.Builder
 	var size int64

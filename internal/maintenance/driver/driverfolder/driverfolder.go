@@ -28,8 +28,8 @@ const (
 	maxManifest = 16 << 20 // bytes
 )
 
-// A Manifest describes a driver folder. Its digest stands for the whole folder, because the manifest
-// has the digest of every other file.
+// A Manifest describes a driver folder. The digest of the manifest identifies the whole folder,
+// because the manifest has the digest of every other file.
 type Manifest struct {
 	Schema       int    `json:"schemaVersion"`
 	Version      string `json:"driverVersion"` // such as 580.95.05
@@ -93,7 +93,7 @@ func Read(folder fs.FS) (m Manifest, digest string, err error) {
 	if err != nil {
 		return Manifest{}, "", fmt.Errorf("%s: %w", ManifestName, withoutPath(err))
 	}
-	defer func() { _ = f.Close() }() // it is only read
+	defer func() { _ = f.Close() }() // only read
 	text, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
 	switch {
 	case err != nil:
@@ -221,7 +221,7 @@ func staysInside(at, target string) bool {
 	return true
 }
 
-// withoutPath returns an error without the path that its text would repeat.
+// withoutPath returns an error without the path, which the caller names.
 func withoutPath(err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {

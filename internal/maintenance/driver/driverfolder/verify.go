@@ -18,15 +18,15 @@ import (
 const maxProblems = 20
 
 // Verify compares a driver folder with its manifest: the type, mode, size and digest of every file,
-// and the target of every link. Files and folders that the manifest does not need are problems as
-// well. Verify follows no link out of the folder. It returns the manifest and its digest. The error
-// lists the first problems, one a line.
+// and the target of every link. Additional files and folders are problems as well. Verify follows no
+// link out of the folder. The results are the manifest and the digest of the manifest. The error lists
+// the first problems, one on each line.
 func Verify(ctx context.Context, folder string) (Manifest, string, error) {
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return Manifest{}, "", err
 	}
-	defer func() { _ = root.Close() }() // it is only read
+	defer func() { _ = root.Close() }() // only read
 	m, digest, err := Read(root.FS())
 	if err != nil {
 		return Manifest{}, "", err
@@ -107,7 +107,7 @@ func compare(ctx context.Context, root *os.Root, f File, entry fs.DirEntry) stri
 	if err != nil {
 		return withoutPath(err).Error()
 	}
-	defer func() { _ = file.Close() }() // it is only read
+	defer func() { _ = file.Close() }() // only read
 	info, err := file.Stat()
 	switch {
 	case err != nil:

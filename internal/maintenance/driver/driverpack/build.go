@@ -49,7 +49,7 @@ func BuildModules(ctx context.Context, o BuildOptions) (release string, err erro
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = run.file.Close() }() // it is only read
+	defer func() { _ = run.file.Close() }() // only read
 	if run.architecture != runtime.GOARCH {
 		return "", fmt.Errorf("the driver is for %s and this machine is %s: build the modules on a machine of %s",
 			run.architecture, runtime.GOARCH, run.architecture)
@@ -94,7 +94,7 @@ func BuildModules(ctx context.Context, o BuildOptions) (release string, err erro
 // killDelay is how long make may take to end.
 const killDelay = 10 * time.Second
 
-// runMake builds the modules in a folder with their sources.
+// runMake builds the modules in a folder with sources.
 func runMake(ctx context.Context, folder string, o BuildOptions) error {
 	source, output, err := kernelTrees(o.KernelSource)
 	if err != nil {
@@ -103,7 +103,7 @@ func runMake(ctx context.Context, folder string, o BuildOptions) error {
 	cmd := exec.CommandContext(ctx, "make", "-C", folder, fmt.Sprintf("-j%d", runtime.NumCPU()),
 		"SYSSRC="+source, "SYSOUT="+output, "modules")
 	cmd.Stdout, cmd.Stderr = o.Log, o.Log
-	// make starts compilers, which would outlive it.
+	// A signal to make alone would leave the compilers running.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = killDelay
@@ -114,7 +114,7 @@ func runMake(ctx context.Context, folder string, o BuildOptions) error {
 	return nil
 }
 
-// collect moves the modules that make has built to the folder modules, without debugging symbols.
+// collect moves the new modules to the folder modules, without debugging symbols.
 func collect(ctx context.Context, root *os.Root, sources, version, release string) error {
 	if err := root.Mkdir("modules", 0o755); err != nil {
 		return err
@@ -174,8 +174,8 @@ func kernelRelease(folder string) (string, error) {
 }
 
 // kernelTrees returns the folder with the sources of a kernel and the folder with its configuration.
-// They are the same, except for a kernel that was built outside of its sources, as Debian's are: then
-// the makefile of the second includes that of the first, or the link source leads to it.
+// The folders differ for a kernel that was built outside of its sources, such as Debian's. Then the
+// second folder has a link named source, or a makefile that includes the makefile of the first.
 func kernelTrees(folder string) (source, output string, err error) {
 	if output, err = filepath.Abs(folder); err != nil {
 		return "", "", err

@@ -1,9 +1,9 @@
 // Package driverpack writes driver folders and images out of NVIDIA's .run files, and builds kernel
-// modules. It is for the program gpu-driver, which runs on a machine of the user, and not on a node.
+// modules. The program gpu-driver uses the package, on a machine of the user and not on a node.
 //
-// A .run file is a shell script with a compressed archive. The archive is read here, and nothing of
-// the file is executed, except by BuildModules. So packing is safe for a file that is something
-// else, and works for drivers of another architecture.
+// A .run file is a shell script followed by a compressed archive. The package reads the archive and
+// executes nothing of the file, except in BuildModules. Packing is therefore safe for a file of
+// unknown content, and works for drivers of another architecture.
 package driverpack
 
 import (
@@ -29,20 +29,20 @@ type Options struct {
 	SHA256 string // digest of the .run file, in lower-case hexadecimal
 	// Modules are the kernel modules for the folder, in any order; may be empty.
 	Modules []Modules
-	// Folder is the path of the new driver folder, and Image that of the new OCI image layout. One of
-	// them may be empty. Nothing may be there.
+	// Folder is the path of the new driver folder, and Image the path of the new OCI image layout. One
+	// path may be empty. Nothing may exist at the paths.
 	Folder, Image string
 }
 
-// A Result is what Pack has written.
+// A Result describes the folder and the image of a call of Pack.
 type Result struct {
 	Manifest driverfolder.Manifest
-	Digest   string // SHA-256 of the manifest, in hexadecimal; it stands for the folder
+	Digest   string // SHA-256 of the manifest, in hexadecimal
 	Image    string // digest of the image, such as sha256:…; empty if there is none
 }
 
-// Pack writes a driver folder, an image of it, or both. The folder and the image are at their places
-// as a whole or not at all, also if the process is killed.
+// Pack writes a driver folder, an image of the folder, or both. Each is at its place as a whole or not
+// at all, even if the process is killed.
 func Pack(ctx context.Context, o Options) (result Result, err error) {
 	if o.Folder == "" && o.Image == "" {
 		return Result{}, errors.New("neither a folder nor an image is wanted")
@@ -51,13 +51,13 @@ func Pack(ctx context.Context, o Options) (result Result, err error) {
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { _ = run.file.Close() }() // it is only read
+	defer func() { _ = run.file.Close() }() // only read
 	work, err := stage(filepath.Clean(cmp.Or(o.Folder, o.Image)))
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() { err = errors.Join(err, work.close()) }()
-	var images *staging // for the image, if one is wanted
+	var images *staging // for the image; nil without an image
 	if o.Image != "" {
 		if images, err = stage(filepath.Clean(o.Image)); err != nil {
 			return Result{}, err
@@ -117,7 +117,7 @@ func newBuilder(ctx context.Context, staging string, run *runFile, digest string
 
 func (b *builder) close() error { return errors.Join(b.folder.Close(), b.work.Close()) }
 
-// build fills the folder, and writes its manifest last.
+// build fills the folder, and writes the manifest last.
 func (b *builder) build(run *runFile, modules []Modules) error {
 	if err := b.work.Mkdir("archive", 0o700); err != nil {
 		return err
@@ -239,7 +239,7 @@ func (b *builder) describe(name string, e fs.DirEntry) (driverfolder.File, error
 	if err != nil {
 		return driverfolder.File{}, err
 	}
-	defer func() { _ = f.Close() }() // it is only read
+	defer func() { _ = f.Close() }() // only read
 	info, err := f.Stat()
 	if err != nil {
 		return driverfolder.File{}, err

@@ -18,9 +18,9 @@ const (
 	maxContent = 16 << 30 // bytes
 )
 
-// extract writes the regular files of the .run file's archive into folder. It returns an error for an
-// archive that leads out of the folder, even if the folder would prevent it. Symbolic links are left
-// out: the installer's manifest has the links of a driver.
+// extract writes the regular files of the .run file's archive into folder. It returns an error if a
+// name in the archive leads out of the folder. Symbolic links are left out: the installer's manifest
+// has the links of a driver.
 func (r *runFile) extract(ctx context.Context, folder *os.Root) error {
 	return r.archive(ctx, func(unpacked io.Reader) error {
 		archive := tar.NewReader(unpacked)
@@ -28,7 +28,7 @@ func (r *runFile) extract(ctx context.Context, folder *os.Root) error {
 		for range maxEntries {
 			head, err := archive.Next()
 			if errors.Is(err, io.EOF) {
-				// The rest is padding. It is read, so that a program that decompresses ends well.
+				// Read the padding, so that the decompressor ends without an error.
 				_, err := io.Copy(io.Discard, io.LimitReader(unpacked, 1<<20))
 				return err
 			}

@@ -175,7 +175,7 @@ func addFile(ctx context.Context, folder *os.Root, file driverfolder.File, archi
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // it is only read
+	defer func() { _ = f.Close() }() // only read
 	err = archive.WriteHeader(&tar.Header{
 		Typeflag: tar.TypeReg, Name: file.Path, Mode: int64(file.Permissions()), Size: file.Size, Format: tar.FormatPAX,
 	})

@@ -22,10 +22,10 @@ type entry struct {
 // from the rule: FILE MODE TYPE [ARCHITECTURE] [PATH or DEPTH] [TARGET] MODULE:NAME.
 type rule struct {
 	// to is the folder for files of the type, below the driver folder; lib stands for the folder of
-	// the libraries. Files of a type without it are left out.
+	// the libraries. Files of a type without a folder are left out.
 	to string
-	// arch is set if the line says NATIVE or COMPAT32, path if it has a path below to, depth if the
-	// path is that in the archive without its first folders, and link if it has a target.
+	// These fields say how a line goes on: arch with NATIVE or COMPAT32, path with a path below to,
+	// depth with the number of folders to remove from the path in the archive, link with a target.
 	arch, path, depth, link bool
 }
 
@@ -84,8 +84,8 @@ var rules = map[string]rule{
 	// Only the licence of the documentation is in the folder: see layOut.
 	"DOCUMENTATION": {to: "usr/share/doc", path: true},
 
-	// Sources of modules, the installer itself, what only a desktop or systemd reads, and files for
-	// building programs.
+	// Sources of modules, the installer itself, files for a desktop or systemd, and files for building
+	// programs.
 	"KERNEL_MODULE_SRC": {depth: true}, "KERNEL_MODULE": {}, "DKMS_CONF": {depth: true}, "MODULE_SIGNING_KEY": {},
 	"INSTALLER_BINARY": {}, "MANPAGE": {path: true}, "NVIDIA_MODPROBE_MANPAGE": {path: true},
 	"DOT_DESKTOP": {path: true}, "ICON": {path: true},
@@ -97,11 +97,11 @@ var rules = map[string]rule{
 // libraryFolders are the folders of the libraries, by the architecture.
 var libraryFolders = map[string]string{"amd64": "usr/lib/x86_64-linux-gnu", "arm64": "usr/lib/aarch64-linux-gnu"}
 
-// headLines is the number of lines of .manifest before those of the files.
+// headLines is the number of lines of .manifest before the first file.
 const headLines = 8
 
-// layOut returns the files of a driver and their places, by the .manifest of NVIDIA's installer. It
-// refuses types of files that it does not know, and a manifest of another version.
+// layOut returns the files of a driver and their places, by the .manifest of NVIDIA's installer. An
+// unknown type of file and a manifest of another version are errors.
 func layOut(manifest []byte, version, architecture string) ([]entry, error) {
 	lines := bufio.NewScanner(bytes.NewReader(manifest))
 	var all []entry
@@ -129,7 +129,7 @@ func layOut(manifest []byte, version, architecture string) ([]entry, error) {
 	return all, nil
 }
 
-// place returns the entry of a line; its to is empty if the driver folder does not have the file.
+// place returns the entry of a line. The entry has an empty to if the file is left out.
 func place(fields []string, version, architecture string) (entry, error) {
 	next := func() string {
 		if len(fields) == 0 {

@@ -95,7 +95,7 @@ func (b *builder) addModule(from, to string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // it is only read
+	defer func() { _ = f.Close() }() // only read
 	if err := b.isForArchitecture(f, from); err != nil {
 		return err
 	}

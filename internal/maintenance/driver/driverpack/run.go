@@ -25,16 +25,16 @@ const (
 	maxHead   = 128 << 20 // bytes of the script and of the decompressor behind it
 )
 
-// A runFile is a .run file of NVIDIA: a shell script of makeself, usually a program that
-// decompresses, and a compressed tar archive. Nothing of it is executed.
+// A runFile is a .run file of NVIDIA: a shell script of makeself, usually a decompressor, and a
+// compressed tar archive. Nothing of the file is executed.
 type runFile struct {
 	file         *os.File
 	version      string // of the driver
-	architecture string // as driverfolder.Manifest has it
+	architecture string // amd64 or arm64
 	payload      int64  // where the archive begins
 }
 
-// architectures are the names in .run files of NVIDIA, and those of Go.
+// architectures maps the names of architectures in .run files to the names of Go.
 var architectures = map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
 
 // openRun opens a .run file whose SHA-256 digest must be digest. The caller closes the file.
@@ -48,7 +48,7 @@ func openRun(ctx context.Context, name, digest string) (_ *runFile, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = file.Close() // it is only read
+			_ = file.Close() // only read
 		}
 	}()
 	if info, err := file.Stat(); err != nil {
@@ -128,9 +128,8 @@ func startOfLine(r io.Reader, line int) (at int64, err error) {
 	return at, nil
 }
 
-// archive calls read with the tar archive of the .run file, decompressed. Archives in the formats of
-// gzip and bzip2 are decompressed here, those in the formats of xz and zstd by the programs of these
-// names.
+// archive calls read with the decompressed tar archive of the .run file. The formats of xz and zstd
+// need the programs of the same names.
 func (r *runFile) archive(ctx context.Context, read func(io.Reader) error) error {
 	compressed := bufio.NewReaderSize(readerOf(ctx, io.NewSectionReader(r.file, r.payload, 1<<62)), 1<<16)
 	begin, err := compressed.Peek(6)
@@ -155,8 +154,7 @@ func (r *runFile) archive(ctx context.Context, read func(io.Reader) error) error
 	return fmt.Errorf("the archive of the .run file has an unknown compression: it begins with %x", begin)
 }
 
-// decompress runs a program that decompresses its standard input. The options are those that busybox
-// knows as well.
+// decompress runs a program such as xz. Busybox knows the options as well.
 func decompress(ctx context.Context, compressed io.Reader, read func(io.Reader) error, program string) error {
 	file, err := exec.LookPath(program)
 	if err != nil {

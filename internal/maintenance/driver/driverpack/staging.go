@@ -15,14 +15,14 @@ import (
 const stagingSuffix = ".gpu-driver.tmp"
 
 // A staging is a folder beside the place of a result, on the same file system. The result is written
-// there, and moved to its place when it is whole. The folder is locked until it is closed.
+// there, and moved to its place when the result is whole. The folder is locked until close.
 type staging struct {
 	path string
 	lock *os.File
 }
 
-// stage creates a staging for a result at place, where nothing may be yet. It removes the stagings of
-// processes that were killed.
+// stage creates a staging for a result at place. It removes the stagings of killed processes. If
+// something exists at place, stage returns an error.
 func stage(place string) (_ *staging, err error) {
 	if _, err := os.Lstat(place); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
@@ -59,7 +59,7 @@ func (s *staging) close() error {
 	return errors.Join(os.RemoveAll(s.path), s.lock.Close())
 }
 
-// publish moves what is in the staging under a name to its place.
+// publish moves the folder with a name in the staging to place.
 func (s *staging) publish(name, place string) error {
 	if _, err := os.Lstat(place); err == nil {
 		return fmt.Errorf("%s exists already: another program has created it", place)
@@ -75,7 +75,7 @@ func (s *staging) publish(name, place string) error {
 	return syncFolder(filepath.Dir(place))
 }
 
-// sweep removes the stagings of killed processes. Those of running processes are locked.
+// sweep removes the stagings of killed processes. The stagings of running processes are locked.
 func sweep(parent, prefix string) error {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
@@ -110,7 +110,7 @@ func locked(path string) (*os.File, error) {
 	return f, nil
 }
 
-// syncFolders writes a folder and the folders in it to the disk. Their files have been synced.
+// syncFolders writes a folder and all folders below to the disk. The files have been synced before.
 func syncFolders(top string) error {
 	return filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.IsDir() {
