@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/ledger"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/ownprocess"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
 // killedDir has the test's process write into the folder of this name until it is killed, instead
@@ -70,21 +70,10 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// fullDir has the test's process write more into the folder of this name than there is room for,
-// instead of running tests.
-const fullDir = "TEST_FULL_DIR"
-
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(killedDir); dir != "" {
 		_, _ = fmt.Fprintln(os.Stderr, writeUntilKilled(dir))
 		os.Exit(1)
-	}
-	if dir := os.Getenv(fullDir); dir != "" {
-		if err := writeTooMuch(dir); err != nil {
-			_, _ = fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
 	}
 	os.Exit(m.Run())
 }
@@ -92,58 +81,37 @@ func TestMain(m *testing.M) {
 // TestFullDisk: the old file stays, no other is left, it is said once, and written once there is
 // room.
 func TestFullDisk(t *testing.T) {
+	if !ownprocess.Is(t) {
+		return
+	}
 	dir := t.TempDir()
-	p := open(dir)
-	p.Offer(with("GPU-a", fault(48, 0)))
-	p.end()
-	c := exec.CommandContext(t.Context(), os.Args[0])
-	c.Env = append(os.Environ(), fullDir+"="+dir)
-	if out, err := c.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
-}
-
-// writeTooMuch offers a Book that the kernel refuses to write, as it does on a full disk, and then
-// makes room.
-func writeTooMuch(dir string) error {
-	signal.Ignore(syscall.SIGXFSZ)
-	full := syscall.Rlimit{Cur: 400, Max: 1 << 20}
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
-		return err
-	}
-	const complaint = "Cannot write the fault ledger"
+	first := open(dir)
+	first.Offer(with("GPU-a", fault(48, 0)))
+	first.end()
 	old, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
 	b := with("GPU-a", fault(48, 0))
 	b.Add("GPU-b", "1", health.Device{Faults: []health.Fault{fault(64, 0)}})
+
+	ownprocess.LimitFiles(t, 400)
+	const complaint = "Cannot write the fault ledger"
 	p := open(dir)
 	p.Offer(b)
-	deadline := time.After(time.Minute)
-	for p.logged(complaint) == 0 {
-		select {
-		case <-deadline:
-			return errors.New("the disk refuses, and nothing was logged")
-		case <-time.After(time.Millisecond):
-		}
-	}
+	poll.Until(t, "the disk refuses, and the log says so", func() bool { return p.logged(complaint) > 0 })
 	p.end() // it says that faults will be forgotten, as it cannot wait for room
 	entries, err := os.ReadDir(dir)
 	text, err2 := os.ReadFile(filepath.Join(dir, file))
 	if err = errors.Join(err, err2); err != nil {
-		return err
+		t.Fatal(err)
 	}
 	if !bytes.Equal(text, old) || len(entries) != 1 || p.logged(complaint) != 1 || p.logged("will be lost") != 1 {
-		return fmt.Errorf("%d files, %s\n%q", len(entries), text, p.log)
+		t.Fatalf("%d files, %s\n%q", len(entries), text, p.log)
 	}
-	full.Cur = full.Max
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
-		return err
-	}
+	ownprocess.LimitFiles(t, 0)
 	next := open(dir)
 	next.Offer(b)
 	next.end()
-	return nil
+	compare(t, "faults of GPU-b", 1, len(faultsOf(t, dir, "GPU-b")))
 }
