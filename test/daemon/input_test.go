@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestBadInput: what cannot be ends the program with one sentence that says what is wrong and what
-// to do.
+// TestBadInput: a wrong command line and a missing driver end the program with one sentence that says what
+// is wrong and what to do. Package config and cli have the sentences for all other wrong values.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -33,16 +33,6 @@ func TestBadInput(t *testing.T) {
 	}{
 		"unknown flag": {[]string{"--mig-strateg", "mixed"},
 			[]string{"unknown flag: --mig-strateg", "--help lists the flags"}},
-		"unknown command": {[]string{"stauts"}, []string{`unknown command "stauts", did you mean "status"?`,
-			"--help lists the commands"}},
-		"unknown strategy": {
-			[]string{"--mig-strategy", "many"}, []string{`--mig-strategy: "many" is not one of: none, single, mixed`},
-		},
-		"unknown device list strategy": {
-			[]string{"--device-list-strategy", "env"}, []string{`--device-list-strategy: "env": not one of: envvar, volume-mounts`},
-		},
-		"unknown profile": {[]string{"--simulate", "dgx-h1000"},
-			[]string{`"dgx-h1000"`, "give one of a100-mig-mixed, a30-x4,", ".yaml"}},
 		"profile that is not there": {
 			[]string{"--simulate", "/no/such.yaml"}, []string{"/no/such.yaml", "no such file",
 				"give the path of a file that can be read"},
@@ -50,10 +40,6 @@ func TestBadInput(t *testing.T) {
 		"profile that is none": {
 			[]string{"--simulate", write("none.yaml", "gpus: 3\n")}, []string{"none.yaml", "correct it",
 				"a profile has the keys"},
-		},
-		"socket's path too long": {
-			[]string{"--kubelet-socket", "/" + strings.Repeat("x", 107) + "/k.sock"},
-			[]string{"--kubelet-socket", "has 115 bytes", "shorten it by 8 bytes"},
 		},
 		"no library": {
 			[]string{"--simulate", write("nolib.yaml", machine+"faults: [{kind: driver, driver: no-library}]\n")},
@@ -71,12 +57,6 @@ func TestBadInput(t *testing.T) {
 		"configuration file that is not there": {
 			[]string{"--simulate", "t4", "--config-file", "/no/such.yaml"}, []string{"/no/such.yaml", "check --config-file"},
 		},
-		"configuration that is not valid": {
-			[]string{"--simulate", "t4", "--config-file", write("config.yaml", "version: v1\nflags:\n  migStrategy: many\n")},
-			[]string{"config.yaml", "3", `"many" is not one of: none, single, mixed`},
-		},
-		"no daemon": {[]string{"status", "--control-socket", "/no/such.sock"},
-			[]string{"no daemon answers at /no/such.sock", "--control-socket"}},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

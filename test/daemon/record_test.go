@@ -94,8 +94,7 @@ func TestRecordAndReplay(t *testing.T) {
 }
 
 // TestRecordingsOfTwoDaemons: two daemons record into one folder from their starts, and one is
-// killed. What each wrote is played, also where its last line was cut off; a file that is none is
-// refused with the reason.
+// killed. What each wrote is played, also where its last line was cut off.
 func TestRecordingsOfTwoDaemons(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -135,23 +134,6 @@ func TestRecordingsOfTwoDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	cut := filepath.Join(t.TempDir(), "cut.jsonl")
-	for _, damaged := range []struct{ name, text, says string }{
-		{"another format", strings.Replace(string(text), `"format":1`, `"format":99`, 1), "99"},
-		{"no recording", "nothing\n", "recording"},
-		{"an empty file", "", "recording"},
-		{"a folder without one", "", ""},
-	} {
-		path := cut
-		if damaged.name == "a folder without one" {
-			path = t.TempDir()
-		} else if err := replace(cut, damaged.text); err != nil {
-			t.Fatal(err)
-		}
-		if said := run(t, true, "simulate", "replay", path); !strings.Contains(said, path) ||
-			!strings.Contains(said, damaged.says) {
-			t.Errorf("%s is refused with %q", damaged.name, said)
-		}
-	}
 	if err := replace(cut, string(text[:len(text)-5])); err != nil {
 		t.Fatal(err)
 	}
