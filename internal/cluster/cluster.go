@@ -1,7 +1,7 @@
 // Package cluster runs the tasks with requests to the API server; only gpu-node-agent has the
 // package. The tasks write the Node, Events and ResourceSlices. Package keeper writes the Node, and
-// all requests go through package kubeapi. The daemon serves the kubelet regardless of the API
-// server.
+// all requests go through package kubeapi. Package healthevents sends the health of the GPUs to
+// NVSentinel. The daemon serves the kubelet regardless of the API server.
 package cluster
 
 import (
@@ -11,11 +11,13 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/healthevents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -206,7 +208,16 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 	c.client.Fence(d.Lead.Check)
 	return append(append(c.Labels(d), c.allocation(d)...),
 		c.underLead("Node", d, c.writeNode), c.underLead("slot of the cluster", d, c.followSlots),
-		c.underLead("repairs of the cluster", d, c.followRepairs))
+		c.underLead("repairs of the cluster", d, c.followRepairs),
+		c.underLead("health events", d, sendHealthEvents))
+}
+
+// sendHealthEvents sends the health of the GPUs to NVSentinel until ctx ends.
+func sendHealthEvents(ctx context.Context, d daemon.View) {
+	healthevents.New(healthevents.Options{
+		Configs: d.Configs, Snapshots: d.Snapshots, Unproven: d.Unproven, Lead: d.Lead.Check,
+		Node: d.Config.NodeName, StateDir: d.Config.StateDir, Sent: d.HealthEventsSent,
+	}).Run(klog.NewContext(ctx, klog.FromContext(ctx).WithName("healthevents")))
 }
 
 // Labels returns the tasks that write labels without a watch of the Node.

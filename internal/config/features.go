@@ -3,9 +3,12 @@ package config
 import (
 	"errors"
 	"fmt"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 )
 
 // Features chooses the labels, Events, conditions and taints that the node writes to the cluster.
@@ -32,6 +35,13 @@ type Features struct {
 	ChangeTaint bool
 	// StartupTaint removes the start-up taint of the node when its GPUs are allocatable.
 	StartupTaint bool
+	// HealthEvents is the address of NVSentinel's platform connector, "unix:///PATH"; empty if no
+	// health events are sent.
+	HealthEvents string
+	// HealthEventsStrategy says whether NVSentinel may act on the events.
+	HealthEventsStrategy EventsStrategy
+	// HealthEventsMachine is the kind of machine for which the events recommend a repair.
+	HealthEventsMachine Machine
 	// Quiesce releases the driver at an annotation or a label of the node.
 	Quiesce bool
 }
@@ -65,6 +75,61 @@ func (l LabelsOutput) String() string {
 		return "node"
 	}
 	return fmt.Sprintf("LabelsOutput(%d)", int(l))
+}
+
+// UnixScheme begins the address of a Unix socket.
+const UnixScheme = "unix://"
+
+// EventsStrategy is what NVSentinel may do with a health event.
+type EventsStrategy int
+
+// The strategies.
+const (
+	StoreOnly          EventsStrategy = iota // store the event
+	ExecuteRemediation                       // also cordon, drain and repair the node by its rules
+)
+
+func (s EventsStrategy) String() string {
+	switch s {
+	case StoreOnly:
+		return "storeOnly"
+	case ExecuteRemediation:
+		return "executeRemediation"
+	}
+	return fmt.Sprintf("EventsStrategy(%d)", int(s))
+}
+
+// Machine is the kind of a machine.
+type Machine int
+
+// The kinds.
+const (
+	BareMetal Machine = iota
+	VM
+)
+
+func (m Machine) String() string {
+	switch m {
+	case BareMetal:
+		return "bareMetal"
+	case VM:
+		return "vm"
+	}
+	return fmt.Sprintf("Machine(%d)", int(m))
+}
+
+// setHealthEvents sets the receiver of health events.
+func setHealthEvents(c *Config, text string) error {
+	path, ok := strings.CutPrefix(text, UnixScheme)
+	switch {
+	case text == "":
+	case !ok || !filepath.IsAbs(path) || strings.HasSuffix(path, "/"):
+		return fmt.Errorf("%q is not the address of a Unix socket, such as unix:///var/run/nvsentinel/nvsentinel.sock", text)
+	case len(path) > statefile.MaxSocketPath:
+		return fmt.Errorf("the path of the socket has %d bytes; the kernel allows %d", len(path), statefile.MaxSocketPath)
+	}
+	c.Features.HealthEvents = text
+	return nil
 }
 
 // A ConditionType is a further type of the condition, for a program that acts on this type.
@@ -240,6 +305,27 @@ var clusterOptions = []option{
 		set: truth(func(c *Config) *bool { return &c.Features.StartupTaint }),
 	},
 	{
+		flag: "health-events", env: []string{"HEALTH_EVENTS"}, key: "features.healthEvents",
+		usage: "address of NVSentinel's platform connector, to which each change of a GPU's health is sent, such as " +
+			"unix:///var/run/nvsentinel/nvsentinel.sock; empty: no health events",
+		set: setHealthEvents,
+	},
+	{
+		flag: "health-events-strategy", env: []string{"HEALTH_EVENTS_STRATEGY"}, key: "features.healthEventsStrategy",
+		fallback: "storeOnly",
+		usage: "what NVSentinel may do with these events: storeOnly; executeRemediation, also cordon, drain and repair " +
+			"the node by its rules",
+		set: choice(func(c *Config) *EventsStrategy { return &c.Features.HealthEventsStrategy }, StoreOnly,
+			ExecuteRemediation),
+	},
+	{
+		flag: "health-events-machine", env: []string{"HEALTH_EVENTS_MACHINE"}, key: "features.healthEventsMachine",
+		fallback: "bareMetal",
+		usage: "the machine in these events: bareMetal, with RESTART_BM for a restart and CONTACT_SUPPORT for broken " +
+			"hardware; vm, with RESTART_VM and REPLACE_VM",
+		set: choice(func(c *Config) *Machine { return &c.Features.HealthEventsMachine }, BareMetal, VM),
+	},
+	{
 		flag: "node-quiesce", env: []string{"NODE_QUIESCE"}, key: "features.quiesce", fallback: "false", kind: kindBool,
 		usage: "release the driver while the node has the annotation gpu-device-plugin.github.io/quiesce.until with " +
 			"a time in the future, or while nvidia.com/gpu.deploy.device-plugin or .client is paused-for-...",
@@ -279,6 +365,14 @@ func (d *document) features(c *Config, s Sources) {
 	if len(c.Features.ConditionTypes) > 0 && !c.Features.Condition {
 		d.problem("features.conditionTypes", d.line("features.conditionTypes"), "are types of the condition; also set "+
 			"features.condition: true")
+	}
+	if c.Features.HealthEvents != "" && s.Program == DevicePlugin && !s.Discovery {
+		d.problem("features.healthEvents", d.line("features.healthEvents"), "needs gpu-node-agent, which has the same "+
+			"settings; this program sends no health events")
+	}
+	if c.Features.HealthEvents != "" && s.Program == NodeAgent && c.NodeName == "" {
+		d.problem("features.healthEvents", d.line("features.healthEvents"), "needs the name of the node: set --node-name "+
+			"or NODE_NAME")
 	}
 	needs := "features"
 	if s.Discovery {

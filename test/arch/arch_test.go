@@ -94,7 +94,8 @@ var homes = []struct {
 	{"github.com/prometheus", []string{"internal/report/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
 	{"net/http", []string{"internal/report/telemetry", "internal/cluster/kubeapi"}},
 	{"log/slog", []string{"internal/base/logwriter"}}, // its JSON; messages go through klog
-	{"google.golang.org/grpc", []string{"internal/kubelet/serve", "internal/kubelet", "internal/dra/draplugin"}},
+	{"google.golang.org/grpc", []string{"internal/kubelet/serve", "internal/kubelet", "internal/dra/draplugin",
+		"internal/cluster/healthevents"}},
 	{"k8s.io/kubelet/pkg/apis/deviceplugin", []string{"internal/kubelet/serve", "internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/podresources", []string{"internal/kubelet"}},
 	{"k8s.io/kubelet/pkg/apis/dra", []string{"internal/dra/draplugin"}},

@@ -22,7 +22,7 @@ import (
 var hostile = []string{"null", `""`, "20240101", `"1e3"`, "[]", "{}", `"a: b"`, `"` + strings.Repeat("x", 300) + `"`}
 
 // everything has most of the chart on.
-const everything = `{features: {labels: nodeFeature, events: pods, condition: true, conditionTypes: [A], taint: true, changeTaint: true, startupTaint: true, quiesce: true, nodeConfig: true},
+const everything = `{features: {labels: nodeFeature, events: pods, condition: true, conditionTypes: [A], taint: true, changeTaint: true, startupTaint: true, quiesce: true, healthEvents: unix:///a/b, nodeConfig: true},
   config: {map: {a: "version: v1", b: "version: v1"}, default: a}, mps: {enabled: true}, kernelLog: true, preStartChecks: reset-clocks, mig: {enabled: true, label: true, disruption: pause},
   dra: {enabled: true, claimStatus: true, dynamicMIG: true}, metrics: {allowFrom: []},
   monitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}, openshiftSCC: privileged, nodeSelector: {a: b}, rebootFile: /var/run/reboot-required, repair: idle, rollout: {slots: 1}}`
@@ -237,7 +237,8 @@ var ungranted = strings.Fields(`FAIL_ON_INIT_ERROR NVIDIA_DEV_ROOT LIBRARY_SEARC
 	LOGGING_FORMAT STATE_DIR CDI_DIR SIMULATE RECORD RECORD_REDACT GPU_METRICS GPU_METRICS_INTERVAL GPU_METRICS_PCIE_THROUGHPUT
 	GPU_METRICS_HOSTNAME_LABEL GPU_METRICS_POD_UID NODE_NAME VOID_VISIBLE_DEVICES HEALTH_INTERVAL DRIVER_AT_LEAST DRIVER_BELOW VALIDATE KUBECONFIG NODE_LABEL DEFAULT_CONFIG
 	FALLBACK_STRATEGIES NODE_LABELS_FILE NODE_LABELS_TIMESTAMP MACHINE_TYPE_FILE NAMESPACE POD_NAME MIG_LAYOUT MIG_CONFIG_FILE MIG_REPLACE
-	MIG_RESET_IN_VM MIG_EVICT_TIMEOUT ROLLOUT_SLOTS ROLLOUT_WAVE_LABEL ROLLOUT_WAVE_SOAK ROLLOUT_TOPOLOGY_LABEL ROLLOUT_WINDOWS DRA_SWITCH_MIG DRA_SHARES DRA_SHARE_BY DRA_METADATA`)
+	MIG_RESET_IN_VM MIG_EVICT_TIMEOUT ROLLOUT_SLOTS ROLLOUT_WAVE_LABEL ROLLOUT_WAVE_SOAK ROLLOUT_TOPOLOGY_LABEL ROLLOUT_WINDOWS
+	HEALTH_EVENTS_STRATEGY HEALTH_EVENTS_MACHINE DRA_SWITCH_MIG DRA_SHARES DRA_SHARE_BY DRA_METADATA`)
 
 // TestEachOptionIsJudged: each option of the daemon is among those for which the chart looks
 // whether the pod has the rights, or among those that need none.

@@ -175,6 +175,14 @@ type Features struct {
 	// startup-taint.cluster-autoscaler.kubernetes.io/gpu-device-plugin of the node when
 	// its GPUs are allocatable.
 	StartupTaint *bool `json:"startupTaint,omitempty"`
+	// HealthEvents is the address of NVSentinel's platform connector, "unix:///PATH", to which each
+	// change of a GPU's health is sent; empty (default) for no health events.
+	HealthEvents *string `json:"healthEvents,omitempty"`
+	// HealthEventsStrategy is what NVSentinel may do with them: storeOnly (default) or
+	// executeRemediation.
+	HealthEventsStrategy *string `json:"healthEventsStrategy,omitempty"`
+	// HealthEventsMachine is the machine for which they recommend a repair: bareMetal (default) or vm.
+	HealthEventsMachine *string `json:"healthEventsMachine,omitempty"`
 	// Quiesce releases the driver while the node has the annotation
 	// gpu-device-plugin.github.io/quiesce.until with a time in the future, or while one of
 	// the labels nvidia.com/gpu.deploy.device-plugin and .client has a value with

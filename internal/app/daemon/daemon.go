@@ -331,6 +331,11 @@ func (d *daemon) view() View {
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
 		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },
 		DRA:     d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
+		HealthEventsSent: d.counters.HealthEventsSent,
+		Unproven: func(s inventory.Snapshot) (map[string]string, <-chan struct{}) {
+			changed := d.proofs.Changed() // taken first
+			return d.proofs.Unproven(s), changed
+		},
 	}
 	if d.directory != nil {
 		v.Checkpoint = d.directory.Checkpoint

@@ -51,6 +51,9 @@ type View struct {
 	Listed  func() map[string]int
 	// Status returns the daemon's present status.
 	Status func(context.Context) (status.Status, error)
+	// Unproven returns why CUDA is not proven on devices of a Snapshot, by UUID, and a channel that is
+	// closed when the result may have changed; nil if the configuration wants no proofs.
+	Unproven func(inventory.Snapshot) (unproven map[string]string, changed <-chan struct{})
 	// Quiesce releases the driver, and Resume resumes its use, like the commands of these
 	// names.
 	Quiesce, Resume func(context.Context) error
@@ -61,7 +64,10 @@ type View struct {
 	ClaimsOf func(devices []string) []dra.Claim
 	// Checkpoint returns the kubelet's record of devices and pods; nil without a kubelet.
 	Checkpoint func() (kubelet.Checkpoint, error)
-	// APIRequested counts requests to the API server, and EventDropped dropped Events.
+	// APIRequested counts requests to the API server, EventDropped dropped Events, and
+	// HealthEventsSent the health events of a call to NVSentinel.
 	APIRequested func(verb, resource string, code int)
 	EventDropped func(cause string)
+
+	HealthEventsSent func(accepted bool, events int)
 }

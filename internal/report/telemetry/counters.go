@@ -41,6 +41,7 @@ type Counters struct {
 	// errors counts failed calls into the driver, requests the requests to the API server, and
 	// dropped the Events that were not written.
 	errors, requests, dropped *prometheus.CounterVec
+	healthEvents              *prometheus.CounterVec // by result
 	switches                  *prometheus.GaugeVec
 	preparedWithoutKubelet    atomic.Uint64 // claims prepared without the kubelet's account of resources
 
@@ -81,7 +82,8 @@ func NewCounters(causes []string) *Counters {
 		rpcs: rpcDuration.histogramVec(buckets), calls: callDuration.histogramVec(buckets),
 		claims: claimDuration.histogramVec(buckets),
 		errors: callErrors.counterVec(), requests: apiRequests.counterVec(), dropped: eventsDropped.counterVec(),
-		switches: switchErrors.gaugeVec(), switched: map[[3]string]bool{},
+		healthEvents: healthEvents.counterVec(),
+		switches:     switchErrors.gaugeVec(), switched: map[[3]string]bool{},
 		causes: causes, now: time.Now, gpus: map[string]*gpuCounts{}, resources: map[string]*resourceCounts{},
 	}
 }
@@ -215,6 +217,15 @@ func (c *Counters) APIRequested(verb, resource string, code int) {
 
 // EventDropped counts a Kubernetes Event that was not written.
 func (c *Counters) EventDropped(cause string) { c.dropped.WithLabelValues(cause).Inc() }
+
+// HealthEventsSent counts the health events of a call to NVSentinel.
+func (c *Counters) HealthEventsSent(accepted bool, events int) {
+	result := "accepted"
+	if !accepted {
+		result = "failed"
+	}
+	c.healthEvents.WithLabelValues(result).Add(float64(events))
+}
 
 // send sends the counts of the GPUs and resources in a status, and of GPUs and resources that left
 // it shortly before.

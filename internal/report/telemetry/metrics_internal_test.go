@@ -90,6 +90,8 @@ func counted() *Counters {
 	c.APIRequested("PATCH", "nodes/status", 200)
 	c.APIRequested("POST", "events", 0)
 	c.EventDropped("queue")
+	c.HealthEventsSent(true, 8)
+	c.HealthEventsSent(false, 1)
 	c.SwitchError("0000:c4:00.0", 20034, true, time.Unix(1795309325, 0))
 	return c
 }

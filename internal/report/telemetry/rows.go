@@ -284,6 +284,11 @@ var (
 			"because too many waited for the API server; refused, because the API server rejected them. Absent " +
 			"while there was none.",
 	}
+	healthEvents = metric{
+		name: "gpu_device_plugin_health_events_total", kind: counter, labels: []string{"result"}, series: "2",
+		help: "Health events in calls to NVSentinel (features.healthEvents): accepted, or failed and tried again. " +
+			"Absent while there was none.",
+	}
 )
 
 // daemonMetrics are the metrics of the daemon, in the order of docs/monitoring.md.
@@ -301,5 +306,5 @@ var daemonMetrics = []metric{
 	snapshotTime, snapshotGeneration, snapshotStale, callDuration, callErrors, callsHanging, callOldest,
 	configGeneration, configSuccessful, configSuccess,
 	sliceCount, sliceDevices, poolGeneration, slicesPublished, claimCount, claimDuration, claimsWithoutKubelet,
-	apiRequests, eventsDropped,
+	apiRequests, eventsDropped, healthEvents,
 }

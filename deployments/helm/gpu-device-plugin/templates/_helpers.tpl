@@ -159,7 +159,7 @@ in any case. */}}
 {{- end }}
 {{- $known := dict }}
 {{- range list "flags" "plugin" "health" "features" "sharing" "mps" "mig" "dra" "units" "selectors" "enforce" "name" "size" "percentage" "migStrategy"
-  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "repair" "labels" "events" "condition" "conditionTypes" "taint" "changeTaint" "startupTaint" "quiesce"
+  "nvidiaDriverRoot" "deviceListStrategy" "preStartChecks" "kernelLog" "rebootFile" "repair" "labels" "events" "condition" "conditionTypes" "taint" "changeTaint" "startupTaint" "quiesce" "healthEvents"
   "enabled" "label" "disruption" "mode" "driverName" "dynamicMIG" "claimStatus" }}
 {{- $_ := set $known (lower .) . }}
 {{- end }}
@@ -320,7 +320,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPause, rollout, dra. A value counts before the files. */}}
+taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, migEvict, migPause, rollout, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -332,6 +332,7 @@ taint, changeTaint, startupTaint, quiesce, nodeConfig, migLabel, migEvict, migPa
 {{- end }}
 {{- if include "gpu-device-plugin.repairs" (list . "plan" "idle") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
+{{- if .Values.features.healthEvents }}{{ $_ := set $on "healthEvents" true }}{{ end }}
 {{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
 {{- $asked := list (get $.Values.features $name) }}
 {{- if eq $name "labels" }}{{ $asked = list (include "gpu-device-plugin.labelsValue" $ | fromJson).labels }}{{ end }}
@@ -441,9 +442,9 @@ rollingUpdate:
 {{- if $found }}true{{ end }}
 {{- end }}
 
-{{- /* Whether a feature needs the API server: then gpu-node-agent runs, with a service account. */}}
+{{- /* Whether a feature needs gpu-node-agent, which runs with a service account. */}}
 {{- define "gpu-device-plugin.agent" -}}
-{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "rollout" "dra") }}
+{{- include "gpu-device-plugin.feature" (list . "labels-nodeFeature" "labels-node" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" "nodeConfig" "migLabel" "migEvict" "rollout" "dra" "healthEvents") }}
 {{- end }}
 
 {{- /* The root directory of kubelet, which has the same path in the container; empty for the usual one. */}}
@@ -827,6 +828,7 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "NODE_CHANGE_TAINT" "features.changeTaint" $true $on.changeTaint)
   (list "NODE_STARTUP_TAINT" "features.startupTaint" $true $on.startupTaint)
   (list "NODE_QUIESCE" "features.quiesce" $true $on.quiesce)
+  (list "HEALTH_EVENTS" "features.healthEvents" "." .Values.features.healthEvents)
   (list "CONFIG_FILE_SRCDIR" "features.nodeConfig" "/" $on.nodeConfig)
   (list "DRA_MODE" "dra.enabled" "dra|split" $on.dra)
   (list "DRA_DYNAMIC_MIG" "dra.enabled and dra.dynamicMIG" $true (include "gpu-device-plugin.divides" .))
@@ -871,6 +873,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "health.repair" .Values.repair "plan|idle" true "repair")
   (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
   (list "features.conditionTypes" .Values.features.conditionTypes "." false "features.conditionTypes")
+  (list "features.healthEvents" .Values.features.healthEvents "." false "features.healthEvents")
   (list "sharing.mps" .Values.mps.enabled "." (include "gpu-device-plugin.mps" .) "mps.enabled")
   (list "mig.enabled" .Values.mig.enabled "true" true "mig.enabled")
   (list "mig.disruption" .Values.mig.disruption "evict|pause" true "mig.disruption")
@@ -945,6 +948,11 @@ itself would keep the old driver container's files. Empty where the pod has the 
 {{- include "gpu-device-plugin.refuseClasses" . }}
 {{- include "gpu-device-plugin.refuseContext" . }}
 {{- include "gpu-device-plugin.refuseUngranted" . }}
+{{- with .Values.features.healthEvents }}
+{{- if has (trimPrefix "unix://" . | dir) (list "/" "/run" "/var/run" "/var" "/tmp") }}
+{{- fail (printf "features.healthEvents is %s: the pod mounts the folder of the socket, which must be a folder of its own, such as /var/run/nvsentinel" .) }}
+{{- end }}
+{{- end }}
 {{- if .Values.features.nodeConfig }}
 {{- if not (or .Values.config.map .Values.config.name) }}
 {{- fail "features.nodeConfig: a label of the node chooses one of the files of config.map or config.name, and neither is given" }}
@@ -1031,6 +1039,9 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "NODE_CHANGE_TAINT" .Values.features.changeTaint)
   (list "NODE_STARTUP_TAINT" .Values.features.startupTaint)
   (list "NODE_QUIESCE" (ternary true .Values.features.quiesce (not (empty (include "gpu-device-plugin.inPlace" .)))))
+  (list "HEALTH_EVENTS" .Values.features.healthEvents)
+  (list "HEALTH_EVENTS_STRATEGY" .Values.features.healthEventsStrategy)
+  (list "HEALTH_EVENTS_MACHINE" .Values.features.healthEventsMachine)
   (list "MIG_ENABLED" .Values.mig.enabled)
   (list "MIG_LAYOUT" .Values.mig.layout)
   (list "MIG_CONFIG_FILE" (ternary nil (printf "/mig/%s" .Values.mig.config.key) (empty .Values.mig.config.name)))

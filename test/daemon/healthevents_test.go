@@ -1,0 +1,59 @@
+package daemon
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/nvsentinel"
+)
+
+// TestHealthEvents: NVSentinel gets one event for each change of a GPU, none twice after the daemon
+// was killed, and the present state of all GPUs after it was itself killed.
+func TestHealthEvents(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("waits twice for the half minute that a GPU must stay healthy")
+	}
+	receiver := nvsentinel.New(t)
+	s, _ := openAgent(t, "", "--health-events=unix://"+receiver.Socket)
+	s.start()
+	s.shows(8, 8)
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 48})
+	s.shows(8, 7)
+	s.logs("NVSentinel does not accept health events")
+	receiver.Start()
+	gets := func(healthy, ill int) {
+		t.Helper()
+		count := func(part string) (n int) {
+			for _, e := range receiver.Received() {
+				if strings.Contains(e, part) {
+					n++
+				}
+			}
+			return n
+		}
+		s.eventually("events", func() bool { return len(receiver.Received()) >= healthy+ill })
+		if all := receiver.Received(); count("store healthy GPU_UUID=GPU-") != healthy ||
+			count("store action 2 XID 48 GPU_UUID=GPU-") != ill || len(all) != healthy+ill ||
+			slices.ContainsFunc(all, func(e string) bool { return !strings.Contains(e, " PCI=0000:") }) {
+			t.Fatalf("want %d healthy and %d ill: %s", healthy, ill, strings.Join(all, "\n"))
+		}
+	}
+	gets(7, 1)
+
+	killed := s.Running()
+	s.signal(killed, syscall.SIGKILL)
+	s.ends(killed)
+	s.start()
+	s.shows(8, 7)
+	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48})
+	gets(7, 2)
+
+	receiver.Start()
+	gets(6, 2)
+	s.call("health.clear", map[string]string{"gpu": "3"})
+	gets(7, 2)
+}
