@@ -9,6 +9,9 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A ResourceClaim has the fields of a claim that a driver needs.
@@ -225,6 +228,5 @@ func (c *Client) ResourceVersion() string {
 // isNotServed reports whether the API server does not serve the API. For a missing object of a
 // served API, the response has a Kubernetes Status.
 func isNotServed(err error) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Code == http.StatusNotFound && status.Reason == ""
+	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }

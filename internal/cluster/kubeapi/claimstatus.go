@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // claimManager is the field manager of the status of claims.
@@ -92,8 +94,6 @@ const (
 	deviceData       = 5
 	deviceShareID    = 7
 	rawExtensionRaw  = 1
-	statusMessage    = 3 // of a Status, the response to a failed request
-	statusReason     = 4
 )
 
 // replaceDevices returns a claim in protobuf whose status has the given devices.
@@ -127,8 +127,8 @@ func replaceDevices(claim []byte, uid string, devices []ClaimDeviceStatus) ([]by
 	}
 	message, err := editFields(message, unknownRaw, func(claim []byte) ([]byte, error) {
 		if actual := textOf(fieldOf(claim, claimMetadata), metadataUID); actual != uid {
-			return nil, &StatusError{Code: http.StatusNotFound, Reason: "NotFound",
-				Message: "it was created again with the UID " + actual}
+			return nil, &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusNotFound,
+				Reason: metav1.StatusReasonNotFound, Message: "it was created again with the UID " + actual}}
 		}
 		return editFields(claim, claimStatus, editStatus)
 	})

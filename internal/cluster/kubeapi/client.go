@@ -7,23 +7,25 @@
 package kubeapi
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -53,6 +55,8 @@ const (
 	requestBurst      = 10
 	// maxResponse is the size limit of a response, in bytes. A Node has about 20 kB.
 	maxResponse = 4 << 20
+	// maxFailure is the size limit of a response that reports a failure, in bytes.
+	maxFailure = 64 << 10
 )
 
 // A Client talks to the API server. Create it with New.
@@ -73,10 +77,10 @@ type Client struct {
 	resourceVersion int
 }
 
-// A connection is the address of an API server, and a client with credentials for it.
+// A connection is a client with the address of an API server and the credentials for it.
 type connection struct {
-	base   *url.URL
-	client *http.Client
+	api  *rest.RESTClient
+	http *http.Client
 }
 
 // New returns a Client. The first request reads the address and the credentials.
@@ -104,33 +108,33 @@ func (c *Client) Fence(check func() error) {
 }
 
 // count reports a request to the function of Count.
-func (c *Client) count(r request, code int) {
+func (c *Client) count(r *http.Request, code int) {
 	c.mu.Lock()
 	onRequest := c.onRequest
 	c.mu.Unlock()
 	if onRequest == nil {
 		return
 	}
-	verb, resource := r.verb, "nodes"
-	if r.query.Get("watch") != "" {
+	verb, resource, path := r.Method, "nodes", r.URL.Path
+	if r.URL.Query().Get("watch") != "" {
 		verb = "WATCH"
 	}
 	switch {
-	case strings.HasPrefix(r.path, "/apis/events.k8s.io/"):
+	case strings.Contains(path, "/apis/events.k8s.io/"):
 		resource = "events"
-	case strings.HasPrefix(r.path, "/apis/nfd.k8s-sigs.io/"):
+	case strings.Contains(path, "/apis/nfd.k8s-sigs.io/"):
 		resource = "nodefeatures"
-	case strings.Contains(r.path, "/resourceslices"):
+	case strings.Contains(path, "/resourceslices"):
 		resource = "resourceslices"
-	case strings.Contains(r.path, "/resourceclaims"):
+	case strings.Contains(path, "/resourceclaims"):
 		resource = "resourceclaims"
-	case strings.HasPrefix(r.path, leasePath):
+	case strings.Contains(path, leasePath):
 		resource = "leases"
-	case strings.HasSuffix(r.path, "/eviction"):
+	case strings.HasSuffix(path, "/eviction"):
 		resource = "pods/eviction"
-	case strings.HasPrefix(r.path, "/api/v1/namespaces/"), r.path == "/api/v1/pods":
+	case strings.Contains(path, "/api/v1/namespaces/"), strings.HasSuffix(path, podsPath):
 		resource = "pods"
-	case strings.HasSuffix(r.path, "/status"):
+	case strings.HasSuffix(path, "/status"):
 		resource = "nodes/status"
 	}
 	onRequest(verb, resource, code)
@@ -161,19 +165,52 @@ func (c *Client) connect() (*connection, error) {
 		return nil, fmt.Errorf("read the certificates of the API server: %w", err)
 	}
 	config.CAFile, config.CertFile, config.KeyFile = "", "", ""
-	base, _, err := rest.DefaultServerUrlFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
-	}
+	config.NegotiatedSerializer, config.RateLimiter = codecs, c.limiter
+	config.WarningHandlerWithContext = rest.NoWarnings{}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
 	resumeTLS(client)
+	client.Transport = &transport{client.Transport, c.count}
 	// The token must not go to another server.
 	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	c.connection = &connection{base: base, client: client}
+	api, err := rest.UnversionedRESTClientForConfigAndClient(config, client)
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	c.connection = &connection{api: api, http: client}
 	return c.connection, nil
+}
+
+// codecs decode the Status of a failed request, in all encodings.
+var codecs = func() runtime.NegotiatedSerializer {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	return serializer.NewCodecFactory(scheme).WithoutConversion()
+}()
+
+// A transport counts requests, and limits the size of responses that report a failure: client-go
+// reads them whole.
+type transport struct {
+	http.RoundTripper
+	count func(r *http.Request, code int)
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := t.RoundTripper.RoundTrip(r)
+	if err != nil {
+		t.count(r, 0)
+		return nil, err
+	}
+	if t.count(r, answer.StatusCode); answer.StatusCode >= http.StatusMultipleChoices {
+		answer.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(answer.Body, maxFailure), answer.Body}
+	}
+	return answer, nil
 }
 
 // tlsMutex guards the settings of transports, which client-go shares among clients with the same
@@ -200,7 +237,7 @@ func (c *Client) disconnect(old *connection) {
 	defer c.mu.Unlock()
 	if c.connection == old {
 		c.connection = nil
-		old.client.CloseIdleConnections()
+		old.http.CloseIdleConnections()
 	}
 }
 
@@ -216,37 +253,19 @@ type request struct {
 	unlimited   bool  // bypasses the rate limit
 }
 
-// A StatusError is the error of a request to which the API server responded with a failure.
-type StatusError struct {
-	// Code is the HTTP status, and Reason Kubernetes' reason, for example AlreadyExists; it may be
-	// empty.
-	Code   int
-	Reason string
-	// Message is a sentence for users.
-	Message string
-	// RetryAfter is the requested delay before the next request; 0 if there is none.
-	RetryAfter time.Duration
-	// Conflicts are the fields of an apply that another program owns.
-	Conflicts []FieldConflict
-	// VersionUnknown says that the API server does not know the requested version, because it lags
-	// behind or was restored from a backup.
-	VersionUnknown bool
-}
-
-// FieldConflict is a field that another program owns, with the API server's message.
-type FieldConflict struct{ Field, Message string }
-
-func (r *StatusError) Error() string {
-	if r.Message == "" {
-		return fmt.Sprintf("the API server answered %d %s", r.Code, http.StatusText(r.Code))
-	}
-	return fmt.Sprintf("the API server answered %d: %s", r.Code, r.Message)
-}
-
 // IsCode reports whether the API server responded with this HTTP status.
 func IsCode(err error, code int) bool {
-	var status *StatusError
-	return errors.As(err, &status) && status.Code == code
+	status := statusOf(err)
+	return status != nil && status.Code == int32(code)
+}
+
+// statusOf returns the Status of a response that reports a failure; nil if err has another reason.
+func statusOf(err error) *metav1.Status {
+	var failure *apierrors.StatusError
+	if !errors.As(err, &failure) {
+		return nil
+	}
+	return &failure.ErrStatus
 }
 
 // IsForbidden reports whether this program lacks the right to make the request.
@@ -266,8 +285,8 @@ func IsBusy(err error) bool { return IsCode(err, http.StatusTooManyRequests) }
 // IsTemporary reports whether the same request may succeed later: there was no response, or the
 // response says so.
 func IsTemporary(err error) bool {
-	var status *StatusError
-	if !errors.As(err, &status) {
+	status := statusOf(err)
+	if status == nil {
 		return err != nil
 	}
 	switch status.Code {
@@ -277,8 +296,8 @@ func IsTemporary(err error) bool {
 	return false
 }
 
-// send sends a request once, and returns the body of the response. The error wraps a *StatusError,
-// or says why there is no response.
+// send sends a request once, and returns the body of the response. The error wraps an
+// *apierrors.StatusError, or says why there is no response.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
 	_, restored := c.watchRestored.Latest()
 	answer, err := c.do(ctx, r)
@@ -309,11 +328,6 @@ func (c *Client) do(ctx context.Context, r request) ([]byte, error) {
 
 // open sends a request once, and returns the body of a successful response.
 func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
-	if !r.unlimited {
-		if err := c.limiter.Wait(ctx); err != nil {
-			return nil, fmt.Errorf("wait to ask the API server: %w", err)
-		}
-	}
 	connection, err := c.connect()
 	if err != nil {
 		return nil, err
@@ -326,34 +340,30 @@ func (c *Client) open(ctx context.Context, r request) (io.ReadCloser, error) {
 			return nil, err
 		}
 	}
-	address := *connection.base
-	address.Path = strings.TrimSuffix(address.Path, "/") + r.path
-	address.RawQuery = r.query.Encode()
-	sent, err := http.NewRequestWithContext(ctx, r.verb, address.String(), bytes.NewReader(r.body))
-	if err != nil {
-		return nil, fmt.Errorf("ask the API server: %w", err)
+	sent := connection.api.Verb(r.verb).AbsPath(r.path).SetHeader("Accept", cmp.Or(r.accept, "application/json")).
+		Body(r.body).MaxRetries(0)
+	for name, values := range r.query {
+		sent.Param(name, values[0])
 	}
-	sent.Header.Set("Accept", cmp.Or(r.accept, "application/json"))
 	if r.contentType != "" {
-		sent.Header.Set("Content-Type", r.contentType)
+		sent.SetHeader("Content-Type", r.contentType)
 	}
-	answer, err := connection.client.Do(sent)
-	if err != nil {
-		c.count(r, 0)
-		if isCertificateError(err) {
-			c.disconnect(connection)
-		}
-		return nil, fmt.Errorf("ask the API server: %w", err)
+	if r.unlimited {
+		sent.Throttle(nil)
 	}
-	c.count(r, answer.StatusCode)
-	if answer.StatusCode < http.StatusMultipleChoices {
-		return answer.Body, nil
+	body, err := sent.Stream(ctx)
+	if err == nil {
+		return body, nil
 	}
-	defer answer.Body.Close()
-	if answer.StatusCode == http.StatusUnauthorized {
+	if isCertificateError(err) || IsCode(err, http.StatusUnauthorized) {
 		c.disconnect(connection)
 	}
-	return nil, newStatusError(answer)
+	status := statusOf(err)
+	if status == nil {
+		return nil, fmt.Errorf("ask the API server: %w", err)
+	}
+	status.Message = truncate(status.Message)
+	return nil, fmt.Errorf("the API server answered %d: %w", status.Code, err)
 }
 
 // isCertificateError reports whether an error concerns the certificate of the API server.
@@ -363,43 +373,8 @@ func isCertificateError(err error) bool {
 	return errors.As(err, &unknown) || errors.As(err, &invalid)
 }
 
-// maxRetryAfter limits the delay that a response can request.
-const maxRetryAfter = 10 * time.Minute
-
 // maxMessage is the size limit of a message, in bytes.
 const maxMessage = 300
-
-// newStatusError returns the error for an unsuccessful response.
-func newStatusError(answer *http.Response) error {
-	r := &StatusError{Code: answer.StatusCode}
-	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil && seconds > 0 {
-		r.RetryAfter = min(time.Duration(seconds)*time.Second, maxRetryAfter)
-	}
-	var s struct {
-		Kind, Reason, Message string
-		Details               struct {
-			Causes []struct{ Reason, Field, Message string }
-		}
-	}
-	text, err := io.ReadAll(io.LimitReader(answer.Body, maxResponse))
-	if status := fieldOf(bytes.TrimPrefix(text, []byte(protobufPrefix)),
-		unknownRaw); answer.Header.Get("Content-Type") == protobuf {
-		r.Reason, r.Message = textOf(status, statusReason), truncate(textOf(status, statusMessage))
-		return r
-	}
-	if err == nil && json.Unmarshal(text, &s) == nil && s.Kind == "Status" {
-		for _, cause := range s.Details.Causes {
-			switch cause.Reason {
-			case "FieldManagerConflict":
-				r.Conflicts = append(r.Conflicts, FieldConflict{cause.Field, cause.Message})
-			case "ResourceVersionTooLarge":
-				r.VersionUnknown = true
-			}
-		}
-		r.Reason, r.Message = s.Reason, truncate(s.Message)
-	}
-	return r
-}
 
 func truncate(message string) string {
 	return strings.ToValidUTF8(message[:min(len(message), maxMessage)], "")

@@ -5,11 +5,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 const (
@@ -79,8 +80,7 @@ func (c *Client) WriteEvent(ctx context.Context, uid string, r EventRecord) erro
 		return fmt.Errorf("encode an Event: %w", err)
 	}
 	_, err = c.send(ctx, request{verb: http.MethodPost, path: path, contentType: "application/json", body: body})
-	var status *StatusError
-	if !errors.As(err, &status) || status.Reason != "AlreadyExists" {
+	if !apierrors.IsAlreadyExists(err) {
 		return err
 	}
 	if r.AtStart {

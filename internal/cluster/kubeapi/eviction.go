@@ -8,7 +8,7 @@ import (
 )
 
 // Evict asks the API server to evict a pod, within its disruption budgets. If the pod must not end
-// now, the error is a *StatusError with code 429. Evict returns nil if the pod is gone, or if
+// now, IsBusy reports true for the error. Evict returns nil if the pod is gone, or if
 // another pod has its name now. Without a UID, it evicts any pod with the name. Evict does not wait
 // for the pod to end.
 func (c *Client) Evict(ctx context.Context, pod Pod) error {

@@ -93,8 +93,8 @@ func (c *Client) leases(ctx context.Context, namespace, label string, latest boo
 	return leases, nil
 }
 
-// CreateLease creates a Lease of this node, and returns the stored Lease. The error is a
-// *StatusError with code 409 if the name is taken.
+// CreateLease creates a Lease of this node, and returns the stored Lease. The error has
+// the code 409 if the name is taken.
 func (c *Client) CreateLease(ctx context.Context, namespace string, l Lease) (Lease, error) {
 	return c.writeLease(ctx, http.MethodPost, leasePath+namespace+"/leases", l)
 }

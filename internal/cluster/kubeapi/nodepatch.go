@@ -3,7 +3,6 @@ package kubeapi
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -11,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // The media types of patches.
@@ -113,13 +114,14 @@ func (c *Conflict) Error() string {
 
 // labelConflict returns the Conflict in the error of a request; nil if there is none.
 func labelConflict(err error) error {
-	var status *StatusError
-	if !errors.As(err, &status) {
+	status := statusOf(err)
+	if status == nil || status.Details == nil {
 		return nil
 	}
 	conflict := &Conflict{Labels: map[string]string{}}
-	for _, f := range status.Conflicts {
-		if key, ok := strings.CutPrefix(f.Field, ".metadata.labels."); ok {
+	for _, f := range status.Details.Causes {
+		key, isLabel := strings.CutPrefix(f.Field, ".metadata.labels.")
+		if isLabel && f.Type == metav1.CauseTypeFieldManagerConflict {
 			conflict.Labels[key] = f.Message
 		}
 	}

@@ -17,12 +17,14 @@ type NodePod struct {
 	DaemonSet    string
 }
 
+const podsPath = "/api/v1/pods"
+
 // maxPods is the size limit of a list of the node's pods, in bytes. A pod has about 10 kB.
 const maxPods = 32 << 20
 
 // Pods returns the pods of the node from a cache of the API server.
 func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
-	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", maxBytes: maxPods, query: url.Values{
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: podsPath, maxBytes: maxPods, query: url.Values{
 		"fieldSelector": {"spec.nodeName=" + c.node}, "resourceVersion": {"0"},
 	}})
 	if err != nil {
@@ -55,7 +57,7 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 // PodsNotAdmitted returns the pods of the node that the kubelet has not admitted yet, as
 // NAMESPACE/NAME. The list is not older than a version of the Node.
 func (c *Client) PodsNotAdmitted(ctx context.Context, version string) ([]string, error) {
-	text, err := c.send(ctx, request{verb: http.MethodGet, path: "/api/v1/pods", maxBytes: maxPods, query: url.Values{
+	text, err := c.send(ctx, request{verb: http.MethodGet, path: podsPath, maxBytes: maxPods, query: url.Values{
 		"fieldSelector": {"spec.nodeName=" + c.node + ",status.phase=Pending"}, "resourceVersion": {version},
 		"resourceVersionMatch": {"NotOlderThan"},
 	}})

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -35,9 +36,8 @@ func (a *unavailableError) Unwrap() error { return a.error }
 
 // isUnavailable reports whether err means an unavailable API server.
 func isUnavailable(err error) bool {
-	var status *StatusError
-	return err != nil && (!errors.As(err, &status) || status.Code >= http.StatusInternalServerError &&
-		status.RetryAfter == 0)
+	status := statusOf(err)
+	return err != nil && (status == nil || status.Code >= http.StatusInternalServerError && retryAfter(err) == 0)
 }
 
 // Backoff returns the delay after a number of failures in a row; err is the last one. The delay is
@@ -50,11 +50,16 @@ func Backoff(err error, failures int) time.Duration {
 		limit = min(minBackoff<<shift, maxBackoff)
 	}
 	delay := rand.N(limit)
-	var status *StatusError
-	if errors.As(err, &status) {
-		delay += status.RetryAfter
-	}
-	return delay
+	return delay + retryAfter(err)
+}
+
+// maxRetryAfter limits the delay that a response can request.
+const maxRetryAfter = 10 * time.Minute
+
+// retryAfter returns the delay that a response requests; 0 if there is none.
+func retryAfter(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return min(time.Duration(seconds)*time.Second, maxRetryAfter)
 }
 
 // A Retry counts the failures in a row of one task, and logs the first of them and the next

@@ -60,7 +60,7 @@ func TestRunWithRetry(t *testing.T) {
 		synctest.Wait()
 		time.Sleep(time.Hour)
 		one.Publish(1)
-		got := from(&kubeapi.StatusError{Code: http.StatusTooManyRequests, RetryAfter: time.Minute})
+		got := from(failure(http.StatusTooManyRequests, time.Minute))
 		if want := []time.Duration{0, time.Hour, time.Hour}; !slices.Equal(got, want) {
 			t.Errorf("steps at %v, want %v", got, want)
 		}

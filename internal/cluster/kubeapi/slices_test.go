@@ -3,7 +3,6 @@ package kubeapi_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -147,8 +146,7 @@ func TestNoResourceAPI(t *testing.T) {
 		poll.Latest(t, "the slice of "+version, seen, func(s kubeapi.Slices) bool { return s.ByName[version].Name != "" })
 	}
 	server.SetFault(apiserver.Fault{Status: http.StatusForbidden})
-	var refused *kubeapi.StatusError
-	if _, err := client.Slices(ctx, "d"); !errors.As(err, &refused) || refused.Code != http.StatusForbidden {
+	if _, err := client.Slices(ctx, "d"); !kubeapi.IsForbidden(err) {
 		t.Errorf("without the right: %v", err)
 	}
 }
@@ -261,7 +259,7 @@ func TestDevicesOfEarlierVersions(t *testing.T) {
 func TestErrorOfServedVersion(t *testing.T) {
 	t.Parallel()
 	for answer, served := range map[string]bool{
-		"500 {}": true, `404 {"kind": "Status", "reason": "NotFound"}`: true, "404 page": false, "404 {}": false,
+		"500 {}": true, `404 {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`: true, "404 page": false, "404 {}": false,
 	} {
 		client, asked := scripted(t, map[string]string{"GET /apis/resource.k8s.io/v1/resourceslices": answer})
 		if _, err := client.Slices(t.Context(), "d"); err == nil || (len(asked()) == 1) != served {

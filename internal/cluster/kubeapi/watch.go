@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -239,8 +241,7 @@ var errRestored = errors.New("the cluster was restored from a backup")
 
 // isOtherHistory reports whether known versions may be from before a restore of the cluster.
 func isOtherHistory(err error) bool {
-	var status *StatusError
-	return errors.Is(err, errRestored) || errors.As(err, &status) && status.VersionUnknown
+	return errors.Is(err, errRestored) || apierrors.HasStatusCause(err, metav1.CauseTypeResourceVersionTooLarge)
 }
 
 // watchOnce lists the collection and then watches it until the watch ends. It returns the last
@@ -333,14 +334,11 @@ var errWatchIdle = fmt.Errorf("the watch received nothing for %v", idleTimeout)
 // handleEvent handles one event of a watch, and returns the last version received.
 func (w collection) handleEvent(kind string, object []byte, version string) (string, error) {
 	if kind == "ERROR" {
-		var s struct {
-			Code            int
-			Reason, Message string
-		}
+		var s metav1.Status
 		if err := json.Unmarshal(object, &s); err != nil {
 			return "", fmt.Errorf("read an event of the watch: %w", err)
 		}
-		return "", &StatusError{Code: s.Code, Reason: s.Reason, Message: s.Message}
+		return "", fmt.Errorf("the API server answered %d: %w", s.Code, apierrors.FromObject(&s))
 	}
 	var meta struct {
 		Metadata struct {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
@@ -50,6 +52,12 @@ func start(t *testing.T) *apiserver.Server {
 	label(t, server, nodeName, "a")
 	label(t, server, "node-2", "other")
 	return server
+}
+
+// failure is the error of a response with this code and the delay that the response requests.
+func failure(code int, after time.Duration) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{Code: int32(code),
+		Details: &metav1.StatusDetails{RetryAfterSeconds: int32(after.Seconds())}}}
 }
 
 // label gives a node a label, and makes the node if there is none.
@@ -275,7 +283,7 @@ func TestIsTemporary(t *testing.T) {
 		http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true, http.StatusGatewayTimeout: true,
 		http.StatusForbidden: false, http.StatusNotFound: false, http.StatusUnprocessableEntity: false,
 	} {
-		if got := kubeapi.IsTemporary(fmt.Errorf("x: %w", &kubeapi.StatusError{Code: code})); got != want {
+		if got := kubeapi.IsTemporary(fmt.Errorf("x: %w", failure(code, 0))); got != want {
 			t.Errorf("%d: %v, want %v", code, got, want)
 		}
 	}
@@ -286,7 +294,6 @@ func TestIsTemporary(t *testing.T) {
 
 func TestBackoff(t *testing.T) {
 	t.Parallel()
-	refused := func(code int, after time.Duration) error { return &kubeapi.StatusError{Code: code, RetryAfter: after} }
 	for name, tt := range map[string]struct {
 		err         error
 		failures    int
@@ -296,10 +303,10 @@ func TestBackoff(t *testing.T) {
 		"the third failure":  {context.DeadlineExceeded, 3, 0, 4 * time.Second},
 		"the hundredth":      {context.DeadlineExceeded, 100, 0, 5 * time.Minute},
 		// by an API server that starts
-		"forbidden": {refused(http.StatusForbidden, 0), 1, 0, time.Second},
-		"asked to wait the seventh time": {refused(http.StatusTooManyRequests, time.Second), 7, time.Second,
+		"forbidden": {failure(http.StatusForbidden, 0), 1, 0, time.Second},
+		"asked to wait the seventh time": {failure(http.StatusTooManyRequests, time.Second), 7, time.Second,
 			65 * time.Second},
-		"asked to wait": {refused(http.StatusTooManyRequests, time.Minute), 1, time.Minute,
+		"asked to wait": {failure(http.StatusTooManyRequests, time.Minute), 1, time.Minute,
 			61 * time.Second},
 	} {
 		highest := time.Duration(0)
