@@ -378,29 +378,6 @@ func TestAListThatIsSentAsAnotherProgramEndsHidesNothing(t *testing.T) {
 	}
 }
 
-// A plugin of another resource is no reason for anything.
-func TestTheSocketOfAnotherResourceChangesNothing(t *testing.T) {
-	t.Parallel()
-	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
-	d.status(t, "agreed", func(s serve.Status) bool { return s.Agreed })
-	mark := n.Mark()
-	theirs, err := scenario.StartPlugin(n.dir, "rdma.sock", "example.com/rdma", scenario.Script{})
-	check(t, err)
-	t.Cleanup(theirs.Stop)
-	theirs.Send(&device{ID: "rdma", Health: pluginapi.Healthy})
-	check(t, theirs.Register(t.Context()))
-	d.offer(2, 1)
-	n.awaitAllocatable(t, 1)
-	theirs.Stop()
-	d.offer(2)
-	n.awaitAllocatable(t, 2)
-	for _, e := range n.Events(mark) {
-		if e.Resource == gpu && e.Kind != standin.Listed {
-			t.Errorf("kubelet saw %v", e)
-		}
-	}
-}
-
 func TestTheAccountIsComparedAtOnceWhenAnotherSocketDisappears(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())

@@ -3,7 +3,6 @@ package serve_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -100,6 +99,7 @@ func TestRegistrationComesBack(t *testing.T) {
 				if endpoints := distinct(n.Events(0)); len(endpoints) != n.count(standin.Registering, 0) {
 					t.Errorf("%d registrations with %d socket names", n.count(standin.Registering, 0), len(endpoints))
 				}
+				n.await(t, "the socket of the last life alone", func() bool { return len(n.sockets(t)) == 1 })
 			})
 		})
 	}
@@ -120,26 +120,6 @@ func check(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-func TestStreamsThatEndAgainAndAgain(t *testing.T) {
-	t.Parallel()
-	bothVersions(t, func(t *testing.T, v standin.Version) {
-		n, _ := serving(t, v, clock.RealClock{}, 8)
-		for round := range 30 {
-			mark := n.Mark()
-			n.DropStream(gpu)
-			n.await(t, "listed again", func() bool { return n.listedAnew(mark) && n.Allocatable(gpu) == 8 })
-			pod := fmt.Sprint("pod-", round)
-			if _, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: gpu, Count: 1}); err != nil {
-				t.Fatalf("Admit() after the list: %v", err)
-			}
-			n.Remove(pod)
-		}
-		if sockets := n.sockets(t); len(sockets) != 1 {
-			t.Errorf("the sockets are %v, want that of the last life", sockets)
-		}
-	})
 }
 
 // Kubelet 1.36 ends whatever the resource has when a stream ends, and that may be a registration

@@ -311,6 +311,8 @@ func TestALaterProcessThatIsNotRegisteredCostsTheEarlierNothing(t *testing.T) {
 	})
 }
 
+// Neither sockets of other resources in the kubelet's folder nor a plugin that registers and ends change
+// more than the list.
 func TestServersOfOtherResourcesAreNoRivals(t *testing.T) {
 	t.Parallel()
 	n, d := serving(t, standin.V137, clock.RealClock{}, 2)
@@ -321,12 +323,23 @@ func TestServersOfOtherResourcesAreNoRivals(t *testing.T) {
 		t.Cleanup(p.Stop)
 	}
 	poll.Until(t, "seen", func() bool { return len(d.sockets.Value()) == 4 })
+	d.status(t, "agreed", agreed)
 	mark := n.Mark()
+	theirs, err := scenario.StartPlugin(n.dir, "rdma.sock", "example.com/rdma", scenario.Script{})
+	check(t, err)
+	t.Cleanup(theirs.Stop)
+	theirs.Send(&device{ID: "rdma", Health: pluginapi.Healthy})
+	check(t, theirs.Register(t.Context()))
 	d.offer(3)
 	n.awaitAllocatable(t, 3)
+	theirs.Stop()
+	d.offer(2)
+	n.awaitAllocatable(t, 2)
 	d.status(t, "serving", func(s serve.Status) bool { return s.Phase == serve.PhaseServing })
-	if n.count(standin.Registering, mark) > 0 {
-		t.Error("registered again")
+	for _, e := range n.Events(mark) {
+		if e.Resource == gpu && e.Kind != standin.Listed {
+			t.Errorf("the kubelet saw %v", e)
+		}
 	}
 }
 
