@@ -97,7 +97,6 @@ func TestCluster(t *testing.T) {
 		{name: "parts of GPUs", story: partsOfGPUs, long: true},
 		{name: "parts of GPUs come and go", story: partsComeAndGo, long: true},
 		{name: "parts of GPUs by MPS", story: partsByMPS, long: true},
-		{name: "Helm upgrades that overtake each other", story: upgradesThatOvertake, long: true},
 		{name: "NVIDIA's chart and back while pods come and go", story: takesOverUnderLoad, long: true},
 		{name: "beside the GPU operator", story: besideTheOperator, long: true},
 		{name: "all examples of NVIDIA's chart", story: allExamplesOfNVIDIAsChart, long: true},

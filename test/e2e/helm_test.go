@@ -200,44 +200,6 @@ func devicesByHelm(ctx context.Context, t *testing.T, n *node.Node,
 	return pod
 }
 
-// upgradesThatOvertake: an upgrade every ten seconds, each of which may come before the one before
-// has replaced the pod, takes no pod its GPU while short pods come and go.
-func upgradesThatOvertake(ctx context.Context, t *testing.T, n *node.Node,
-	kubelet podresources.PodResourcesListerClient) {
-	const upgrades, every = 8, 10 * time.Second
-	withoutDaemon(ctx, t, n)
-	before := waitPod(ctx, t, n, holder, isRunning)
-	helm(ctx, t, n, append([]string{"install"}, chartWith(t, "")...)...)
-	waitAllocatable(ctx, t, kubelet, gpu, gpus, stepLimit)
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	seen := watch(ctx, t, kubelet, gpu, "upgrades that overtake each other")
-	end := startChurn(ctx, t, n)
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	overtaken := 0
-	for i := range upgrades {
-		helm(ctx, t, n, append([]string{"upgrade"}, chartWith(t,
-			fmt.Sprintf("podAnnotations: {e2e/upgrade: %q}", fmt.Sprint(i)))...)...)
-		select {
-		case <-ctx.Done():
-		case <-ticker.C:
-		}
-		if rolledOut(ctx, n) != nil {
-			overtaken++
-		}
-	}
-	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
-	churn := end()
-	lowest, longest := seen().below(gpus)
-	t.Logf("%d upgrades, of which %d had not ended after %v: the kubelet counted %d at least, below %d for %v; %v",
-		upgrades, overtaken, every,
-		lowest, gpus, longest, churn)
-	if failed := len(churn.refused); failed > 0 {
-		t.Errorf("%d of %d pods failed", failed, churn.made)
-	}
-	waitPod(ctx, t, n, holder, isSame(before))
-}
-
 // besideTheOperator: the chart with the values of docs/migrate.md takes the GPUs over where
 // NVIDIA's operator runs all but its device plugin, and a runtime of NVIDIA's that is not the
 // default one. It is there before the operator's plugin goes: the GPUs stay allocatable. It goes
