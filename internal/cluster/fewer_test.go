@@ -39,13 +39,13 @@ func (s *stage) shrinking() *shrinking {
 // shrinks returns one that is not started.
 func (s *stage) shrinks() *shrinking {
 	w := &shrinking{process: s.new(config.Config{Features: config.Features{ChangeTaint: true}}), listed: 32}
-	w.Fewer = feed.New(uint64(0))
+	w.PendingShrink = feed.New(uint64(0))
 	w.Listed = func() map[string]int {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		return map[string]int{"nvidia.com/gpu": w.listed}
 	}
-	w.Proceed = w.proceed
+	w.ApproveShrink = w.proceed
 	s.shows(32)
 	return w
 }
@@ -54,7 +54,7 @@ func (w *shrinking) proceed(number uint64) {
 	w.mu.Lock()
 	w.listed, w.went = 8, append(w.went, number)
 	w.mu.Unlock()
-	w.Fewer.Publish(0)
+	w.PendingShrink.Publish(0)
 }
 
 func (w *shrinking) proceeded() []uint64 {
@@ -95,7 +95,7 @@ func TestFewerDevices(t *testing.T) {
 		}
 		s.bound("runs", true)
 		s.bound("sent", false)
-		w.Fewer.Publish(1)
+		w.PendingShrink.Publish(1)
 		s.until("tainted", s.isFewer)
 		if s.pass(10 * time.Second); len(w.proceeded()) > 0 || !s.isFewer() {
 			s.Errorf("changes %v went on before a pod was admitted", w.proceeded())
@@ -109,14 +109,14 @@ func TestFewerDevices(t *testing.T) {
 		s.until("the taint is gone", func() bool { return slices.Equal(s.taints(), []string{theirTaint}) })
 
 		// The next change comes at any time later, and another one before the status shows the first.
-		w.Fewer.Publish(2)
+		w.PendingShrink.Publish(2)
 		s.until("tainted again", s.isFewer)
 		s.until("the devices are gone", func() bool { return slices.Equal(w.proceeded(), []uint64{1, 2}) })
 		s.until("the taint is gone again", func() bool { return !s.isFewer() })
 		s.shows(9)
-		w.Fewer.Publish(3)
+		w.PendingShrink.Publish(3)
 		s.until("tainted for the third", func() bool { return s.isFewer() && len(w.proceeded()) == 3 })
-		w.Fewer.Publish(4)
+		w.PendingShrink.Publish(4)
 		s.until("the fourth goes on under the same taint", func() bool { return len(w.proceeded()) == 4 && s.isFewer() })
 		s.shows(8)
 		s.until("the taint is gone after all", func() bool { return !s.isFewer() })
@@ -136,7 +136,7 @@ func TestFewerDevicesTimeout(t *testing.T) {
 			onStage(t, func(s *stage) {
 				w := s.shrinking()
 				never(s, w)
-				w.Fewer.Publish(1)
+				w.PendingShrink.Publish(1)
 				s.until("tainted", s.isFewer)
 				began := time.Now()
 				s.until("not tainted", func() bool { return !s.isFewer() })
@@ -160,18 +160,18 @@ func TestTaintOfEarlierProcess(t *testing.T) {
 	for name, wait := range map[string]func(*stage, *shrinking){
 		"a start": func(*stage, *shrinking) {},
 		"switched off": func(s *stage, w *shrinking) {
-			w.Fewer.Publish(1)
+			w.PendingShrink.Publish(1)
 			s.until("the node is watched", func() bool { return strings.Contains(w.requests(), "WATCH nodes 200") })
-			w.Fewer.Publish(0)
+			w.PendingShrink.Publish(0)
 			w.configure(func(c *config.Config) { c.Features = config.Features{} })
 		},
 		"a change back": func(s *stage, w *shrinking) {
-			w.Fewer.Publish(1)
+			w.PendingShrink.Publish(1)
 			s.pass(time.Second)
-			w.Fewer.Publish(0)
+			w.PendingShrink.Publish(0)
 		},
 		"an end": func(s *stage, w *shrinking) {
-			w.Fewer.Publish(1)
+			w.PendingShrink.Publish(1)
 			s.until("tainted", s.isFewer)
 			w.stop()
 		},
@@ -200,7 +200,7 @@ func TestExitAfterLostResponse(t *testing.T) {
 		w := s.shrinking()
 		s.until("the node is watched", func() bool { return strings.Contains(w.requests(), "WATCH nodes 200") })
 		s.server.SetFault(apiserver.Fault{Status: 500, Late: true, RetryAfter: time.Minute, Only: apiserver.Request.IsWrite})
-		w.Fewer.Publish(1)
+		w.PendingShrink.Publish(1)
 		s.until("tainted", s.isFewer)
 		s.server.SetFault(apiserver.Fault{})
 		w.stop()
@@ -215,7 +215,7 @@ func TestFewerDevicesThroughFaults(t *testing.T) {
 		w := s.shrinking()
 		s.until("the node is known", func() bool { return w.cluster.Problem() == nil && w.requests() != "" })
 		s.during(fault, func() {
-			w.Fewer.Publish(1)
+			w.PendingShrink.Publish(1)
 			s.pass(30 * time.Second)
 			w.proceed(1)
 			s.shows(8)
@@ -225,7 +225,7 @@ func TestFewerDevicesThroughFaults(t *testing.T) {
 		if s.isFewer() {
 			s.Error("the taint is there again")
 		}
-		w.Fewer.Publish(2)
+		w.PendingShrink.Publish(2)
 		s.until("the next change goes on", func() bool { return slices.Contains(w.proceeded(), 2) })
 		s.until("its taint is gone", func() bool { return !s.isFewer() })
 	})
@@ -245,12 +245,12 @@ func TestFewerDevicesWithChangeOfLeader(t *testing.T) {
 				if !tt.waits {
 					second.proceed(0)
 				}
-				first.Fewer.Publish(1)
+				first.PendingShrink.Publish(1)
 				s.until("the devices are gone", func() bool { return s.isFewer() && slices.Equal(first.proceeded(), []uint64{1}) })
 				first.leads.Publish(false)
 				s.until("the first has ended", func() bool { return !s.isFewer() })
 				if tt.waits {
-					second.Fewer.Publish(7)
+					second.PendingShrink.Publish(7)
 				}
 				second.leads.Publish(true)
 				if s.pass(6 * time.Second); !s.isFewer() {

@@ -86,7 +86,7 @@ func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
 
 // LabelOnce writes labels as gpu-feature-discovery does.
 func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set map[string]string) error {
-	l := &featureLabeler{client: c.client, daemon: daemon.View{Config: configured}}
+	l := &featureLabeler{client: c.client, daemon: daemon.View{ConfigView: daemon.ConfigView{Config: configured}}}
 	if err := l.findOwners(ctx, configured.Namespace); err != nil {
 		return err
 	}

@@ -55,11 +55,8 @@ type rollout struct {
 	alarm  *feed.Alarm
 	asked  *feed.Feed[struct{}] // published at the first request
 
-	mu        sync.Mutex // guards all following fields
-	change    string     // what the latest request is about
-	requested time.Time  // time of the latest request
-	granted   bool
-	reason    string // why no slot is granted
+	mu sync.Mutex // guards slotRequest
+	slotRequest
 
 	// Used by the task alone.
 	listed    bool           // the slots were read since the start
@@ -71,8 +68,17 @@ type rollout struct {
 	wellSince time.Time      // since when the earlier waves have been well; zero if they are not
 }
 
+// A slotRequest is what the daemon asked for, and the answer.
+type slotRequest struct {
+	change    string    // what the latest request is about
+	requested time.Time // time of the latest request
+	granted   bool
+	reason    string // why no slot is granted
+}
+
 func newRollout() *rollout {
-	return &rollout{alarm: new(feed.Alarm), asked: feed.New(struct{}{}), reason: "waiting for a slot of the cluster"}
+	return &rollout{alarm: new(feed.Alarm), asked: feed.New(struct{}{}),
+		slotRequest: slotRequest{reason: "waiting for a slot of the cluster"}}
 }
 
 // MayChange returns why a change of this node must not begin now; nil while the node has a slot. The

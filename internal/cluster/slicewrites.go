@@ -41,21 +41,11 @@ type sliceLedger struct {
 	ownWrites map[string]ownSlice
 	// stored are slices that the API server stored differently from the request, by name.
 	stored map[string]storedSlice
-	// dropped are the parts of slices that the API server does not store.
-	dropped dra.Dropped
-	// taintsChecked says that dropped.Taints is known from a response of the API server.
-	taintsChecked bool
-	// checkedAt is when the last dropped part was found or checked.
-	checkedAt time.Time
+	droppedParts
 	// generation is the last written generation of the pool.
 	generation int64
 	writtenAt  time.Time
-	// recreatedAt is when slices removed by another program were last created again, after
-	// recreateDelay.
-	recreatedAt   time.Time
-	recreateDelay time.Duration
-	// delayRegistrations is the number of registrations to which recreateDelay refers.
-	delayRegistrations int
+	recreation
 	// attempted are the last slices sent by this process, by name. They may exist even if the response
 	// was an error or did not arrive.
 	attempted map[string]dra.PublishedSlice
@@ -65,6 +55,24 @@ type sliceLedger struct {
 	// write.
 	foreignWrites []time.Time
 	idleUntil     time.Time
+}
+
+// droppedParts are the parts of slices that the API server does not store.
+type droppedParts struct {
+	dropped dra.Dropped
+	// taintsChecked says that dropped.Taints is known from a response of the API server.
+	taintsChecked bool
+	// checkedAt is when the last dropped part was found or checked.
+	checkedAt time.Time
+}
+
+// recreation paces the creation of slices that another program removes.
+type recreation struct {
+	// recreatedAt is when slices were last created again, after recreateDelay.
+	recreatedAt   time.Time
+	recreateDelay time.Duration
+	// delayRegistrations is the number of registrations to which recreateDelay refers.
+	delayRegistrations int
 }
 
 type ownSlice struct {

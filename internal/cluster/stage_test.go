@@ -175,29 +175,20 @@ func (s *stage) new(c config.Config) *process {
 	c.Kubeconfig, c.NodeName = s.server.Kubeconfig(), nodeName
 	p := &process{s: s, leads: feed.New(true), dropped: map[string]int{}, made: map[string]int{}, stop: func() {}}
 	p.status = status.Status{Version: "v1"}
-	p.View = daemon.View{
-		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil),
-		Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}),
-		Repairs: feed.New(repair.Status{}),
-		Labels:  feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil), Lead: lead.New(lead.Options{}),
-		Status: func(context.Context) (status.Status, error) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.asked++
-			now := p.status
-			if now.Driver != "" {
-				now.Looked = time.Now()
-			}
-			return now, nil
-		},
-		EventDropped: func(cause string) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.dropped[cause]++
-		},
-		APIRequested: p.count,
-		Fewer:        feed.New(uint64(0)), Proceed: func(uint64) {}, Listed: func() map[string]int { return nil },
-	}
+	p.View = daemon.View{ConfigView: daemon.ConfigView{Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), LabelView: daemon.LabelView{Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil)}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.asked++
+		now := p.status
+		if now.Driver != "" {
+			now.Looked = time.Now()
+		}
+		return now, nil
+	}, CountView: daemon.CountView{EventDropped: func(cause string) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.dropped[cause]++
+	}, APIRequested: p.count}, ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}}
 	return p
 }
 

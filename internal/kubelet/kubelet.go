@@ -41,18 +41,23 @@ type Directory struct {
 
 	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
-	mu           sync.Mutex // guards all following fields
-	hasParsed    bool       // a checkpoint was read; text, saved and damage describe the last read
-	text         []byte     // the file's content
-	saved        Checkpoint // the parsed content
-	damage       error      // parse error; nil after success
-	answers      []Answer   // parsed answers; nil if not requested since
-	hasLooked    bool       // Watch has scanned the directory
+	mu sync.Mutex // guards all following fields
+	lastCheckpoint
+	hasLooked    bool // Watch has scanned the directory
 	lastSighting sighting
 	// kubelets counts the kubelets seen by Watch.
 	kubelets  uint64
 	refusal   refusal
 	lastProbe time.Time // of the readiness probe by the kubelet; zero before the first
+}
+
+// lastCheckpoint is the kubelet's checkpoint at the last read.
+type lastCheckpoint struct {
+	hasParsed bool       // a checkpoint was read; the other fields describe the last read
+	text      []byte     // the file's content
+	saved     Checkpoint // the parsed content
+	damage    error      // parse error; nil after success
+	answers   []Answer   // parsed answers; nil if not requested since
 }
 
 // NewDirectory returns the directory of the given kubelet socket. If the path leaves too little

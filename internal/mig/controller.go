@@ -76,22 +76,32 @@ type Controller struct {
 
 // A gpuState is the state of the Controller for one GPU.
 type gpuState struct {
-	// The published state, guarded by the Controller's lock.
+	gpuReport
+	gpuSchedule
+	gpuAttempts
+}
+
+// A gpuReport is the published state of a GPU, guarded by the Controller's lock.
+type gpuReport struct {
 	reported    GPU
 	reportedFor *DesiredLayout // layout to which reported refers; nil before the first report
 	hold        resource.GPUHold
 	notBuiltIn  error // why the built-in layout does not exist for this GPU
 	keepPaused  bool  // DaemonSets must stay paused
+}
 
-	// Used by the loop alone.
+// A gpuSchedule says when a GPU is reconciled. The loop alone uses it.
+type gpuSchedule struct {
 	running        bool           // a reconciliation is in progress
 	next           time.Time      // time of the next reconciliation; zero to wait for a change
 	desired        *DesiredLayout // at the last reconciliation; nil before the first
 	division       string         // divisionText at the last reconciliation
 	journalChanges int            // at the last reconciliation
 	failed         bool
+}
 
-	// For the reconciliations, one at a time.
+// gpuAttempts are what the reconciliations of a GPU, one at a time, remember of each other.
+type gpuAttempts struct {
 	failures         int       // in a row
 	dividedAt        time.Time // when the GPU last reached the DesiredLayout
 	waitingSince     time.Time // start of the wait for users
@@ -194,7 +204,7 @@ func (c *Controller) startDue(desired DesiredLayout, snapshot inventory.Snapshot
 	for _, found := range snapshot.GPUs {
 		g := c.gpus[found.UUID]
 		if g == nil {
-			g = &gpuState{reported: GPU{UUID: found.UUID, Phase: PhaseUnknown}}
+			g = &gpuState{gpuReport: gpuReport{reported: GPU{UUID: found.UUID, Phase: PhaseUnknown}}}
 			c.gpus[found.UUID] = g
 		}
 		g.reported.Index, g.reported.Model = found.Index, found.Model

@@ -224,6 +224,26 @@ func packageDoc(t *testing.T, folder string) string {
 	return ""
 }
 
+// grouped are the wings that join many parts. Their structs have at most maxFields fields, of which an
+// embedded struct counts as one.
+var grouped = []string{"internal/app/daemon", "internal/cluster", "internal/dra", "internal/kubelet", "internal/mig"}
+
+const maxFields = 15
+
+// judgeFields judges the number of fields of a struct. The structs of files and messages are free: their
+// fields have tags, because other programs know them.
+func judgeFields(pkg string, t *ast.TypeSpec) string {
+	s, ok := t.Type.(*ast.StructType)
+	if !ok || !slices.ContainsFunc(grouped, func(wing string) bool { return isBelow(pkg, wing) }) ||
+		slices.ContainsFunc(s.Fields.List, func(f *ast.Field) bool { return f.Tag != nil }) {
+		return ""
+	}
+	if n := s.Fields.NumFields(); n > maxFields {
+		return fmt.Sprintf("%s has %d fields, more than %d: group them by what they are", t.Name.Name, n, maxFields)
+	}
+	return ""
+}
+
 // TestJudgeFindsProblems breaks each rule once, so that the test above is known to fail where it
 // should.
 func TestJudgeFindsProblems(t *testing.T) {
@@ -269,6 +289,9 @@ func TestJudgeFindsProblems(t *testing.T) {
 			"internal/base/feed: no package doc"},
 		{"long file", "test/kubelet/a.go", file("kubelet", strings.Repeat("\n", maxLines)),
 			"test/kubelet/a.go: 602 lines"},
+		{"struct of many fields", "internal/mig/a.go",
+			file("mig", "type many struct { "+strings.Repeat("a int; ", maxFields+1)+"}"),
+			"internal/mig/a.go: many has 16 fields"},
 		{"vague folder", "internal/app/cli/util/a.go", file("util", ""),
 			"internal/app/cli/util: a folder name that says nothing"},
 	}
@@ -384,6 +407,10 @@ func judgeFile(pkg string, file *ast.File) []string {
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
+		case *ast.TypeSpec:
+			if problem := judgeFields(pkg, n); problem != "" {
+				problems = append(problems, problem)
+			}
 		case *ast.GoStmt:
 			if slices.Contains(pure, pkg) {
 				problems = append(problems, pkg+" may not start a goroutine: it is pure; an owner such as monitor runs things")

@@ -53,8 +53,9 @@ func prepareClaim(ctx context.Context, _ string) (_ string, err error) {
 		return "", err
 	}
 	prepare := func(device string) error {
-		request := &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "uid-" + device, Namespace: "default",
-			Name: device}}}
+		request := &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Uid: "uid-" + device,
+			Namespace: "default",
+			Name:      device}}}
 		answer, err := client.NodePrepareResources(ctx, request)
 		if problem := answer.GetClaims()["uid-"+device].GetError(); problem != "" {
 			err = errors.Join(err, errors.New(problem))
@@ -101,7 +102,8 @@ func claimTimes(empty, fsync, prepare, unprepare func() error) (string, error) {
 		slices.Sort(times[n])
 		p50[n] = times[n][claimRounds/2].Seconds() * 1e3
 	}
-	return fmt.Sprintf("p50 %.3f ms = %.2f × (%.3f + %.3f ms), Unprepare %.3f ms", p50[2], p50[2]/(p50[0]+p50[1]), p50[0],
+	return fmt.Sprintf("p50 %.3f ms = %.2f × (%.3f + %.3f ms), Unprepare %.3f ms", p50[2], p50[2]/(p50[0]+p50[1]),
+		p50[0],
 		p50[1], p50[3]), nil
 }
 
@@ -133,14 +135,17 @@ func claimNode(ctx context.Context, dir string) (drav1.DRAPluginClient, error) {
 		Control: inventory.NodeControl | inventory.NodeUVM}
 	for i := range 8 {
 		s.GPUs = append(s.GPUs, inventory.GPU{
-			UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, NUMANode: -1, Health: inventory.Health{State: inventory.Healthy},
+			UUID: fmt.Sprintf("GPU-%d", i), Index: i, Minor: i, NUMANode: -1,
+			Health: inventory.Health{State: inventory.Healthy},
 		})
 	}
 	pools, snapshots := feed.New(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)), feed.New(s)
 	owner := claims.New(claims.Options{
-		Pools: pools, Snapshots: snapshots, Configs: feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/",
-			ContainerDriverRoot: "/"}}),
-		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), Root: os.DirFS(filepath.Join(dir, "root")),
+		Inputs: claims.Inputs{Pools: pools, Snapshots: snapshots,
+			Configs: feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/",
+				ContainerDriverRoot: "/"}})},
+		Files: claims.Files{StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"),
+			Root: os.DirFS(filepath.Join(dir, "root"))},
 	})
 	registry := filepath.Join(dir, "registry")
 	if err := os.Mkdir(registry, 0o700); err != nil {

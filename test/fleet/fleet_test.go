@@ -197,29 +197,20 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	for i := range 8 {
 		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
 	}
-	d := daemon.View{
-		Fewer: feed.New(uint64(0)), Proceed: func(uint64) {}, Listed: func() map[string]int { return nil },
-		Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil), Snapshots: feed.New(inventory.Snapshot{}),
-		Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil), Offered: feed.New(resource.Plan{}),
-		Repairs: feed.New(repair.Status{}), Lead: lead.New(lead.Options{}),
-		Status: func(context.Context) (status.Status, error) {
-			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
-		},
-		Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil },
-		APIRequested: func(verb, resource string, code int) {
-			seen.count(verb, resource, code)
-			switch {
-			case code != http.StatusOK:
-			case verb == http.MethodPatch && resource == "nodes":
-				seen.labelled.Add(1)
-			case verb == http.MethodPatch && resource == "nodes/status":
-				seen.told.Add(1)
-			case verb == "WATCH":
-				seen.watched.Add(1)
-			}
-		},
-		EventDropped: func(string) {},
-	}
+	d := daemon.View{ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}, ConfigView: daemon.ConfigView{Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), LabelView: daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)}, Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
+		return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
+	}, AccountView: daemon.AccountView{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }}, CountView: daemon.CountView{APIRequested: func(verb, resource string, code int) {
+		seen.count(verb, resource, code)
+		switch {
+		case code != http.StatusOK:
+		case verb == http.MethodPatch && resource == "nodes":
+			seen.labelled.Add(1)
+		case verb == http.MethodPatch && resource == "nodes/status":
+			seen.told.Add(1)
+		case verb == "WATCH":
+			seen.watched.Add(1)
+		}
+	}, EventDropped: func(string) {}}}
 	own := cluster.New(cluster.Options{})
 	own.Choose(ctx, c)
 	var tasks sync.WaitGroup

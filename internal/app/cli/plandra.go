@@ -57,7 +57,9 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 		return dra.Pool{}, err
 	}
 	o := claims.Options{
-		Driver: divisionReader{session: session}, Configs: feed.New(c), CDIDir: c.CDIDir, BootID: daemon.BootID(nil),
+		Hardware:   claims.Hardware{Driver: divisionReader{session: session}},
+		Inputs:     claims.Inputs{Configs: feed.New(c)},
+		Files:      claims.Files{CDIDir: c.CDIDir, BootID: daemon.BootID(nil)},
 		DriverName: c.DRA.DriverName,
 	}
 	numbers := dra.Numbers{}

@@ -44,11 +44,15 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	}
 	a.Devices = pool.New(devices)
 	o := claims.Options{
-		DriverName: c.DRA.DriverName, Pools: a.Devices.Pools(), Divisions: devices.Divisions, Driver: d.monitor,
-		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(),
-		StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node), Metrics: d.counters,
-		Inspect: d.inspectForClaim, Patience: callPatience, Lead: d.lead.Check,
-		Alone: d.mayChangeHardware,
+		DriverName: c.DRA.DriverName,
+		Inputs: claims.Inputs{Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(),
+			Configs: d.watcher.Configs()},
+		Hardware: claims.Hardware{Divisions: devices.Divisions, Driver: d.monitor, Inspect: d.inspectForClaim,
+			Alone: d.mayChangeHardware},
+		Files:    claims.Files{StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node)},
+		Metrics:  d.counters,
+		Patience: callPatience,
+		Lead:     d.lead.Check,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot, c.Driver.SearchPath...)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {

@@ -324,14 +324,20 @@ func (d *daemon) outputs() []Task {
 // view returns the parts of the daemon for the tasks that use the API server.
 func (d *daemon) view() View {
 	v := View{
-		Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors(),
-		Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem, Lead: d.lead,
-		Snapshots: d.monitor.Snapshots(), Repairs: d.repairs.Status(), Offered: d.set.Offered(), Status: d.status, Held: d.account.Held,
-		Fewer: d.set.PendingShrink(), Proceed: d.set.ApproveShrink, Listed: d.listed,
+		ConfigView:  ConfigView{Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors()},
+		LabelView:   LabelView{Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem},
+		AccountView: AccountView{Held: d.account.Held},
+		ShrinkView: ShrinkView{
+			PendingShrink: d.set.PendingShrink(), ApproveShrink: d.set.ApproveShrink, Listed: d.listed,
+		},
+		CountView: CountView{
+			APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
+			HealthEventsSent: d.counters.HealthEventsSent,
+		},
+		Lead: d.lead, Snapshots: d.monitor.Snapshots(), Repairs: d.repairs.Status(), Offered: d.set.Offered(),
+		DRA: d.dra, Status: d.status,
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
 		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },
-		DRA:     d.dra, APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
-		HealthEventsSent: d.counters.HealthEventsSent,
 		Unproven: func(s inventory.Snapshot) (map[string]string, <-chan struct{}) {
 			changed := d.proofs.Changed() // taken first
 			return d.proofs.Unproven(s), changed

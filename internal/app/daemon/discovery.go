@@ -39,8 +39,10 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 			Run: func(ctx context.Context) error { return printLabels(ctx, output, configs, wanted) }},
 	}
 	if o.Cluster != nil {
-		outputs = append(outputs, o.Cluster.Labels(View{Config: o.Config, Configs: configs, Labels: wanted,
-			LabelsProblem: problem})...)
+		outputs = append(outputs, o.Cluster.Labels(View{
+			ConfigView: ConfigView{Config: o.Config, Configs: configs},
+			LabelView:  LabelView{Labels: wanted, LabelsProblem: problem},
+		})...)
 	}
 	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), []Task{
 		{Name: "configuration", Run: watcher.Run},

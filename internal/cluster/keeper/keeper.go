@@ -117,17 +117,30 @@ type Slot struct {
 	// Report publishes the problem of the Part, and returns the problem; nil if nobody reads problems.
 	Report func(error) error
 
+	lookSchedule
+	slotWork
+	slotRetry
+}
+
+// A lookSchedule says when the Keeper looks at a Part again.
+type lookSchedule struct {
 	hasLooked bool
 	changed   []<-chan struct{} // inputs of the last look
 	version   [2]string         // UID and version of the Node at the last look
 	at        time.Time         // time of the next look, if nothing changes before
 	fresh     bool              // the next decision comes before the next look
+}
 
+// slotWork is the work in progress for a Part.
+type slotWork struct {
 	working   bool      // a look, an action or a write is in progress
 	lookingAt time.Time // start of the look in progress; zero if there is none
 	writingAt time.Time // start of the write in progress; zero if there is none
 	results   chan func(now time.Time)
+}
 
+// A slotRetry says when the work for a Part is tried again after a failure.
+type slotRetry struct {
 	retry       kubeapi.Retry
 	retryAt     time.Time       // no write before this time
 	restored    <-chan struct{} // closed when the watch works again, so that retryAt may be too late
@@ -137,7 +150,8 @@ type Slot struct {
 
 // NewSlot returns the Slot of a part.
 func NewSlot(name string, p Part) *Slot {
-	return &Slot{Part: p, retry: kubeapi.Retry{What: name}, results: make(chan func(time.Time), 1)}
+	return &Slot{Part: p, slotRetry: slotRetry{retry: kubeapi.Retry{What: name}},
+		slotWork: slotWork{results: make(chan func(time.Time), 1)}}
 }
 
 // A term is the work of a Keeper while this process leads.

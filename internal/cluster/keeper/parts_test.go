@@ -343,8 +343,8 @@ func TestStartupWanted(t *testing.T) {
 	} {
 		reads := 0
 		p := &keeper.StartupPart{Daemon: daemon.View{
-			Configs: feed.New(config.Config{Features: config.Features{StartupTaint: !tt.off}}),
-			Listed:  func() map[string]int { return map[string]int{"nvidia.com/gpu": tt.listed} },
+			ConfigView: daemon.ConfigView{Configs: feed.New(config.Config{Features: config.Features{StartupTaint: !tt.off}})},
+			ShrinkView: daemon.ShrinkView{Listed: func() map[string]int { return map[string]int{"nvidia.com/gpu": tt.listed} }},
 			Status: func(context.Context) (status.Status, error) {
 				reads++
 				return status.Status{Readiness: status.Readiness{Ready: tt.ready}, DRA: &status.DRA{Devices: tt.slices}}, nil
@@ -392,8 +392,10 @@ const quiesceKey = "gpu-device-plugin.github.io/quiesce."
 func newRelease(pausesClients bool, owed *time.Time) *keeper.ReleasePart {
 	c := config.Config{Features: config.Features{Quiesce: true}, MIG: config.MIG{PauseClients: pausesClients}}
 	return &keeper.ReleasePart{ResumeOwed: owed, Daemon: daemon.View{
-		Configs: feed.New(c), Snapshots: feed.New(inventory.Snapshot{}), Lead: lead.New(lead.Options{}),
-		Status: func(context.Context) (status.Status, error) { return status.Status{}, nil },
+		ConfigView: daemon.ConfigView{Configs: feed.New(c)},
+		Snapshots:  feed.New(inventory.Snapshot{}),
+		Lead:       lead.New(lead.Options{}),
+		Status:     func(context.Context) (status.Status, error) { return status.Status{}, nil },
 	}}
 }
 

@@ -35,14 +35,15 @@ type ShrinkPart struct {
 // Inputs implements Part.
 func (p *ShrinkPart) Inputs() []<-chan struct{} {
 	c, configured := p.Daemon.Configs.Latest()
-	_, fewer := p.Daemon.Fewer.Latest()
+	_, fewer := p.Daemon.PendingShrink.Latest()
 	_, offered := p.Daemon.Offered.Latest()
 	return inputsIf(c.Features.ChangeTaint || p.owes(), configured, fewer, offered)
 }
 
 // Look implements Part.
 func (p *ShrinkPart) Look(context.Context, kubeapi.Node) {
-	p.number, p.on, p.listed = p.Daemon.Fewer.Value(), p.Daemon.Configs.Value().Features.ChangeTaint, p.Daemon.Listed()
+	p.number, p.on, p.listed = p.Daemon.PendingShrink.Value(), p.Daemon.Configs.Value().Features.ChangeTaint,
+		p.Daemon.Listed()
 }
 
 // Want implements Part.
@@ -69,7 +70,7 @@ func (p *ShrinkPart) Want(node kubeapi.Node, now time.Time) Decision {
 	case next.Proceed && p.approved != p.number:
 		number := p.number
 		return Decision{Act: func(context.Context) error {
-			p.Daemon.Proceed(number)
+			p.Daemon.ApproveShrink(number)
 			return nil
 		}, Done: func(context.Context, kubeapi.Node, error, time.Time) bool {
 			p.approved = number

@@ -31,65 +31,85 @@ import (
 type Options struct {
 	// DriverName is that of the DRA driver; empty for dra.Driver.
 	DriverName string
-	// Pools are the published devices.
-	Pools     *feed.Feed[dra.Pool]
-	Snapshots *feed.Feed[inventory.Snapshot]
-	Configs   *feed.Feed[config.Config]
-	// HeldDevices returns the devices that pods hold by the device plugin; nil without a
-	// kubelet.
-	HeldDevices func(context.Context) ([]kubelet.HeldDevice, error)
-	// Owners say who offers each GPU. If all GPUs are in slices, a claim is prepared even
-	// if HeldDevices fails. Nil if the owners are unknown.
-	Owners *feed.Feed[dra.Owners]
-	// PodClaims returns the claims of the pods on the node, by "NAMESPACE/NAME"; nil if
-	// they cannot be known.
-	PodClaims func(context.Context) (map[string]bool, error)
+	Inputs
+	Accounts
+	Hardware
+	Files
 	// LookUp returns a claim from the API server, and whether a claim of that name exists.
 	// Nil without access to the API server: then no claim counts as leaked.
 	LookUp func(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// KubeletClaims returns the UIDs of the prepared claims according to the kubelet's
-	// checkpoint, in a process that does not serve the DRA driver. The error says why the
-	// claims are unknown. Nil in a process that serves the driver.
-	KubeletClaims func(context.Context) (map[string]bool, error)
-	// Inspect runs the checks that precede a container start with devices of the device
-	// plugin, and returns why the devices must not be used now. The error wraps
-	// inventory.ErrInUse if the reason is temporary. Only UUID and Sharing of the devices
-	// are set. Nil means no checks.
-	Inspect func(context.Context, []resource.Device) error
-	// PodRuns reports whether a pod, by UID, still has a process; false if unknown. Nil if
-	// it is never known.
-	PodRuns func(uid string) bool
-	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil if
-	// time slices are not supported.
-	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
-	// MPS runs control daemons; nil if MPS is not supported.
-	MPS ControlDaemons
-	// Divisions receive how GPUs in MIG mode are divided for claims; nil until the first
-	// survey of Divide. The feed is nil without readers.
-	Divisions *feed.Feed[dra.Divisions]
-	// Driver creates MIG devices for claims; nil if none are created.
-	Driver Divider
-	// StateDir holds the records. CDIDir is the folder in which runtimes search for specs.
-	StateDir, CDIDir string
-	// Checkpoint is the file of NVIDIA's driver with its prepared claims; empty if the
-	// claims are never taken over.
-	Checkpoint string
-	// BootID is the node's boot ID; empty if unknown.
-	BootID string
 	// Patience is how long a call waits for a temporary obstacle, such as a device in use
 	// or missing information; 0 for no wait. The kubelet retries after 60 to 90 s.
 	Patience time.Duration
 	// Lead returns why this process is not the leader, and so must not write; nil if it
 	// leads. Without the function the process always leads.
 	Lead func() error
+	// Metrics may be nil.
+	Metrics Metrics
+}
+
+// Inputs are the devices that claims can have.
+type Inputs struct {
+	// Pools are the published devices.
+	Pools     *feed.Feed[dra.Pool]
+	Snapshots *feed.Feed[inventory.Snapshot]
+	Configs   *feed.Feed[config.Config]
+	// Owners say who offers each GPU. If all GPUs are in slices, a claim is prepared even
+	// if HeldDevices fails. Nil if the owners are unknown.
+	Owners *feed.Feed[dra.Owners]
+}
+
+// Accounts say who else uses devices.
+type Accounts struct {
+	// HeldDevices returns the devices that pods hold by the device plugin; nil without a
+	// kubelet.
+	HeldDevices func(context.Context) ([]kubelet.HeldDevice, error)
+	// PodClaims returns the claims of the pods on the node, by "NAMESPACE/NAME"; nil if
+	// they cannot be known.
+	PodClaims func(context.Context) (map[string]bool, error)
+	// KubeletClaims returns the UIDs of the prepared claims according to the kubelet's
+	// checkpoint, in a process that does not serve the DRA driver. The error says why the
+	// claims are unknown. Nil in a process that serves the driver.
+	KubeletClaims func(context.Context) (map[string]bool, error)
+	// PodRuns reports whether a pod, by UID, still has a process; false if unknown. Nil if
+	// it is never known.
+	PodRuns func(uid string) bool
+	// Checkpoint is the file of NVIDIA's driver with its prepared claims; empty if the
+	// claims are never taken over.
+	Checkpoint string
+}
+
+// Hardware is what a claim changes and checks on the node.
+type Hardware struct {
+	// Inspect runs the checks that precede a container start with devices of the device
+	// plugin, and returns why the devices must not be used now. The error wraps
+	// inventory.ErrInUse if the reason is temporary. Only UUID and Sharing of the devices
+	// are set. Nil means no checks.
+	Inspect func(context.Context, []resource.Device) error
+	// SetTimeSlice sets the time slice of a GPU, from 0 (the default) to 3 (long); nil if
+	// time slices are not supported.
+	SetTimeSlice func(ctx context.Context, gpu string, interval int) error
+	// MPS runs control daemons; nil if MPS is not supported.
+	MPS ControlDaemons
+	// Driver creates MIG devices for claims; nil if none are created.
+	Driver Divider
+	// Divisions receive how GPUs in MIG mode are divided for claims; nil until the first
+	// survey of Divide. The feed is nil without readers.
+	Divisions *feed.Feed[dra.Divisions]
 	// Alone returns why hardware must not be changed now: an earlier leader may still
 	// change it. Without the function changes are always allowed.
 	Alone func() error
+}
+
+// Files are the folders and files of claims.
+type Files struct {
+	// StateDir holds the records. CDIDir is the folder in which runtimes search for specs.
+	StateDir, CDIDir string
+	// BootID is the node's boot ID; empty if unknown.
+	BootID string
 	// Root is the file system with the driver's files; nil for the file system of this
 	// process.
 	Root fs.FS
-	// Metrics may be nil.
-	Metrics Metrics
 }
 
 // Metrics counts calls of the kubelet. Its methods return at once.
@@ -116,16 +136,9 @@ type Claims struct {
 	options Options
 	store   store
 	locks   locks
-	inUse   *feed.Feed[map[string][]Holder]
-	status  *feed.Feed[[]ClaimStatus]
-	// problems say why containers cannot use a device, by device name.
-	problems *feed.Feed[map[string]string]
-	edits    atomic.Pointer[containerEdits] // nil until Run has read the driver's files
-	open     *feed.Feed[bool]               // calls are answered: Run has read the records, and still runs
-	calls    sync.WaitGroup                 // calls in progress
-
-	editsChanged   *feed.Feed[struct{}] // published when edits change
-	recordsChanged *feed.Feed[struct{}] // published when a record changes or a claim is unprepared
+	claimFeeds
+	edits atomic.Pointer[containerEdits] // nil until Run has read the driver's files
+	calls sync.WaitGroup                 // calls in progress
 
 	mu      sync.Mutex        // guards all following fields
 	records map[string]record // by UID of the claim; replaced, not changed
@@ -136,6 +149,22 @@ type Claims struct {
 	unprepareCount     int                      // number of unprepare calls
 	releaseProblem     map[string]string        // why devices of an unprepared claim are not released yet, by UID
 	noUVM              time.Time                // when nvidia-uvm was found missing; zero while it exists
+	controlDaemons
+}
+
+// claimFeeds are what Claims publish.
+type claimFeeds struct {
+	inUse  *feed.Feed[map[string][]Holder]
+	status *feed.Feed[[]ClaimStatus]
+	// problems say why containers cannot use a device, by device name.
+	problems       *feed.Feed[map[string]string]
+	open           *feed.Feed[bool]     // calls are answered: Run has read the records, and still runs
+	editsChanged   *feed.Feed[struct{}] // published when edits change
+	recordsChanged *feed.Feed[struct{}] // published when a record changes or a claim is unprepared
+}
+
+// controlDaemons are the MPS control daemons of claims.
+type controlDaemons struct {
 	// mpsProblem says why an MPS control daemon does not serve clients, by daemon ID.
 	// servedCount counts the successful starts.
 	mpsProblem  map[string]string
@@ -199,12 +228,13 @@ func New(o Options) *Claims {
 			written: &sync.Map{},
 		},
 		locks: locks{tail: map[string]chan struct{}{}},
-		inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
-		problems: feed.New[map[string]string](nil), editsChanged: feed.New(struct{}{}),
-		recordsChanged: feed.New(struct{}{}),
-		open:           feed.New(false), records: map[string]record{}, specWritten: map[string]bool{},
-		recentlyUnprepared: map[string]unprepareMark{},
-		releaseProblem:     map[string]string{},
+		claimFeeds: claimFeeds{
+			inUse: feed.New[map[string][]Holder](nil), status: feed.New[[]ClaimStatus](nil),
+			problems: feed.New[map[string]string](nil), open: feed.New(false),
+			editsChanged: feed.New(struct{}{}), recordsChanged: feed.New(struct{}{}),
+		},
+		records: map[string]record{}, specWritten: map[string]bool{},
+		recentlyUnprepared: map[string]unprepareMark{}, releaseProblem: map[string]string{},
 	}
 }
 

@@ -100,29 +100,28 @@ func newRigAt(tb testing.TB, dir string) *rig {
 	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"},
 		Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}})
 	r.options = claims.Options{
-		Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs,
-		HeldDevices: func(context.Context) ([]kubelet.HeldDevice, error) {
+		Inputs: claims.Inputs{Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs},
+		Accounts: claims.Accounts{HeldDevices: func(context.Context) ([]kubelet.HeldDevice, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if r.asked != nil {
 				r.asked()
 			}
 			return r.held, r.heldErr
-		},
-		PodClaims: func(context.Context) (map[string]bool, error) {
+		}, PodClaims: func(context.Context) (map[string]bool, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.claimed, nil
-		},
-		SetTimeSlice: func(_ context.Context, gpu string, interval int) error {
+		}},
+		Hardware: claims.Hardware{SetTimeSlice: func(_ context.Context, gpu string, interval int) error {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			if r.smi != nil {
 				return r.smi
 			}
 			return os.WriteFile(filepath.Join(dir, gpu+".slice"), []byte{byte('0' + interval)}, 0o600)
-		},
-		StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), BootID: "one", Root: os.DirFS(r.driver),
+		}},
+		Files: claims.Files{StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"), BootID: "one", Root: os.DirFS(r.driver)},
 	}
 	r.options.MPS = daemons{r}
 	r.publish(snapshot())

@@ -85,6 +85,11 @@ type Devices struct {
 	hungSince time.Time   // when the disk last did not respond; zero after a response
 	term      int         // counts the periods in which this process leads
 	numbers   dra.Numbers // as on disk
+	returningGPUs
+}
+
+// returningGPUs are GPUs on their way from slices to the device plugin.
+type returningGPUs struct {
 	// leftSlice are GPUs that left their slices, but are not back at the device plugin;
 	// leftOnDisk is the same set on disk.
 	leftSlice, leftOnDisk map[string]bool
@@ -127,7 +132,8 @@ func New(o Options) *Devices {
 	return &Devices{
 		o: o, pools: feed.New(dra.Pool{}), published: feed.New(map[string]bool(nil)),
 		publication: feed.New(Publication{}), disk: statefile.NewDisk(), numbers: dra.Numbers{},
-		leftSlice: map[string]bool{}, retracted: map[string]bool{}, retractions: feed.New(struct{}{}),
+		returningGPUs: returningGPUs{leftSlice: map[string]bool{}, retracted: map[string]bool{},
+			retractions: feed.New(struct{}{})},
 	}
 }
 

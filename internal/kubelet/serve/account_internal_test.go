@@ -354,9 +354,9 @@ func sentList(d Registrar, a Accountant) *registration {
 	l := &registration{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
 		Incarnation: feed.New(uint64(1)),
 		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name),
-		previous: &previous{},
-		report:   func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
-		connections: newConnections(), siblingChanged: make(chan struct{}, 1)}
+		previous: &previous{}, report: func(Phase) {}, reportDifference: func(string) {},
+		adopt:   func(context.Context) {},
+		session: session{connections: newConnections(), siblingChanged: make(chan struct{}, 1)}}
 	l.list.publish(listOf(oneGPU()), Options{})
 	l.sent.Publish(l.list.views.Value().response)
 	return l

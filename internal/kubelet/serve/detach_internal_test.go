@@ -34,10 +34,8 @@ func TestWhatIsForgotten(t *testing.T) {
 				defer cancel()
 				directory := &sharedDirectory{}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Clock: clock.RealClock{},
-					Metrics: noMetrics{}},
-					list: newList(gpuName), previous: &previous{}, report: func(Phase) {},
-					adopt:       func(context.Context) {},
-					connections: newConnections()}
+					Metrics: noMetrics{}}, list: newList(gpuName), previous: &previous{}, report: func(Phase) {},
+					adopt: func(context.Context) {}, session: session{connections: newConnections()}}
 				directory.registered = func() {
 					if tt.during {
 						l.previous.noteForgotten()
@@ -122,8 +120,9 @@ func TestTheEndOfAProcessIsPrepared(t *testing.T) {
 	l.detachFromKubelet(t.Context(), 1)
 	server := grpc.NewServer()
 	defer server.Stop()
-	pluginapi.RegisterDevicePluginServer(server, newService(&registration{list: l.list, connections: newConnections()},
-		klog.Background()))
+	pluginapi.RegisterDevicePluginServer(server,
+		newService(&registration{list: l.list, session: session{connections: newConnections()}},
+			klog.Background()))
 	directory.behind("earlier.sock")
 	began = time.Now()
 	l.registerBeforeExit(t.Context(), 1, server, nil)

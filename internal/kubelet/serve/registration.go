@@ -91,19 +91,29 @@ type registration struct {
 	// container, and how containers get devices.
 	allocating func(containers [][]string) (listing.Answer, Options)
 
-	mute           feed.Feed[mute]
-	resend         feed.Feed[uint64]                          // changes when the last list is to be sent again
-	sent           feed.Feed[*pluginapi.ListAndWatchResponse] // the last list; nil before the first
+	sending
+	session
+	// Another process is ending, and this process has promised to register again
+	// afterwards.
+	reregisterPromised feed.Feed[bool]
+}
+
+// sending is what a registration sends to the kubelet.
+type sending struct {
+	mute       feed.Feed[mute]
+	resend     feed.Feed[uint64]                          // changes when the last list is to be sent again
+	sent       feed.Feed[*pluginapi.ListAndWatchResponse] // the last list; nil before the first
+	checkpoint atomic.Pointer[string]                     // version of the kubelet's checkpoint before that list
+}
+
+// A session is the server of a registration while it runs.
+type session struct {
 	connections    *connections
 	siblingChanged chan struct{}           // holds a value after the socket of another server came or went
 	closing        chan struct{}           // closed when streams are to end
 	end            context.CancelCauseFunc // ends the registration, with the reason
 	accepted       bool                    // the kubelet has accepted the registration
 	unlock         func()                  // lets other processes register
-	// Another process is ending, and this process has promised to register again
-	// afterwards.
-	reregisterPromised feed.Feed[bool]
-	checkpoint         atomic.Pointer[string] // the version of the kubelet's checkpoint before the last list was sent
 }
 
 // run registers and serves until ctx or the registration ends. It returns nil if

@@ -66,11 +66,10 @@ func TestDisconnecting(t *testing.T) {
 					incarnation.Publish(0)
 				}
 				account := countingAccount{until: time.Now().Add(test.counted)}
-				l := &registration{
-					Collaborators: Collaborators{Incarnation: incarnation, Accountant: account, Clock: clock.RealClock{}},
-					list:          newList("nvidia.com/gpu"), connections: newConnections(),
-					closing: make(chan struct{}), previous: &previous{},
-				}
+				l := &registration{Collaborators: Collaborators{Incarnation: incarnation, Accountant: account,
+					Clock: clock.RealClock{}}, list: newList("nvidia.com/gpu"),
+					session:  session{connections: newConnections(), closing: make(chan struct{})},
+					previous: &previous{}}
 				connection, far := net.Pipe()
 				defer func() { _ = far.Close() }()
 				kubelets := &conn{Conn: connection, connections: l.connections}
@@ -135,8 +134,8 @@ func TestAKeptLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := &registration{list: newList(gpuName), previous: &previous{}, connections: newConnections(),
-			closing: make(chan struct{})}
+		l := &registration{list: newList(gpuName), previous: &previous{},
+			session: session{connections: newConnections(), closing: make(chan struct{})}}
 		ended := 0
 		l.previous.stopKept = func() { ended++ }
 		socket := &listener{UnixListener: unix, connections: l.connections}

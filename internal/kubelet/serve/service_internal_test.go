@@ -72,8 +72,8 @@ func TestWhatAStreamSends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newList(gpuName)
 		ended := 0
-		life := &registration{list: l, previous: &previous{}, closing: make(chan struct{}), connections: newConnections(),
-			end:           func(error) { ended++ },
+		life := &registration{list: l, previous: &previous{},
+			session:       session{closing: make(chan struct{}), connections: newConnections(), end: func(error) { ended++ }},
 			Collaborators: Collaborators{KeepsOneClient: func(agent string) bool { return agent == "grpc-go/1.79.0" }}}
 		life.resend.Publish(7) // in an earlier stream
 		s, again, sent, silence := alone(life), &life.resend, &life.sent, &life.mute
@@ -197,7 +197,8 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		"it ends":                             {ended: true, unseen: true},
 	} {
 		s := alone(&registration{list: newList(gpuName), previous: &previous{ending: tt.ended},
-			connections: newConnections(), Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
+			session:       session{connections: newConnections()},
+			Collaborators: Collaborators{Registrar: &sharedDirectory{later: tt.later}}})
 		caller := &conn{Conn: &net.UnixConn{}, connections: s.connections}
 		s.oneClient, s.inspect = !tt.several, true
 		if s.mute.Publish(tt.silent); !tt.unseen {

@@ -28,33 +28,40 @@ type previous struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
 	yielded  bool      // the registration was muted by a later server when it ended
 	disputes disputes
-	// stopKept ends the server of the previous registration, whose stream stays
-	// open beside the current stream; nil if there is none.
-	stopKept func()
-	// serveKept makes that server accept connections on another socket. reachable
-	// says that the server does so, because no registration is running.
-	serveKept func(*net.UnixListener) *listener
-	reachable bool
-	// prepareEnd prepares the end of this process while that server is its newest.
-	prepareEnd func()
+	keptServer
 	// unlock lets other processes register after this process has ended; nil if
 	// they are not locked out.
 	unlock func()
 
 	mu           sync.Mutex      // guards all following fields
 	endedSockets map[string]bool // sockets of later processes that ended without removing them
-	// forgotten counts how often an earlier process has made the kubelet forget
-	// this process. forgottenAtAccept is the value of forgotten when the last
-	// accepted registration began. If forgotten is larger, the kubelet may not know
-	// this process: an earlier process may end while the kubelet handles a
-	// registration.
-	forgotten, forgottenAtAccept int
-	forgottenAtStart             int  // what forgotten was when the last registration began
-	ending                       bool // this process is ending, or no longer serves the resource
+	forgetting
+	ending bool // this process is ending, or no longer serves the resource
 	// the tokens of processes that announced their end, with the value of forgotten
 	// at that time
 	leaving      map[string]int
 	leavingCount feed.Feed[int] // changes when another one has said so
+}
+
+// A keptServer is the server of the previous registration, whose stream stays open beside the current
+// stream.
+type keptServer struct {
+	stopKept func() // ends the server; nil if there is none
+	// serveKept makes the server accept connections on another socket. reachable says that the server
+	// does so, because no registration is running.
+	serveKept func(*net.UnixListener) *listener
+	reachable bool
+	// prepareEnd prepares the end of this process while the server is its newest.
+	prepareEnd func()
+}
+
+// forgetting counts how often an earlier process has made the kubelet forget this process.
+type forgetting struct {
+	// forgottenAtAccept is the value of forgotten when the last accepted registration began. If forgotten
+	// is larger, the kubelet may not know this process: an earlier process may end while the kubelet
+	// handles a registration.
+	forgotten, forgottenAtAccept int
+	forgottenAtStart             int // when the last registration began
 }
 
 // release closes the socket of the last registration.

@@ -231,10 +231,9 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 				account := &notedAccount{answer: func(int) ([]string, error) { return []string{oneGPU().Devices[0].ID}, nil }}
 				directory := &sharedDirectory{neverLocks: tt.neverLocks}
 				l := &registration{Collaborators: Collaborators{Registrar: directory, Accountant: account, Clock: clock.RealClock{},
-					Metrics: noMetrics{}},
-					list: newList(gpuName), previous: &previous{}, report: func(Phase) {},
-					reportDifference: func(string) {},
-					adopt:            func(context.Context) {}, connections: newConnections()}
+					Metrics: noMetrics{}}, list: newList(gpuName), previous: &previous{}, report: func(Phase) {},
+					reportDifference: func(string) {}, adopt: func(context.Context) {},
+					session: session{connections: newConnections()}}
 				s := newService(l, klog.Background())
 				registered := false
 				directory.registered = func() {
@@ -296,11 +295,9 @@ func TestWhatProvesARegistration(t *testing.T) {
 				}}
 				l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{registered: func() {}},
 					Accountant: account,
-					Clock:      clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName),
-					previous: &previous{},
-					report:   func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
-					connections:    newConnections(),
-					siblingChanged: make(chan struct{}, 1)}
+					Clock:      clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName), previous: &previous{},
+					report: func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
+					session: session{connections: newConnections(), siblingChanged: make(chan struct{}, 1)}}
 				l.list.publish(listOf(oneGPU()), Options{})
 				l.sent.Publish(l.list.views.Value().response)
 				if tt.compared {

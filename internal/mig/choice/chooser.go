@@ -66,7 +66,14 @@ type Chooser struct {
 	choices   *feed.Feed[Choice]
 	desired   *feed.Feed[mig.DesiredLayout]
 
-	mu           sync.Mutex // guards all following fields
+	mu sync.Mutex // guards all following fields
+	savedSources
+	layoutFile
+}
+
+// savedSources are the sources of layouts outside the configuration file, and how much of them is on
+// disk.
+type savedSources struct {
 	state        savedState
 	labelKnown   bool // SetLabel was called in this process
 	orderUnsaved bool // the order is from this process and not saved
@@ -74,9 +81,13 @@ type Chooser struct {
 	unsaved      bool
 	problem      error // of the last access to the state directory
 	orderNumber  uint64
-	path         string // of the last read file of layouts
-	content      []byte
-	file         *layout.File
+}
+
+// A layoutFile is the last read file of layouts.
+type layoutFile struct {
+	path    string
+	content []byte
+	file    *layout.File
 }
 
 // The file in the state directory. It saves the choices that are not in the configuration
