@@ -1,4 +1,4 @@
-//go:build kubelet136
+//go:build kubelet134 || kubelet135 || kubelet136
 
 package claims
 

@@ -1,5 +1,3 @@
-//go:build !kubelet134 && !kubelet135
-
 package claims
 
 import (
@@ -96,13 +94,10 @@ func (s *scheduler) results(claim *resourceapi.ResourceClaim) (all []resourceapi
 	if s.used == nil {
 		s.shares, s.used = sets.New[structured.SharedDeviceID](), structured.NewConsumedCapacityCollection()
 	}
-	features := structured.Features{ // the default gates of 1.36 and 1.37
-		AdminAccess: true, PrioritizedList: true, PartitionableDevices: true, DeviceTaints: true, DeviceBindingAndStatus: true, ConsumableCapacity: true,
-	}
 	state := structured.AllocatedState{
 		AllocatedDevices: s.taken, AllocatedSharedDeviceIDs: s.shares, AggregatedCapacity: s.used,
 	}
-	allocator, err := structured.NewAllocator(s.t.Context(), features, state, s.classes, s.slices, s.cache)
+	allocator, err := structured.NewAllocator(s.t.Context(), allocatorFeatures, state, s.classes, s.slices, s.cache)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-//go:build !kubelet134 && !kubelet135
+//go:build !kubelet134
 
 package claims
 

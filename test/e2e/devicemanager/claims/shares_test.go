@@ -1,5 +1,3 @@
-//go:build !kubelet134 && !kubelet135
-
 package claims
 
 import (
