@@ -181,6 +181,32 @@ func TestClasses(t *testing.T) {
 	}
 }
 
+// TestClaimsByVersion: the chart refuses claims before Kubernetes 1.34. Before 1.36, NOTES.txt says
+// that pods get no GPU by the name of a resource where all GPUs are given by claims.
+func TestClaimsByVersion(t *testing.T) {
+	t.Parallel()
+	const claims, split = "{dra: {enabled: true}}", "{dra: {enabled: true, mode: split}}"
+	served := helm.VersionSet{"resource.k8s.io/v1/DeviceClass"}
+	for _, tt := range []struct {
+		kubernetes, values string
+		refused, note      bool
+	}{
+		{kubernetes: "1.33", values: claims, refused: true},
+		{kubernetes: "1.33", values: "{}"},
+		{kubernetes: "1.34", values: claims, note: true},
+		{kubernetes: "1.35", values: split},
+		{kubernetes: "1.36", values: claims},
+	} {
+		_, notes, err := renderServed(tt.kubernetes, served, tt.values)
+		if refused := err != nil && strings.Contains(err.Error(), "ResourceClaims need 1.34 or newer"); refused != tt.refused {
+			t.Errorf("%+v: %v", tt, err)
+		}
+		if note := strings.Contains(notes, "Before Kubernetes 1.36"); note != tt.note {
+			t.Errorf("%+v: NOTES.txt speaks of names of resources: %v", tt, note)
+		}
+	}
+}
+
 // TestHelmTestOfClaims: helm test claims a GPU where GPUs are in slices, in the newest version of
 // the API that there is, and asks for the resource where a pod can get it. Where there is no such
 // API, NOTES.txt says that there is no claim.
@@ -210,7 +236,7 @@ func TestHelmTestOfClaims(t *testing.T) {
 		{kubernetes: "1.35", values: "{dra: {enabled: true}}", served: all, want: []string{claim}, request: "exactly"},
 		{kubernetes: "1.35", values: "{dra: {enabled: true, mode: split}}", served: all, want: []string{claim, resource},
 			request: "exactly"},
-		{kubernetes: "1.32", values: "{dra: {enabled: true}}", served: all[:1], want: []string{claim},
+		{kubernetes: "1.34", values: "{dra: {enabled: true}}", served: all[:1], want: []string{claim},
 			request: `{"count":1,"deviceClassName":"gpu.nvidia.com","name":"gpus"}`},
 		{kubernetes: newest, values: "{dra: {enabled: true, mode: split, deviceClasses: false}}", want: []string{resource},
 			note: true},

@@ -932,6 +932,9 @@ itself would keep the old driver container's files. Empty where the pod has the 
 {{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
 {{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
+{{- if and .Values.dra.enabled (semverCompare "<1.34-0" .Capabilities.KubeVersion.Version) }}
+{{- fail (printf "dra.enabled is true, and Kubernetes is %s: ResourceClaims need 1.34 or newer; upgrade the cluster, leave dra.enabled out, or give helm template the version of the cluster with --kube-version" .Capabilities.KubeVersion.Version) }}
+{{- end }}
 {{- if and .Values.dra.mode (not .Values.dra.enabled) }}
 {{- fail "dra.mode is given, and dra.enabled is not true" }}
 {{- end }}
