@@ -1,60 +1,16 @@
 package daemon
 
 import (
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
-	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 )
 
+// quiesceKey begins the annotations of the Node by which the driver is released.
 const quiesceKey = "gpu-device-plugin.github.io/quiesce."
-
-// annotate sets the annotations by which the driver is released until a time; empty takes them away.
-func (s *stage) annotate(server *apiserver.Server, until string) {
-	s.t.Helper()
-	if err := server.ChangeNode(nodeName, func(n *corev1.Node) {
-		if n.Annotations == nil {
-			n.Annotations = map[string]string{}
-		}
-		n.Annotations[quiesceKey+"until"], n.Annotations[quiesceKey+"by"] = until, "kured"
-		if until == "" {
-			delete(n.Annotations, quiesceKey+"until")
-		}
-	}); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// TestRollOutDuringQuiesceAnnotation: a process of a roll-out that starts while the driver is released for an
-// annotation uses it when the time ends, and becomes Ready. It dies, and the earlier one, which led
-// before, uses the driver again, too.
-func TestRollOutDuringQuiesceAnnotation(t *testing.T) {
-	t.Parallel()
-	s, server := openAgent(t, "", "--node-quiesce")
-	s.start()
-	s.shows(8, 8)
-	s.annotate(server, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
-	s.shows(8, 0)
-	later := s.beside(s.Profile, append(slices.Clone(s.Args), "--state-dir", s.Path("state"), "--cdi-dir",
-		s.Path("cdi"))...)
-	later.start()
-	later.firstLine("quiesced: the driver is released since")
-	s.annotate(server, "")
-	later.becomesReady("ready")
-	mark, d := s.Mark(), later.Running()
-	s.signal(d, syscall.SIGKILL)
-	<-d.Ended()
-	_ = later.StopDaemon()            // it was killed
-	s.next(mark, standin.StreamEnded) // before, kubelet asks the process that was killed about a pod
-	s.shows(8, 8)
-	s.admit("work", 8)
-}
 
 // TestQuiesceAnnotation: an annotation of the Node releases the driver of a real daemon, also through a
 // kill, and the next process uses it again at the time that the annotation has. Then another annotation
@@ -65,7 +21,20 @@ func TestQuiesceAnnotation(t *testing.T) {
 	s.start()
 	s.shows(8, 8)
 	const key = quiesceKey
-	annotate := func(until string) { s.annotate(server, until) }
+	annotate := func(until string) {
+		t.Helper()
+		if err := server.ChangeNode(nodeName, func(n *corev1.Node) {
+			if n.Annotations == nil {
+				n.Annotations = map[string]string{}
+			}
+			n.Annotations[key+"until"], n.Annotations[key+"by"] = until, "kured"
+			if until == "" {
+				delete(n.Annotations, key+"until")
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	says := func(state string) {
 		t.Helper()
 		s.eventually("the Node says "+state, func() bool {
