@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 // errNameless is the error of an eviction for which only the pod's UID is known.
@@ -17,6 +18,22 @@ func (c *Cluster) Evict(ctx context.Context, pod mig.Pod) error {
 		return errNameless
 	}
 	return c.client.Evict(ctx, kubeapi.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID})
+}
+
+// RankPods sets the priorities and creation times of pods of the node.
+func (c *Cluster) RankPods(ctx context.Context, pods []repair.Pod) error {
+	all, err := c.client.Pods(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range pods {
+		for _, p := range all {
+			if p.Namespace == pods[i].Namespace && p.Name == pods[i].Name {
+				pods[i].Priority, pods[i].Created = p.Priority, p.Created
+			}
+		}
+	}
+	return nil
 }
 
 // Pause pauses the DaemonSets whose pods have these UIDs, by labels of the Node.

@@ -197,8 +197,8 @@ func (r *repairs) judge(ctx context.Context, node kubeapi.Node, now time.Time) (
 }
 
 func stoppedText(reason string) string {
-	return fmt.Sprintf("the repairs of the cluster are stopped: %s; look for a common cause, and continue with kubectl "+
-		"gpu repair resume", reason)
+	return fmt.Sprintf("the repairs of the cluster are stopped: %s; look for a common cause, and continue with "+
+		"kubectl gpu repair resume", reason)
 }
 
 // A fleet is what the Leases say about the other nodes.

@@ -118,9 +118,9 @@ func (p *patient) start() {
 	cluster := func() interface{ MayRepair(string) error } { return p.cluster }
 	p.repairs = repair.New(repair.Options{
 		Mode: p.modes.Latest, Snapshots: p.snapshots, StateDir: p.dir, CreatesMIG: func() bool { return false },
-		Users: func(ctx context.Context, g inventory.GPU) ([]string, error) {
-			users, _, err := reserve(ctx, g)
-			return users, err
+		Users: func(ctx context.Context, g inventory.GPU) policy.Users {
+			users, _, _ := reserve(ctx, g)
+			return policy.Users{Names: users}
 		},
 		Admit: func(what string) error { return cluster().MayRepair(what) },
 		Reset: resets.Reset, Resetting: func() bool { return resets.Status().Value().Withholds() },

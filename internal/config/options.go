@@ -297,8 +297,9 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "repair", env: []string{"REPAIR"}, key: "health.repair", fallback: "off",
-		usage: "what happens to a GPU whose remedy is a reset: off: nothing; plan: status, Events and metrics say what " +
-			"idle would do; idle: reset it while nobody uses it, with a slot of the cluster, see --rollout-slots",
+		usage: "what happens to a GPU whose remedy is a reset: off: nothing; plan: status, Events and metrics say " +
+			"what idle would do; idle: reset it while nobody uses it, with a slot of the cluster, see " +
+			"--rollout-slots; evict: also evict its pods, within their disruption budgets",
 		set: setRepair,
 	},
 	{
@@ -322,7 +323,8 @@ func setRepair(c *Config, text string) error {
 	if text == "false" {
 		text = repair.Off.String()
 	}
-	return choice(func(c *Config) *repair.Mode { return &c.Repair }, repair.Off, repair.Plan, repair.Idle)(c, text)
+	return choice(func(c *Config) *repair.Mode { return &c.Repair }, repair.Off, repair.Plan, repair.Idle,
+		repair.Evict)(c, text)
 }
 
 // choice returns a setter for one of the values of an enumeration.

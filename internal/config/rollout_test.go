@@ -62,7 +62,7 @@ func TestRolloutThatIsRefused(t *testing.T) {
 	const layouts = "mig: {enabled: true, label: true, budget: true}"
 	for _, tt := range []struct{ name, file, want string }{
 		{"repairs without slots", "{health: {repair: idle}}", "set rollout.slots"},
-		{"an unknown repair", "{health: {repair: reboot}}", `"reboot" is not one of: off, plan, idle`},
+		{"an unknown repair", "{health: {repair: reboot}}", `"reboot" is not one of: off, plan, idle, evict`},
 		{"a budget without slots", "{" + layouts + "}", "set rollout.slots"},
 		{"too many slots", "{rollout: {slots: 1001}}", "is not a number from 0 to 1000"},
 		{"less than none", "{rollout: {slots: -1}}", "is not a number from 0 to 1000"},

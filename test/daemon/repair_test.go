@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
 // repairState returns what the daemon does about a GPU.
@@ -21,12 +22,12 @@ func (s *stage) repairState(gpu int) (state repair.State, reason string) {
 	return "", ""
 }
 
-// TestRepairByADaemon: a GPU whose remedy is a reset waits for its pod, and is then reset with a slot
-// of the cluster, while the other GPUs are allocatable. A daemon that is killed while nvidia-smi runs
+// TestRepairByADaemon: the pod of a GPU whose remedy is a reset is evicted, and the GPU is then reset
+// with a slot of the cluster, while the other GPUs are allocatable. A daemon that is killed while nvidia-smi runs
 // counts the repair.
 func TestRepairByADaemon(t *testing.T) {
 	t.Parallel()
-	s, api := openAgent(t, "", "--namespace=gpus", "--repair=idle", "--rollout-slots=1", "--node-events")
+	s, api := openAgent(t, "", "--namespace=gpus", "--repair=evict", "--rollout-slots=1", "--node-events")
 	s.Args = append(s.Args, "--state-dir", s.Path("state"))
 	s.start()
 	s.shows(8, 8)
@@ -37,13 +38,20 @@ func TestRepairByADaemon(t *testing.T) {
 		state, reason := s.repairState(3)
 		return state == repair.Waiting && strings.Contains(reason, "in use: GPU 3 by pod ") && strings.Contains(reason, "train")
 	})
-	if leases := api.Leases("gpus"); len(leases) > 0 {
-		t.Errorf("slots: %v", leases)
+	s.eventually("the pod is evicted", func() bool {
+		return api.Requests()[apiserver.Request{Verb: "create", Resource: "pods/eviction"}] > 0
+	})
+	if state, reason := s.repairState(3); state != repair.Waiting {
+		t.Errorf("while the pod ends: %s, %s", state, reason)
 	}
 	s.Remove("train")
 	s.shows(8, 8)
-	s.eventually("the slot is free", func() bool { return len(api.Leases("gpus")) == 0 })
+	slotIsFree := func() bool { return len(api.Leases("gpus")) == 1 } // the Lease with the repairs stays
+	s.eventually("the slot is free", slotIsFree)
 	r := s.status().Repair
+	if len(r.Attempts) == 1 {
+		t.Logf("from the withdrawal until Healthy: %v", r.Attempts[0].Ended.Sub(r.Attempts[0].Began))
+	}
 	if len(r.Attempts) != 1 || !r.Attempts[0].Repaired || r.Repaired != 1 || len(r.Steps) > 0 ||
 		!strings.Contains(r.Attempts[0].Before, "GPU 3 Unhealthy: XID 119") || r.Attempts[0].After != "GPU 3 Healthy" {
 		t.Errorf("status says %+v", r)
@@ -73,5 +81,5 @@ func TestRepairByADaemon(t *testing.T) {
 		r := s.status().Repair
 		return r != nil && len(r.Attempts) == 2 && r.Attempts[1].After == "the daemon ended during the repair"
 	})
-	s.eventually("the slot is free", func() bool { return len(api.Leases("gpus")) == 0 })
+	s.eventually("the slot is free", slotIsFree)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 // Options are the inputs of a long-running program.
@@ -65,6 +66,8 @@ type Cluster interface {
 	MayChange(change string) error
 	// MayRepair is MayChange for the repair of a GPU.
 	MayRepair(repair string) error
+	// RankPods sets the priorities and creation times of pods of the node.
+	RankPods(ctx context.Context, pods []policy.Pod) error
 	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// ClaimsOf returns the claims on a node with devices of the given GPUs, as

@@ -25,6 +25,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -35,15 +36,14 @@ type fakeCluster struct{ problem error }
 func (fakeCluster) Observation(*feed.Feed[config.Config], string) []Task {
 	return []Task{{Name: "own node"}}
 }
-func (c fakeCluster) Problem() error { return c.problem }
-func (fakeCluster) Outputs(View) []Task {
-	return []Task{{Name: "labels of the node"}}
-}
-func (fakeCluster) Labels(View) []Task                    { return nil }
-func (fakeCluster) Evict(context.Context, mig.Pod) error  { return nil }
-func (fakeCluster) MayChange(string) error                { return nil }
-func (fakeCluster) MayRepair(string) error                { return nil }
-func (fakeCluster) Pause(context.Context, []string) error { return nil }
+func (c fakeCluster) Problem() error                             { return c.problem }
+func (fakeCluster) Outputs(View) []Task                          { return []Task{{Name: "labels of the node"}} }
+func (fakeCluster) Labels(View) []Task                           { return nil }
+func (fakeCluster) Evict(context.Context, mig.Pod) error         { return nil }
+func (fakeCluster) MayChange(string) error                       { return nil }
+func (fakeCluster) MayRepair(string) error                       { return nil }
+func (fakeCluster) RankPods(context.Context, []repair.Pod) error { return nil }
+func (fakeCluster) Pause(context.Context, []string) error        { return nil }
 func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {
 	return dra.Claim{}, false, nil
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -20,26 +22,60 @@ func (d *daemon) newRepairs() *repair.Repairs {
 			c, changed := d.watcher.Configs().Latest()
 			return c.Repair, changed
 		},
-		Snapshots: d.monitor.Snapshots(), Users: d.usersForRepair, CreatesMIG: func() bool {
-			c := d.watcher.Configs().Value()
-			return c.MIG.Enabled || c.DRA.DynamicMIG
+		Snapshots: d.monitor.Snapshots(), Users: d.usersForRepair,
+		CreatesMIG: func() bool { return d.migChoice != nil && d.migChoice.Desired().Value().Layout != "" },
+		Rank:       func(ctx context.Context, pods []policy.Pod) error { return d.cluster.RankPods(ctx, pods) },
+		Evict: func(ctx context.Context, p policy.Pod) error {
+			return d.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID})
 		},
 		Admit: d.admitRepair, Reset: d.resets.Reset,
 		Resetting: func() bool { return d.resets.Status().Value().Withholds() }, StateDir: d.config.StateDir,
+		Write: func(path string, v any) error { return statefile.WriteStateIf(path, v, d.lead.Check) },
 	})
 }
 
 // usersForRepair returns the users of a GPU, and other processes that have it open: because of them
 // nvidia-smi would refuse the reset.
-func (d *daemon) usersForRepair(ctx context.Context, g inventory.GPU) ([]string, error) {
-	users, release, err := d.reserveForReset(ctx, g)
+func (d *daemon) usersForRepair(ctx context.Context, g inventory.GPU) (u policy.Users) {
+	names, release, err := d.reserveForReset(ctx, g)
 	if release != nil {
 		release()
 	}
-	if len(users) > 0 || err != nil {
-		return users, err
+	switch u.Names = names; {
+	case err != nil:
+		u.Unknown = err.Error()
+	case len(names) == 0:
+		u.Names = d.clientsOf(g)
+	default:
+		u.Pods = d.podsOf(ctx, g)
 	}
-	return d.clientsOf(g), nil
+	return u
+}
+
+// podsOf returns the pods that have a GPU, or one of its MIG devices, by the device plugin; none if
+// one of them cannot be evicted, because its name is not known.
+func (d *daemon) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
+	if d.directory == nil || d.watcher.Configs().Value().Repair != policy.Evict {
+		return nil
+	}
+	devices := []string{g.UUID}
+	for _, m := range g.MIGDevices {
+		devices = append(devices, m.UUID)
+	}
+	held, err := d.set.Holders(ctx, devices)
+	if err != nil {
+		return nil
+	}
+	for _, h := range held {
+		var p policy.Pod
+		if p.Namespace, p.Name, p.UID = h.SplitPod(); p.Name == "" {
+			return nil
+		}
+		if !slices.Contains(pods, p) {
+			pods = append(pods, p)
+		}
+	}
+	return pods
 }
 
 // clientsOf returns the visible processes that have a GPU open, in words for people.

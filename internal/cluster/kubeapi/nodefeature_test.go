@@ -167,14 +167,15 @@ func TestPodOwners(t *testing.T) {
 func TestPods(t *testing.T) {
 	t.Parallel()
 	client, _ := scripted(t, map[string]string{"GET /api/v1/pods": `200 {"items": [
-		{"metadata": {"namespace": "ns", "name": "p", "uid": "1", "ownerReferences": [
+		{"metadata": {"namespace": "ns", "name": "p", "uid": "1", "creationTimestamp": "2026-11-28T12:00:00Z", "ownerReferences": [
 			{"kind": "DaemonSet", "name": "other"}, {"kind": "DaemonSet", "name": "d", "controller": true},
 			{"kind": "Node", "name": "n"}]},
-			"spec": {"nodeSelector": {"gpu": "true"}}},
+			"spec": {"nodeSelector": {"gpu": "true"}, "priority": 7}},
 		{"metadata": {"namespace": "ns", "name": "q", "uid": "2", "ownerReferences": [{"kind": "Job", "name": "j", "controller": true}]}}]}`})
 	got, err := client.Pods(t.Context())
 	want := []kubeapi.NodePod{
-		{Namespace: "ns", Name: "p", UID: "1", NodeSelector: map[string]string{"gpu": "true"}, DaemonSet: "d"},
+		{Namespace: "ns", Name: "p", UID: "1", NodeSelector: map[string]string{"gpu": "true"}, DaemonSet: "d",
+			Priority: 7, Created: time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)},
 		{Namespace: "ns", Name: "q", UID: "2"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {

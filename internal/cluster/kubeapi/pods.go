@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"time"
 )
 
 // A NodePod has the fields of a pod on this node that this program uses.
@@ -15,6 +16,8 @@ type NodePod struct {
 	// pod's controller; empty if another kind of object controls the pod.
 	NodeSelector map[string]string
 	DaemonSet    string
+	Priority     int
+	Created      time.Time
 }
 
 const podsPath = "/api/v1/pods"
@@ -32,9 +35,13 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 	}
 	var list struct {
 		Items []struct {
-			Metadata metadata `json:"metadata"`
-			Spec     struct {
+			Metadata struct {
+				metadata
+				Created time.Time `json:"creationTimestamp"`
+			} `json:"metadata"`
+			Spec struct {
 				NodeSelector map[string]string `json:"nodeSelector"`
+				Priority     int               `json:"priority"`
 			} `json:"spec"`
 		} `json:"items"`
 	}
@@ -44,7 +51,8 @@ func (c *Client) Pods(ctx context.Context) ([]NodePod, error) {
 	pods := make([]NodePod, len(list.Items))
 	for i, item := range list.Items {
 		m := item.Metadata
-		pods[i] = NodePod{Namespace: m.Namespace, Name: m.Name, UID: m.UID, NodeSelector: item.Spec.NodeSelector}
+		pods[i] = NodePod{Namespace: m.Namespace, Name: m.Name, UID: m.UID, NodeSelector: item.Spec.NodeSelector,
+			Priority: item.Spec.Priority, Created: m.Created}
 		for _, o := range m.OwnerReferences {
 			if o.Controller && o.Kind == "DaemonSet" {
 				pods[i].DaemonSet = o.Name

@@ -25,6 +25,12 @@ const (
 	// between two requests for a slot of the cluster. While nothing can begin, it is slowInterval.
 	queryInterval = 5 * time.Second
 	slowInterval  = 30 * time.Second
+	// evictInterval is the time between two evictions of a pod that does not end, and evictTimeout limits
+	// one request. After evictLimit, the pods of the GPU are left alone for evictPause.
+	evictInterval = 10 * time.Second
+	evictTimeout  = 10 * time.Second
+	evictLimit    = 10 * time.Minute
+	evictPause    = time.Hour
 	// pause is the time after a reset that was not tried, and after an error of the disk.
 	pause = 30 * time.Second
 )
@@ -34,9 +40,12 @@ type Options struct {
 	// Mode returns the configured mode. The channel is closed when it may have changed.
 	Mode      func() (policy.Mode, <-chan struct{})
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Users returns the users of a GPU and of its MIG devices, in words for people. The error says
-	// why they are not known.
-	Users func(ctx context.Context, gpu inventory.GPU) ([]string, error)
+	// Users returns the users of a GPU and of its MIG devices.
+	Users func(ctx context.Context, gpu inventory.GPU) policy.Users
+	// Rank sets priority and creation time of pods. Evict evicts a pod within its disruption budget,
+	// and returns nil if the pod is terminating or gone. Both are for the mode Evict.
+	Rank  func(ctx context.Context, pods []policy.Pod) error
+	Evict func(ctx context.Context, pod policy.Pod) error
 	// CreatesMIG reports whether the daemon creates MIG devices again after a reset.
 	CreatesMIG func() bool
 	// Admit returns why a repair must not begin now, by the rules of the cluster; nil if it may. The
@@ -63,6 +72,16 @@ type Repairs struct {
 	notBefore        time.Time // no reset begins earlier
 	refusal          string    // why the last reset was not tried
 	latestReason     string    // of the first step, for the log
+	evictFor         string    // the GPU whose pods are evicted; empty for none
+	evictSince       time.Time
+	evictions        map[policy.Pod]eviction // of this GPU
+	evictAfter       map[string]time.Time    // by UUID of the GPU
+}
+
+// An eviction is the last request to evict a pod: its time, and why the API server refused it.
+type eviction struct {
+	at      time.Time
+	refused error
 }
 
 // New returns Repairs that do nothing yet.
@@ -70,7 +89,8 @@ func New(o Options) *Repairs {
 	if o.Write == nil {
 		o.Write = statefile.WriteState
 	}
-	return &Repairs{options: o, disk: statefile.NewDisk(), status: feed.New(policy.Status{})}
+	return &Repairs{options: o, disk: statefile.NewDisk(), status: feed.New(policy.Status{}),
+		evictAfter: map[string]time.Time{}}
 }
 
 // Status is the feed of what Repairs does.
@@ -95,7 +115,8 @@ func (r *Repairs) Run(ctx context.Context) error {
 			looked = nil
 		case !loaded:
 			if err := r.load(ctx); err != nil {
-				r.status.Publish(policy.Status{Mode: mode, Problem: "cannot read the history of repairs: " + err.Error()})
+				problem := "cannot read the history of repairs: " + err.Error()
+				r.status.Publish(policy.Status{Mode: mode, Problem: problem})
 				looked, again = nil, time.After(pause)
 				break
 			}
@@ -123,17 +144,25 @@ func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapsh
 	now := time.Now()
 	r.attempts = policy.Recent(r.attempts, now)
 	in := policy.Input{Mode: mode, Snapshot: s, Users: map[string]policy.Users{}, CreatesMIG: r.options.CreatesMIG(),
-		Attempts: r.attempts, Now: now}
+		Attempts: r.attempts, EvictAfter: r.evictAfter, Now: now}
+	inUse := 0
 	for _, g := range policy.Candidates(s) {
-		names, err := r.options.Users(ctx, g)
-		u := policy.Users{Names: names}
-		if err != nil {
-			u.Unknown = err.Error()
+		u := r.options.Users(ctx, g)
+		if in.Users[g.UUID] = u; len(u.Pods) > 0 {
+			inUse++
 		}
-		in.Users[g.UUID] = u
+	}
+	if mode == policy.Evict && inUse > 1 {
+		r.rank(ctx, in.Users)
 	}
 	d := policy.Decide(in)
 	busy := r.options.Resetting()
+	if d.EvictFor != r.evictFor {
+		r.evictFor, r.evictSince, r.evictions = d.EvictFor, time.Time{}, map[policy.Pod]eviction{}
+	}
+	if d.EvictFor != "" && !busy {
+		return r.evict(ctx, mode, d, now)
+	}
 	if len(d.Reset) == 0 || busy {
 		r.publish(ctx, mode, d.Steps, busy)
 		if len(d.Steps) == 0 && !busy {
@@ -157,6 +186,64 @@ func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapsh
 	}
 	r.repair(ctx, mode, d, at, s)
 	return time.Second // the health after the reset decides
+}
+
+// rank sets priority and age of the pods. If the API server does not answer, they count as equal.
+func (r *Repairs) rank(ctx context.Context, users map[string]policy.Users) {
+	ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+	defer cancel()
+	for _, u := range users {
+		if len(u.Pods) == 0 {
+			continue
+		}
+		if err := r.options.Rank(ctx, u.Pods); err != nil {
+			klog.FromContext(ctx).V(2).Info("Cannot read the priorities of pods", "reason", err.Error())
+			return
+		}
+	}
+}
+
+// evict asks the pods of a GPU to end, so that it can be reset. The node needs a slot for that. It
+// returns the time until the next decision.
+func (r *Repairs) evict(ctx context.Context, mode policy.Mode, d policy.Decision, now time.Time) time.Duration {
+	step := &d.Steps[slices.IndexFunc(d.Steps, func(s policy.Step) bool { return s.UUID == d.EvictFor })]
+	if !r.evictSince.IsZero() && now.Sub(r.evictSince) >= evictLimit {
+		r.evictAfter[d.EvictFor] = now.Add(evictPause)
+		step.Reason += fmt.Sprintf("; its pods did not end within %v", evictLimit)
+		r.publish(ctx, mode, d.Steps, false)
+		return queryInterval
+	}
+	if err := r.options.Admit(fmt.Sprintf("repair of GPU %d", step.Index)); err != nil {
+		step.Reason += "; " + err.Error()
+		r.publish(ctx, mode, d.Steps, true)
+		return queryInterval
+	}
+	if r.evictSince.IsZero() {
+		r.evictSince = now
+	}
+	var refused []string
+	for _, pod := range d.Evict {
+		key := policy.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+		last, requested := r.evictions[key]
+		if !requested || now.Sub(last.at) >= evictInterval {
+			limited, cancel := context.WithTimeout(ctx, evictTimeout)
+			last = eviction{now, r.options.Evict(limited, pod)}
+			cancel()
+			if r.evictions[key] = last; last.refused == nil && !requested {
+				klog.FromContext(ctx).Info("Evicted a pod so that its GPU can be repaired", "gpu", d.EvictFor,
+					"namespace", pod.Namespace, "pod", pod.Name)
+			}
+		}
+		if last.refused != nil {
+			refused = append(refused, last.refused.Error())
+		}
+	}
+	step.Reason += "; the pods are evicted"
+	if len(refused) > 0 {
+		step.Reason += ": " + strings.Join(refused, ", ")
+	}
+	r.publish(ctx, mode, d.Steps, true)
+	return queryInterval
 }
 
 // untilForgotten returns the time until the oldest repair leaves the history; 0 if there is none.
@@ -204,7 +291,8 @@ func (r *Repairs) repair(ctx context.Context, mode policy.Mode, d policy.Decisio
 		klog.FromContext(ctx).Info("The repair of a GPU failed", "gpus", d.Reset, "reason", err.Error())
 	} else {
 		r.repaired++
-		klog.FromContext(ctx).Info("Repaired a GPU", "gpus", d.Reset, "after", time.Since(began).Round(time.Millisecond))
+		took := time.Since(began).Round(time.Millisecond)
+		klog.FromContext(ctx).Info("Repaired a GPU", "gpus", d.Reset, "after", took)
 	}
 	if err := r.save(ctx); err != nil { // the attempt itself is saved
 		klog.FromContext(ctx).Info("Cannot save the result of a repair", "reason", err.Error())

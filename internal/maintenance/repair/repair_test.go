@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,11 @@ type node struct {
 	// smi is what nvidia-smi does with GPUs; nil repairs them.
 	smi    func(ctx context.Context, gpus []inventory.GPU) error
 	resets []string // UUIDs
+	// priority is that of the pods, budget refuses evictions, and evicted are the pods in the order of
+	// the requests.
+	priority map[string]int
+	budget   error
+	evicted  []string
 }
 
 // A process is a daemon on a node.
@@ -120,9 +126,30 @@ func (n *node) start() *process {
 	})
 	p.repairs = repair.New(repair.Options{
 		Mode: n.modes.Latest, Snapshots: n.snapshots, StateDir: n.dir, CreatesMIG: func() bool { return false },
-		Users: func(ctx context.Context, g inventory.GPU) ([]string, error) {
-			users, _, err := reserve(ctx, g)
-			return users, err
+		Users: func(ctx context.Context, g inventory.GPU) policy.Users {
+			users, _, _ := reserve(ctx, g)
+			u := policy.Users{Names: users}
+			for _, name := range users {
+				u.Pods = append(u.Pods, policy.Pod{Name: name})
+			}
+			return u
+		},
+		Rank: func(_ context.Context, pods []policy.Pod) error {
+			for i := range pods {
+				n.set(func() { pods[i].Priority = n.priority[pods[i].Name] })
+			}
+			return nil
+		},
+		Evict: func(_ context.Context, pod policy.Pod) (err error) {
+			n.set(func() {
+				n.evicted = append(n.evicted, pod.Name)
+				if err = n.budget; err == nil {
+					for uuid, users := range n.users {
+						n.users[uuid] = slices.DeleteFunc(slices.Clone(users), func(name string) bool { return name == pod.Name })
+					}
+				}
+			})
+			return err
 		},
 		Admit: func(string) (err error) {
 			n.set(func() { err = n.refuse })
@@ -278,11 +305,18 @@ func TestKills(t *testing.T) {
 			n := newNode(t)
 			var victim *process
 			kill := func() { victim.stop() }
+			over := make(chan struct{})
+			defer close(over)
 			switch during {
 			case "the note":
-				n.write = func(path string, v any) error { kill(); return statefile.WriteState(path, v) }
+				n.write = func(path string, v any) error { // the dead process does not take the note back
+					err := statefile.WriteState(path, v)
+					kill()
+					<-over
+					return err
+				}
 			case "the reset":
-				n.smi = func(ctx context.Context, _ []inventory.GPU) error { kill(); return context.Canceled }
+				n.smi = func(context.Context, []inventory.GPU) error { kill(); return context.Canceled }
 			case "the result":
 				notes := 0
 				n.write = func(path string, v any) error {
@@ -336,12 +370,11 @@ func TestNotTried(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		p := &process{}
 		n.write = func(path string, v any) error { // between the decision and the reset, a pod gets the GPU
 			n.set(func() { n.users["GPU-a"], n.write = []string{"pod a/b"}, nil })
 			return statefile.WriteState(path, v)
 		}
-		p = n.start()
+		p := n.start()
 		p.until("it waits for the pod", step(policy.Waiting, "in use: GPU 0 by pod a/b"))
 		if s := p.repairs.Status().Value(); len(s.Attempts) > 0 || n.done() != "" {
 			t.Errorf("status %+v, resets %s", s, n.done())
@@ -351,5 +384,49 @@ func TestNotTried(t *testing.T) {
 		}
 		n.set(func() { n.users = nil })
 		p.until("the GPU is repaired", attempts(1, true, "Healthy"))
+	})
+}
+
+// TestEvict: the pods of a GPU are evicted with a slot of the cluster and within their disruption
+// budgets, those of one GPU at a time, the least important first.
+func TestEvict(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := newNode(t)
+		n.modes.Publish(policy.Evict)
+		n.fail("GPU-b")
+		n.users["GPU-a"], n.users["GPU-b"] = []string{"important"}, []string{"batch"}
+		n.priority = map[string]int{"important": 9}
+		n.budget, n.refuse = errors.New("the disruption budget web allows none"), errors.New("all slots of the cluster are in use")
+		evictions := func() (all string) {
+			n.set(func() { all = strings.Join(n.evicted, " ") })
+			return all
+		}
+		p := n.start()
+		waits := func(reason string) func(policy.Status) bool {
+			return func(s policy.Status) bool {
+				return len(s.Steps) == 2 && s.Steps[1].State == policy.Waiting && strings.Contains(s.Steps[1].Reason, reason)
+			}
+		}
+		if s := p.until("it waits for a slot", waits("slots")); !s.Wanted || evictions() != "" {
+			t.Errorf("status %+v, evicted %q", s, evictions())
+		}
+		n.set(func() { n.refuse = nil })
+		p.until("the budget refuses", waits("the pods are evicted: the disruption budget web allows none"))
+		if s := p.repairs.Status().Value(); !s.Wanted {
+			t.Error("the slot is given back")
+		}
+		time.Sleep(5 * time.Minute)
+		if got := evictions(); strings.Contains(got, "important") || strings.Count(got, "batch") > 31 {
+			t.Errorf("evicted %q", got)
+		}
+		p.until("it gives up for a while", waits("its pods did not end within 10m0s"))
+		p.until("the other GPU gets its turn", func(policy.Status) bool { return strings.Contains(evictions(), "important") })
+		n.set(func() { n.budget = nil })
+		p.until("the GPU is repaired", attempts(1, true, "GPU 0 Healthy"))
+		p.until("the other one too", attempts(2, true, "GPU 1 Healthy"))
+		if n.done() != "GPU-a GPU-b" {
+			t.Errorf("reset: %s", n.done())
+		}
 	})
 }

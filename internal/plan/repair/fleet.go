@@ -7,6 +7,7 @@ import (
 	"time"
 )
 
+// The rule for the stop of all repairs.
 const (
 	// StopPercent is the greatest share of the GPU nodes that may ask for a repair within StopTime. Up
 	// to StopNodes nodes may ask in any case.
@@ -15,6 +16,7 @@ const (
 	StopNodes   = 2
 )
 
+// The names of Leases.
 const (
 	// LeasePrefix is the start of the name of the Lease of each node with repairs; the name of the node
 	// follows.

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
+// The limits of a GPU.
 const (
 	// Budget is how often a GPU is reset within BudgetTime. Afterwards its remedy is manual.
 	Budget     = 2
@@ -27,13 +28,14 @@ type Mode int
 
 // The modes.
 const (
-	Off  Mode = iota // nothing
-	Plan             // it reports what the mode Idle would do
-	Idle             // it resets a GPU that no pod, claim and process uses
+	Off   Mode = iota // nothing
+	Plan              // it reports what the mode Idle would do
+	Idle              // it resets a GPU that no pod, claim and process uses
+	Evict             // it also evicts the pods of such a GPU first
 )
 
 // modeNames are the names of the modes.
-var modeNames = []string{"off", "plan", "idle"}
+var modeNames = []string{"off", "plan", "idle", "evict"}
 
 func (m Mode) String() string {
 	if m < 0 || int(m) >= len(modeNames) {
@@ -56,14 +58,24 @@ func (m *Mode) UnmarshalText(text []byte) error {
 }
 
 // Acts reports whether the mode resets GPUs.
-func (m Mode) Acts() bool { return m == Idle }
+func (m Mode) Acts() bool { return m == Idle || m == Evict }
 
 // Users are the users of a GPU and of its MIG devices.
 type Users struct {
 	// Names are pods, claims and processes, in words for people.
 	Names []string
+	// Pods are the pods to evict; empty if the GPU has other users too.
+	Pods []Pod
 	// Unknown is why the users are not known; empty if they are.
 	Unknown string
+}
+
+// A Pod is a pod that uses a GPU.
+type Pod struct {
+	Namespace, Name, UID string
+	// Priority and Created are those at the API server; zero if unknown.
+	Priority int
+	Created  time.Time
 }
 
 // An Attempt is a repair: a reset of a GPU, with the GPUs that had to be reset together with it.
@@ -137,7 +149,9 @@ type Input struct {
 	CreatesMIG bool
 	// Attempts are the repairs of the last 24 hours, oldest first.
 	Attempts []Attempt
-	Now      time.Time
+	// EvictAfter are the times before which the pods of a GPU are not evicted, by UUID.
+	EvictAfter map[string]time.Time
+	Now        time.Time
 }
 
 // A Decision is what to do now.
@@ -145,6 +159,10 @@ type Decision struct {
 	// Reset are the UUIDs of the GPUs to reset now, together; the first one needs it. It is empty if
 	// no GPU is to be reset, and in the mode Plan.
 	Reset []string
+	// Evict are the pods to evict now, in the mode Evict if no GPU can be reset, and EvictFor is the
+	// UUID of the GPU that needs the reset.
+	Evict    []Pod
+	EvictFor string
 	// Steps has each GPU that needs a reset, by index.
 	Steps []Step
 	// Next is when the decision may change by itself; zero if it does not.
@@ -234,11 +252,15 @@ func Decide(in Input) Decision {
 		}
 	}
 	if first == nil {
+		if in.Mode == Evict {
+			d.Evict, d.EvictFor = chooseEviction(in, d.Steps)
+		}
 		return d
 	}
 	for i := range d.Steps {
 		if s := &d.Steps[i]; s.State == Ready && s != first {
-			s.State, s.Reason = Waiting, fmt.Sprintf("GPU %d is first: one GPU of a node is reset at a time", first.Index)
+			s.State = Waiting
+			s.Reason = fmt.Sprintf("GPU %d is first: one GPU of a node is reset at a time", first.Index)
 		}
 	}
 	g, _ := in.Snapshot.GPU(first.UUID)
@@ -261,6 +283,49 @@ func Decide(in Input) Decision {
 	return d
 }
 
+// chooseEviction returns the pods to evict, and the GPU for whose reset they must end. Only one GPU
+// of the node is freed at a time. Of several, it is the one whose most important pod has the lowest
+// priority, and then the one whose oldest pod is the youngest.
+func chooseEviction(in Input, steps []Step) (pods []Pod, gpu string) {
+	var chosen []Pod
+	for _, s := range steps {
+		g, _ := in.Snapshot.GPU(s.UUID)
+		users, evictable := []Pod{}, s.State == Waiting && !in.Now.Before(s.Since.Add(settleTime)) &&
+			!in.Now.Before(in.EvictAfter[s.UUID])
+		members := Together(in.Snapshot, g)
+		if why, _ := obstacle(in, g, members); why != "" {
+			evictable = false
+		}
+		for _, m := range members {
+			u, asked := in.Users[m.UUID]
+			_, needs := NeedsReset(m) // pods of a GPU that is well stay
+			evictable = evictable && asked && u.Unknown == "" && (len(u.Names) == 0 || len(u.Pods) > 0 && needs)
+			users = append(users, u.Pods...)
+		}
+		if evictable && len(users) > 0 && (gpu == "" || compareEvictions(users, chosen) < 0) {
+			chosen, gpu = users, s.UUID
+		}
+	}
+	return chosen, gpu
+}
+
+// compareEvictions returns a negative number if the pods of a are evicted before those of b.
+func compareEvictions(a, b []Pod) int {
+	rank := func(pods []Pod) (priority int, oldest time.Time) {
+		priority, oldest = pods[0].Priority, pods[0].Created
+		for _, p := range pods[1:] {
+			priority = max(priority, p.Priority)
+			if p.Created.Before(oldest) {
+				oldest = p.Created
+			}
+		}
+		return priority, oldest
+	}
+	priorityA, oldestA := rank(a)
+	priorityB, oldestB := rank(b)
+	return cmp.Or(cmp.Compare(priorityA, priorityB), oldestB.Compare(oldestA))
+}
+
 // judge returns what to do about a GPU that needs a reset, regardless of the other ones, and when
 // that may change by itself.
 func judge(in Input, g inventory.GPU, health inventory.Health, members []inventory.GPU) (State, string, time.Time) {
@@ -270,29 +335,8 @@ func judge(in Input, g inventory.GPU, health inventory.Health, members []invento
 				"the cause", subject(g, m), n), last.Add(BudgetTime)
 		}
 	}
-	if in.Snapshot.Stale != "" {
-		return Waiting, "the driver does not answer: " + in.Snapshot.Stale, time.Time{}
-	}
-	for _, m := range members {
-		n, last := attempts(in, m.UUID)
-		if again := last.Add(retryTime); n > 0 && in.Now.Before(again) {
-			return Waiting, fmt.Sprintf("%s reset at %s; the next reset is at %s at the earliest", subject(g, m),
-				stamp(last), stamp(again)), again
-		}
-	}
-	for _, m := range members {
-		switch {
-		case m.BDF == "":
-			return Waiting, fmt.Sprintf("the PCI address of GPU %d is not known", m.Index), time.Time{}
-		case m.VGPU.Present:
-			return Waiting, "a virtual GPU is reset by its hypervisor", time.Time{}
-		case len(m.MIGDevices) > 0 && !in.CreatesMIG:
-			return Waiting, fmt.Sprintf("a reset destroys the MIG devices of GPU %d, and this program does not create "+
-				"them again: set mig.enabled and a layout, or reset the GPU by hand", m.Index), time.Time{}
-		case m.Health.Remedy == inventory.RemedyReboot:
-			return Waiting, fmt.Sprintf("GPU %d must be reset with it, and needs a restart of the node", m.Index),
-				time.Time{}
-		}
+	if why, next := obstacle(in, g, members); why != "" {
+		return Waiting, why, next
 	}
 	var users, unknown []string
 	for _, m := range members {
@@ -314,6 +358,36 @@ func judge(in Input, g inventory.GPU, health inventory.Health, members []invento
 		return Waiting, fmt.Sprintf("the fault must have lasted for %v", settleTime), settled
 	}
 	return Ready, "", time.Time{}
+}
+
+// obstacle returns why a GPU cannot be reset now even if nobody uses it, and when that may change by
+// itself; empty if it can.
+func obstacle(in Input, g inventory.GPU, members []inventory.GPU) (why string, next time.Time) {
+	if in.Snapshot.Stale != "" {
+		return "the driver does not answer: " + in.Snapshot.Stale, time.Time{}
+	}
+	for _, m := range members {
+		n, last := attempts(in, m.UUID)
+		if again := last.Add(retryTime); n > 0 && in.Now.Before(again) {
+			return fmt.Sprintf("%s reset at %s; the next reset is at %s at the earliest", subject(g, m),
+				stamp(last), stamp(again)), again
+		}
+	}
+	for _, m := range members {
+		switch {
+		case m.BDF == "":
+			return fmt.Sprintf("the PCI address of GPU %d is not known", m.Index), time.Time{}
+		case m.VGPU.Present:
+			return "a virtual GPU is reset by its hypervisor", time.Time{}
+		case len(m.MIGDevices) > 0 && !in.CreatesMIG:
+			return fmt.Sprintf("a reset destroys the MIG devices of GPU %d, and this program does not create "+
+				"them again: set mig.enabled and a layout, or reset the GPU by hand", m.Index), time.Time{}
+		case m.Health.Remedy == inventory.RemedyReboot:
+			return fmt.Sprintf("GPU %d must be reset with it, and needs a restart of the node", m.Index),
+				time.Time{}
+		}
+	}
+	return "", time.Time{}
 }
 
 // subject is the start of a sentence about resets of a GPU that must be reset with g.

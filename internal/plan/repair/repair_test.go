@@ -155,6 +155,67 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// In the mode evict, pods are evicted if nothing else is in the way of the reset, for one GPU at a
+// time: the lowest priority first, then the youngest pod.
+func TestEvictions(t *testing.T) {
+	const reset = inventory.RemedyReset
+	pod := func(name string, priority int, age time.Duration) repair.Users {
+		return repair.Users{Names: []string{"pod " + name}, Pods: []repair.Pod{{Name: name, Priority: priority, Created: now.Add(-age)}}}
+	}
+	two := repair.Users{Names: []string{"pod a", "pod b"}, Pods: append(pod("a", 0, time.Hour).Pods, pod("b", 9, time.Hour).Pods...)}
+	for _, test := range []struct {
+		name   string
+		node   inventory.Snapshot
+		users  [3]repair.Users
+		change func(*repair.Input)
+		want   string // of the pods
+		reset  string
+	}{
+		{name: "one pod", node: node(reset), users: [3]repair.Users{pod("a", 0, 0)}, want: "a"},
+		{name: "no broken GPU", node: node(""), users: [3]repair.Users{pod("a", 0, 0)}},
+		{name: "a free GPU first", node: node(reset, reset), users: [3]repair.Users{pod("a", 0, 0)}, reset: "GPU-b"},
+		{name: "the lowest priority", node: node(reset, reset), users: [3]repair.Users{pod("a", 5, 0), pod("b", 1, time.Hour)}, want: "b"},
+		{name: "the youngest", node: node(reset, reset), users: [3]repair.Users{pod("a", 1, time.Hour), pod("b", 1, time.Minute)}, want: "b"},
+		{name: "the most important pod of a GPU counts", node: node(reset, reset), users: [3]repair.Users{two, pod("c", 5, 0)}, want: "c"},
+		{name: "two pods of a GPU", node: node(reset), users: [3]repair.Users{two}, want: "a b"},
+		{name: "a process of the host, too", node: node(reset), users: [3]repair.Users{{Names: []string{"pod a", "process 7"}}}},
+		{name: "the users are not known", node: node(reset), users: [3]repair.Users{{Unknown: "away", Pods: two.Pods, Names: two.Names}}},
+		{name: "later", node: node(reset, reset), users: [3]repair.Users{pod("a", 0, 0), pod("b", 9, 0)}, change: func(in *repair.Input) {
+			in.EvictAfter = map[string]time.Time{"GPU-a": now.Add(1)}
+		}, want: "b"},
+		{name: "idle evicts none", node: node(reset), users: [3]repair.Users{two}, change: func(in *repair.Input) { in.Mode = repair.Idle }},
+		{name: "a new fault", node: node(reset), users: [3]repair.Users{two}, change: func(in *repair.Input) { in.Now = now.Add(-55 * time.Second) }},
+		{name: "after two resets", node: node(reset), users: [3]repair.Users{two}, change: func(in *repair.Input) {
+			in.Attempts = []repair.Attempt{attempt(time.Hour, "GPU-a"), attempt(time.Hour, "GPU-a")}
+		}},
+		{name: "soon after a reset", node: node(reset), users: [3]repair.Users{two}, change: func(in *repair.Input) {
+			in.Attempts = []repair.Attempt{attempt(time.Minute, "GPU-a")}
+		}},
+		{name: "MIG devices of others", node: node(reset), users: [3]repair.Users{two}, change: func(in *repair.Input) {
+			in.Snapshot.GPUs[0].MIGDevices = []inventory.MIGDevice{{UUID: "MIG-1"}}
+		}},
+		{name: "pods of a GPU that is well stay", node: volta(node(reset, ""), 2), users: [3]repair.Users{{}, pod("b", 0, 0)}},
+		{name: "both GPUs are broken", node: volta(node(reset, reset), 2), users: [3]repair.Users{{}, pod("b", 0, 0)}, want: "b"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			in := repair.Input{Mode: repair.Evict, Snapshot: test.node, Now: now,
+				Users: map[string]repair.Users{"GPU-a": test.users[0], "GPU-b": test.users[1], "GPU-c": test.users[2]}}
+			if test.change != nil {
+				test.change(&in)
+			}
+			d := repair.Decide(in)
+			var names []string
+			for _, p := range d.Evict {
+				names = append(names, p.Name)
+			}
+			if got := strings.Join(names, " "); got != test.want || strings.Join(d.Reset, " ") != test.reset ||
+				(d.EvictFor == "") != (test.want == "") {
+				t.Errorf("evicts %q for %q, resets %v; want %q, %q", got, d.EvictFor, d.Reset, test.want, test.reset)
+			}
+		})
+	}
+}
+
 // The users of all GPUs that go together must be known, each once.
 func TestCandidates(t *testing.T) {
 	var uuids []string

@@ -71,7 +71,8 @@ var Rows = []Row{
 	{GPURepairPlanned, normal, "PlanReset", false, "With `--repair=plan`: `idle` would reset the GPU now"},
 	{GPURepairStarted, normal, "ResetGPU", false, "With `--repair=idle`, the daemon withdrew a GPU to reset it"},
 	{GPURepaired, normal, "StartAllocating", false, "The GPU was reset by the daemon, and is Healthy"},
-	{GPURepairFailed, warning, "StopAllocating", false, "The daemon's reset of a GPU failed, or did not repair the GPU"},
+	{GPURepairFailed, warning, "StopAllocating", false,
+		"The daemon's reset of a GPU failed, or did not repair the GPU"},
 	{
 		NVSwitchFailed, warning, "KeepDevices", false,
 		"With `--kernel-log`, an NVSwitch logged a fatal error (SXid). It does not change the health of GPUs",

@@ -272,7 +272,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 {{- $on := .Values.hostDev }}
 {{- if kindIs "invalid" $on }}
-{{- $on = or $without (and (or (include "gpu-device-plugin.divides" .) (include "gpu-device-plugin.repairs" (list . "idle"))) (not .Values.simulate) (or (not $own) $own.privileged)) }}
+{{- $on = or $without (and (or (include "gpu-device-plugin.divides" .) (include "gpu-device-plugin.repairs" (list . "idle" "evict"))) (not .Values.simulate) (or (not $own) $own.privileged)) }}
 {{- end }}
 {{- if $on }}true{{ end }}
 {{- end }}
@@ -320,7 +320,7 @@ otherwise. A simulated node has no device nodes. */}}
 {{- end }}
 
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, migEvict, migPause, rollout, dra. A value counts before the files. */}}
+taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, migEvict, migPause, rollout, repairEvict, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -330,7 +330,8 @@ taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, m
 {{- if include "gpu-device-plugin.says" (list . "mig" "disruption" "pause") }}{{ $_ := set $on "migPause" true }}{{ end }}
 {{- if include "gpu-device-plugin.says" (list . "mig" "budget") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- end }}
-{{- if include "gpu-device-plugin.repairs" (list . "plan" "idle") }}{{ $_ := set $on "rollout" true }}{{ end }}
+{{- if include "gpu-device-plugin.repairs" (list . "plan" "idle" "evict") }}{{ $_ := set $on "rollout" true }}{{ end }}
+{{- if include "gpu-device-plugin.repairs" (list . "evict") }}{{ $_ := set $on "repairEvict" true }}{{ end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- if .Values.features.healthEvents }}{{ $_ := set $on "healthEvents" true }}{{ end }}
 {{- range $name := list "labels" "events" "condition" "taint" "changeTaint" "startupTaint" "quiesce" }}
@@ -814,8 +815,9 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "evict|pause" $on.migEvict)
   (list "MIG_DISRUPTION" "mig.enabled and mig.disruption" "pause" $on.migPause)
   (list "MIG_BUDGET" "mig.enabled and mig.budget" $true $on.rollout)
-  (list "REPAIR" "repair" "plan|idle" $on.rollout)
-  (list "REPAIR" "repair" "idle" (include "gpu-device-plugin.repairs" (list . "idle")))
+  (list "REPAIR" "repair" "plan|idle|evict" $on.rollout)
+  (list "REPAIR" "repair" "idle|evict" (include "gpu-device-plugin.repairs" (list . "idle" "evict")))
+  (list "REPAIR" "repair" "evict" $on.repairEvict)
   (list "ROLLOUT_NAMESPACE" "rollout.namespace" "." .Values.rollout.namespace)
   (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
   (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
@@ -870,7 +872,7 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "flags.plugin.preStartChecks" .Values.preStartChecks "reset" (and .Values.hostPID $admin) "preStartChecks")
   (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
   (list "health.rebootFile" .Values.rebootFile "/" false "rebootFile")
-  (list "health.repair" .Values.repair "plan|idle" true "repair")
+  (list "health.repair" .Values.repair "plan|idle|evict" true "repair")
   (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
   (list "features.conditionTypes" .Values.features.conditionTypes "." false "features.conditionTypes")
   (list "features.healthEvents" .Values.features.healthEvents "." false "features.healthEvents")
