@@ -137,7 +137,8 @@ func (p *publisher) checkTaints(ctx context.Context, pool dra.Pool) error {
 	part := p.ledger.taints()
 	stored, err := p.dryRun(ctx, pool, lastWith(part, pool))
 	switch {
-	case kubeapi.IsInvalid(err) || kubeapi.IsForbidden(err): // a webhook may not support dry runs; the write decides
+	// a webhook may not support dry runs, or the name may be in use: the write decides
+	case kubeapi.IsInvalid(err) || kubeapi.IsForbidden(err) || kubeapi.IsStale(err):
 		klog.FromContext(ctx).Info("Cannot check whether the API server keeps taints of devices", "reason", err.Error())
 	case err != nil:
 		return err

@@ -94,6 +94,7 @@ func TestUnhealthyGPUFromTheStart(t *testing.T) {
 		"kept":                     {nil, apiserver.Fault{}, "1: 0 1!xid", 2},
 		"dropped":                  {[]string{"taints"}, apiserver.Fault{}, "1: 0", 2},
 		"dropped, and no question": {[]string{"taints"}, refuses, "1: 0", 3},
+		"kept, and no question":    {nil, apiserver.Fault{Status: 409, Path: "dryRun="}, "1: 0 1!xid", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(s *stage) {
@@ -122,7 +123,7 @@ func TestUnhealthyGPUFromTheStart(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				if asks := tt.fault.Status == 0; shown["1: 0 1"] == asks || !shown[tt.want] {
+				if exposed := tt.drops != nil && tt.fault.Status != 0; shown["1: 0 1"] != exposed || !shown[tt.want] {
 					s.Errorf("the pools were %v", shown)
 				}
 			})
