@@ -1,6 +1,6 @@
 // Package cluster runs the tasks with requests to the API server; only gpu-node-agent has the
-// package. The tasks write the Node, Events and ResourceSlices. Package keeper writes the Node, and
-// all requests go through package kubeapi. Package healthevents sends the health of the GPUs to
+// package. Its tasks write Events, ResourceSlices and Leases. Package keeper patches the Node, with
+// the parts that report.go joins, and all requests go through package kubeapi. Package healthevents sends the health of the GPUs to
 // NVSentinel. The daemon serves the kubelet regardless of the API server.
 package cluster
 

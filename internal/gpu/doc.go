@@ -6,8 +6,9 @@
 //   - kernellog: the adapter of the kernel's log, for XIDs.
 //   - cuda: the adapter of the driver's libcuda, in a process of its own.
 //   - simulator: a scripted node behind go-nvml's interfaces.
-//   - health: the health policy: the XID catalog and the rules for driver events and readings. To
-//     add an XID, add a row to catalog.go. Every other rule is code in fold.go or findings.go.
+//   - health: the health policy. catalog.go has a row for each XID, and xid.go what an XID does to
+//     its GPU; findings.go has the faults that a reading shows, fold.go the order of all inputs, and
+//     recovery.go when a fault ends. A new kind of fault also needs a Source in fault.go.
 //   - monitor: the owner of the truth: one loop scans, listens, applies the policy and publishes.
 //   - ledger: the faults on disk, which a restart must not forget.
 //   - topology: the policy of which devices to prefer together.

@@ -1,8 +1,9 @@
 // Package plan decides what the node offers and what a container gets. The packages are pure
-// functions, except that cdi and devnodes write files and device nodes. Package kubelet/offer adds
-// temporary holds.
+// functions, except that cdi and devnodes write files and device nodes. A device is withheld from pods
+// in resource (its health), in kubelet/offer (holds of MIG, claims, MPS and CUDA checks) and in listing
+// (pods that may still use its GPU); a device for claims is withheld in dra.
 //
-//   - resource: Snapshot and options to the Plan: names, MIG strategy, selection, sharing.
+//   - resource: Snapshot and options to the Plan: names, MIG strategy, selection, sharing, health.
 //   - holders: grants and the kubelet's accounts to who holds each device.
 //   - listing: Plan, events and holders to the lists for the kubelet and the answers to Allocate.
 //   - containeredits: devices to what a container gets.

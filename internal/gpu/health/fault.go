@@ -59,8 +59,8 @@ type Fault struct {
 
 	// limit is the end of the Suspect state, or of the grace of an Unknown device.
 	limit time.Time
-	// passes is the number of consecutive readings without evidence of the fault; passing is the
-	// time of the first.
+	// passes is the number of consecutive readings without evidence of the fault; firstPass
+	// is the time of the first.
 	passes    int
 	firstPass time.Time
 }

@@ -19,7 +19,7 @@ type GPU struct {
 	// Reading is the last reading with an answer of the GPU.
 	Reading inventory.Reading
 
-	// preAmpere is true for a chip older than Ampere, and mig in MIG mode.
+	// preAmpere is true for a chip older than Ampere, and migEnabled in MIG mode.
 	preAmpere, migEnabled bool
 	// hasReading is true after the first Reading, and answers if the Reading was the last input.
 	// session is the time at which the session of the Reading was opened.

@@ -6,7 +6,7 @@ import "fmt"
 const Unattributed = -1
 
 // An Event is a driver event of a GPU. An Event asks the owner of the Snapshot for a health check.
-// Only an XID has data that no later check can find.
+// Some kinds, such as an XID, have data that no later check can find.
 type Event struct {
 	Kind EventKind
 	// UUID is the GPU of the event. It is empty if the driver does not name the GPU, or names it by

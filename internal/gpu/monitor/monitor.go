@@ -1,4 +1,4 @@
-// Package monitor owns the state of the node's GPUs. No other package talks to the driver. One loop
+// Package monitor owns the state of the node's GPUs. Other packages send it requests instead of calling the driver. One loop
 // checks the health of the node, listens to the driver's events, folds both into the state of each
 // GPU by the policy of package health, and publishes a Snapshot of every change.
 //

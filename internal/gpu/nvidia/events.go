@@ -15,7 +15,7 @@ const (
 	waitStep = 500 * time.Millisecond
 	// waitPatience is the additional time for a wait before Next returns ErrNoAnswer.
 	waitPatience = 10 * time.Second
-	// minPause and maxRest are the shortest and longest pause after a useless wait: NVML answers at
+	// minPause and maxPause are the shortest and longest pause after a useless wait: NVML answers at
 	// once that a GPU is lost but no GPU admits a loss, or no GPU with events is left.
 	minPause = time.Second
 	maxPause = 5 * time.Second
