@@ -27,7 +27,7 @@ condition, labels and annotations, and pauses of DaemonSets. The command cleanup
 itself.`
 
 func newCleanupCommand(o Options) *cobra.Command {
-	var settings config.Config
+	var settings config.Startup
 	var dry bool
 	var await string
 	cmd := &cobra.Command{
@@ -59,7 +59,7 @@ const awaitInterval = 2 * time.Second
 
 // awaitPods waits until all pods of a DaemonSet, "NAMESPACE/NAME", are Ready. Their nodes are then
 // clean.
-func awaitPods(ctx context.Context, o Options, settings config.Config, set string) error {
+func awaitPods(ctx context.Context, o Options, settings config.Startup, set string) error {
 	namespace, name, _ := strings.Cut(set, "/")
 	client := kubeapi.New(kubeapi.Options{Kubeconfig: settings.Kubeconfig, Version: version.String(), Dial: o.Dial})
 	for logged := ""; ; {
@@ -86,7 +86,7 @@ func awaitPods(ctx context.Context, o Options, settings config.Config, set strin
 // CleanNode removes everything that an uninstalled daemon has left on its Node: taints, the
 // condition, labels and annotations, and pauses of DaemonSets for a MIG layout. It works without a
 // daemon. With dry, it removes nothing.
-func CleanNode(ctx context.Context, o Options, settings config.Config, dry bool) (done []daemon.Removal, err error) {
+func CleanNode(ctx context.Context, o Options, settings config.Startup, dry bool) (done []daemon.Removal, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	client := kubeapi.New(kubeapi.Options{

@@ -21,7 +21,7 @@ import (
 // run removes nothing.
 func TestCleanNode(t *testing.T) {
 	onStage(t, func(s *stage) {
-		settings := config.Config{NodeName: nodeName, Kubeconfig: s.server.Kubeconfig()}
+		settings := config.Startup{NodeName: nodeName, Kubeconfig: s.server.Kubeconfig()}
 		client := kubeapi.New(kubeapi.Options{Kubeconfig: settings.Kubeconfig, Node: nodeName, Dial: s.server.Dial})
 		s.change(func(n *corev1.Node) {
 			n.Labels = map[string]string{"theirs": "a", "nvidia.com/gpu.deploy.dcgm": "paused-for-mig-change"}

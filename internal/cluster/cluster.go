@@ -62,7 +62,7 @@ func (c *Cluster) Commands() []*cobra.Command {
 
 // Choose prepares for a daemon with this configuration. Choose returns the feed of the
 // configuration file chosen by a node label; nil without such a label.
-func (c *Cluster) Choose(ctx context.Context, early config.Config) *feed.Feed[config.Chosen] {
+func (c *Cluster) Choose(ctx context.Context, early config.Startup) *feed.Feed[config.Chosen] {
 	c.spread.stateDir = early.StateDir
 	c.client = kubeapi.New(kubeapi.Options{
 		Kubeconfig: early.Kubeconfig, Node: early.NodeName, Version: version.String(), Dial: c.options.Dial,
@@ -216,7 +216,7 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 func sendHealthEvents(ctx context.Context, d daemon.View) {
 	healthevents.New(healthevents.Options{
 		Configs: d.Configs, Snapshots: d.Snapshots, Unproven: d.Unproven, Lead: d.Lead.Check,
-		Node: d.Config.NodeName, StateDir: d.Config.StateDir, Sent: d.HealthEventsSent,
+		Node: d.Startup.NodeName, StateDir: d.Startup.StateDir, Sent: d.HealthEventsSent,
 	}).Run(klog.NewContext(ctx, klog.FromContext(ctx).WithName("healthevents")))
 }
 

@@ -20,13 +20,13 @@ import (
 
 // allocation returns the tasks for Dynamic Resource Allocation.
 func (c *Cluster) allocation(d daemon.View) []daemon.Task {
-	if d.DRA == nil || d.Config.NodeName == "" {
+	if d.DRA == nil || d.Startup.NodeName == "" {
 		return nil
 	}
 	c.claims.driver = d.DRA.Devices.Driver()
 	driver := draplugin.New(draplugin.Options{
 		Driver:      c.claims.driver,
-		RegistryDir: filepath.Join(d.Config.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
+		RegistryDir: filepath.Join(d.Startup.KubeletRoot, "plugins_registry"), Claims: d.DRA.Claims, Reader: &c.claims,
 		Pools: d.DRA.Devices.Pools(), Snapshots: d.Snapshots, Problems: d.DRA.Claims.Problems(),
 		CompetingDriver: d.DRA.Claims.CompetingDriver,
 		Leads:           d.Lead.Leads(),

@@ -43,7 +43,7 @@ func (s *stage) untilAbout(want ...string) {
 // keeps nothing from being written.
 func TestPodEvents(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.new(config.Config{Features: everything})
+		p := s.new(config.Config{Live: config.Live{Features: everything}})
 		p.configure(func(c *config.Config) { c.Features.PodEvents = true })
 		p.Held = func(context.Context) ([]kubelet.HeldDevice, error) {
 			return []kubelet.HeldDevice{held("GPU-0::1", "a/one"), held("MIG-0", "b/two"), held("GPU-1", "c/three")}, nil
@@ -92,7 +92,7 @@ func TestPodEvents(t *testing.T) {
 // reserved for them. A claim that was made anew since it was prepared is of other pods.
 func TestPodEventsByClaim(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.new(config.Config{Features: config.Features{Events: true, PodEvents: true}})
+		p := s.new(config.Config{Live: config.Live{Features: config.Features{Events: true, PodEvents: true}}})
 		uids := map[string]string{}
 		for _, name := range []string{"one", "anew"} {
 			err := s.server.ChangeClaim("ns", name, func(c *resourceapi.ResourceClaim) {
@@ -138,7 +138,7 @@ func TestPodEventsOfASharedDevice(t *testing.T) {
 					names = append(names, held(id, fmt.Sprint("ns/pod-", i/2))) // each has two
 					records = append(records, held(id, fmt.Sprint("with UID ", i/2)), held(id, fmt.Sprint("with UID ", i/2)))
 				}
-				p := s.new(config.Config{Features: config.Features{Events: true, PodEvents: true}})
+				p := s.new(config.Config{Live: config.Live{Features: config.Features{Events: true, PodEvents: true}}})
 				p.Held = func(context.Context) ([]kubelet.HeldDevice, error) { return names, tt.named }
 				p.Checkpoint = func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{Held: records}, tt.recorded }
 				p.gpus(gpu(0, bad))

@@ -38,7 +38,7 @@ func (s *stage) shrinking() *shrinking {
 
 // shrinks returns one that is not started.
 func (s *stage) shrinks() *shrinking {
-	w := &shrinking{process: s.new(config.Config{Features: config.Features{ChangeTaint: true}}), listed: 32}
+	w := &shrinking{process: s.new(config.Config{Live: config.Live{Features: config.Features{ChangeTaint: true}}}), listed: 32}
 	w.PendingShrink = feed.New(uint64(0))
 	w.Listed = func() map[string]int {
 		w.mu.Lock()

@@ -85,8 +85,8 @@ func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
 }
 
 // LabelOnce writes labels as gpu-feature-discovery does.
-func (c *Cluster) LabelOnce(ctx context.Context, configured config.Config, set map[string]string) error {
-	l := &featureLabeler{client: c.client, daemon: daemon.View{ConfigView: daemon.ConfigView{Config: configured}}}
+func (c *Cluster) LabelOnce(ctx context.Context, configured config.Startup, set map[string]string) error {
+	l := &featureLabeler{client: c.client, daemon: daemon.View{ConfigView: daemon.ConfigView{Startup: configured}}}
 	if err := l.findOwners(ctx, configured.Namespace); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func (l *featureLabeler) hasForeignFeature(ctx context.Context, namespace string
 // findOwners finds the owners of this program's pod once. Without the right to read the pod, the
 // object has no owner, and stays after the program is uninstalled.
 func (l *featureLabeler) findOwners(ctx context.Context, namespace string) error {
-	pod := l.daemon.Config.PodName
+	pod := l.daemon.Startup.PodName
 	if l.ownersKnown || pod == "" {
 		return nil
 	}

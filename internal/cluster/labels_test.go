@@ -39,7 +39,10 @@ var ways = map[config.LabelsOutput]func(*stage) map[string]string{
 func (s *stage) labeler(way config.LabelsOutput, before map[string]string) *process {
 	s.Helper()
 	s.change(func(n *corev1.Node) { n.Labels = before })
-	return s.new(config.Config{PodName: "p", Namespace: namespace, Features: config.Features{Labels: way}}).start()
+	return s.new(config.Config{
+		Startup: config.Startup{PodName: "p", Namespace: namespace},
+		Live:    config.Live{Features: config.Features{Labels: way}},
+	}).start()
 }
 
 // label has labels be wanted.
@@ -175,7 +178,7 @@ func TestLabelsOfRemovedOwner(t *testing.T) {
 	onStage(t, func(s *stage) {
 		const revision = "nvidia.com/cuda.driver-version.revision"
 		s.change(func(n *corev1.Node) { n.Labels = map[string]string{} })
-		p := s.new(config.Config{Features: config.Features{Labels: config.LabelsNode, Events: true}})
+		p := s.new(config.Config{Live: config.Live{Features: config.Features{Labels: config.LabelsNode, Events: true}}})
 		read := p.Status
 		p.Status = func(ctx context.Context) (status.Status, error) {
 			now, err := read(ctx)
@@ -367,8 +370,14 @@ func TestNodeFeatureOfDiscovery(t *testing.T) {
 		const name = "nvidia-features-for-" + nodeName
 		s.discovery(map[string]string{countLabel: "8"})
 		p := s.new(config.Config{
-			Namespace: namespace, PodName: "p", Features: config.Features{Labels: config.LabelsNodeFeature},
-			Discovery: config.Discovery{On: true},
+			Startup: config.Startup{
+				Namespace: namespace,
+				PodName:   "p",
+			},
+			Live: config.Live{
+				Features:  config.Features{Labels: config.LabelsNodeFeature},
+				Discovery: config.Discovery{On: true},
+			},
 		})
 		p.label(map[string]string{countLabel: "7"})
 		p.start()
@@ -376,7 +385,7 @@ func TestNodeFeatureOfDiscovery(t *testing.T) {
 		p.stop()
 		s.server.SetFault(apiserver.Fault{Status: 500, Only: func(q apiserver.Request) bool { return q.Resource == "pods" }})
 		once := func(count string) (n int, err error) {
-			n = s.writes(func() { err = p.cluster.LabelOnce(s.Context(), p.Config, map[string]string{countLabel: count}) })
+			n = s.writes(func() { err = p.cluster.LabelOnce(s.Context(), p.Startup, map[string]string{countLabel: count}) })
 			return n, err
 		}
 		if n, err := once("5"); err == nil || n > 0 {

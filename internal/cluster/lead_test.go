@@ -19,7 +19,7 @@ import (
 // state.
 func (s *stage) writer(leads bool, count, state string) *process {
 	s.Helper()
-	p := s.new(config.Config{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
+	p := s.new(config.Config{Live: config.Live{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}}})
 	p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsNode })
 	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided,
 		clock.RealClock{})
@@ -78,8 +78,10 @@ func TestStoppedProcess(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.layoutLabel("all-balanced")
 		s.deploy(map[string]string{"dcgm": paused})
-		p := s.new(config.Config{Namespace: namespace, Features: everything,
-			MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}})
+		p := s.new(config.Config{
+			Startup: config.Startup{Namespace: namespace},
+			Live:    config.Live{Features: everything, MIG: config.MIG{Enabled: true, Label: true, PauseClients: true}},
+		})
 		p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided,
 			clock.RealClock{})
 		p.MIG = feed.New(mig.Status{Resume: true})

@@ -28,7 +28,7 @@ const (
 func (s *stage) divider(label string) *process {
 	s.Helper()
 	s.layoutLabel(label)
-	p := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
+	p := s.new(config.Config{Live: config.Live{MIG: config.MIG{Enabled: true, Label: true}}})
 	p.MIGChoice = choice.New(s.Context(), p.Configs, s.TempDir(), func() error { return nil }, undivided,
 		clock.RealClock{})
 	p.MIG = feed.New(mig.Status{})
@@ -183,7 +183,7 @@ func (s *stage) pauser() *process {
 
 // pauses starts a further process.
 func (s *stage) pauses() *process {
-	p := s.new(config.Config{MIG: config.MIG{Enabled: true, PauseClients: true, Label: true}})
+	p := s.new(config.Config{Live: config.Live{MIG: config.MIG{Enabled: true, PauseClients: true, Label: true}}})
 	p.MIG = feed.New(mig.Status{})
 	p.start()
 	s.until("the node is watched", func() bool { return strings.Contains(p.requests(), "WATCH nodes 200") })
@@ -338,7 +338,7 @@ func TestPauseDisabled(t *testing.T) {
 		s.untilDeployed(deployed, deployed)
 		p.stop()
 		s.deploy(map[string]string{"dcgm": paused})
-		again := s.new(config.Config{MIG: config.MIG{Enabled: true, Label: true}})
+		again := s.new(config.Config{Live: config.Live{MIG: config.MIG{Enabled: true, Label: true}}})
 		again.MIG = feed.New(mig.Status{Resume: true})
 		again.start()
 		s.pass(time.Hour)

@@ -37,7 +37,7 @@ type nodeConfig struct {
 	write    func(dir, name string) error // writeChoice
 }
 
-func newNodeConfig(c config.Config, client *kubeapi.Client) *nodeConfig {
+func newNodeConfig(c config.Startup, client *kubeapi.Client) *nodeConfig {
 	return &nodeConfig{
 		options: c.NodeConfig, stateDir: c.StateDir, chosen: feed.New(config.Chosen{}), nodes: client.Nodes(),
 		get:   client.Get,

@@ -28,8 +28,8 @@ type chooser struct {
 func (s *stage) chooser() *chooser {
 	s.Helper()
 	c := &chooser{dir: s.TempDir(), state: filepath.Join(s.TempDir(), "state")}
-	c.process = s.new(config.Config{StateDir: c.state, NodeConfig: config.NodeConfig{Dir: c.dir, Label: configLabel,
-		Default: "b"}})
+	c.process = s.new(config.Config{Startup: config.Startup{StateDir: c.state, NodeConfig: config.NodeConfig{Dir: c.dir, Label: configLabel,
+		Default: "b"}}})
 	c.add("a")
 	c.add("b")
 	return c
@@ -278,7 +278,7 @@ func TestNoDirectoryOfConfigurations(t *testing.T) {
 func TestNoNodeName(t *testing.T) {
 	onStage(t, func(s *stage) {
 		c := s.chooser()
-		c.Config.NodeName = ""
+		c.Startup.NodeName = ""
 		began := time.Now()
 		if c.connect(s.Context()); c.chosen.Value() != (config.Chosen{}) || s.requests() > 0 || time.Since(began) > 0 {
 			s.Errorf("chosen is %+v", c.chosen.Value())
@@ -331,8 +331,8 @@ func TestChoose(t *testing.T) {
 						s.Fatal(err)
 					}
 				}
-				p := s.new(config.Config{NodeConfig: config.NodeConfig{Dir: dir, Label: configLabel, Default: tt.byDefault,
-					Fallbacks: tt.fallbacks}})
+				p := s.new(config.Config{Startup: config.Startup{NodeConfig: config.NodeConfig{Dir: dir, Label: configLabel, Default: tt.byDefault,
+					Fallbacks: tt.fallbacks}}})
 				(&chooser{process: p}).label(tt.label)
 				p.connect(s.Context())
 				got := p.chosen.Value()

@@ -50,10 +50,10 @@ func TestProcess(t *testing.T) {
 	}
 	c := s.chooser()
 	c.label("a")
-	c.Config.Features.Labels = config.LabelsNode
-	c.Config.DRA = config.DRA{Mode: config.DRAAll}
-	c.Config.KubeletRoot = short
-	c.Configs.Publish(c.Config)
+	c.Startup.KubeletRoot = short
+	c.configure(func(now *config.Config) {
+		now.KubeletRoot, now.Features.Labels, now.DRA = short, config.LabelsNode, config.DRA{Mode: config.DRAAll}
+	})
 	c.Snapshots.Publish(snapshotOf(2))
 	c.Labels.Publish(map[string]string{countLabel: "2"})
 	owners, offered := feed.New(dra.Owners(nil)), feed.New(dra.Owners(nil))
@@ -167,7 +167,7 @@ func TestHandOver(t *testing.T) {
 	s.change(func(*corev1.Node) {})
 	dir := t.TempDir()
 	run := func(token, count string) (p *process, end func()) {
-		p = s.new(config.Config{Features: config.Features{Labels: config.LabelsNode}})
+		p = s.new(config.Config{Live: config.Live{Features: config.Features{Labels: config.LabelsNode}}})
 		p.label(map[string]string{countLabel: count})
 		p.Lead = lead.New(lead.Options{Dir: dir, Name: token, Token: token})
 		ctx, cancel := context.WithCancel(p.logging())

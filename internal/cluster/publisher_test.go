@@ -35,7 +35,7 @@ type publisher struct {
 // many GPUs.
 func (s *stage) publisher(stateDir string, gpus int) *publisher {
 	s.Helper()
-	p := s.newPublisher(config.Config{StateDir: stateDir}, snapshotOf(gpus)).publish()
+	p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: stateDir}}, snapshotOf(gpus)).publish()
 	p.registered(1)
 	return p
 }
@@ -55,7 +55,7 @@ func (s *stage) newPublisher(c config.Config, first inventory.Snapshot) *publish
 func (p *publisher) publish() *publisher {
 	ctx, cancel := context.WithCancel(p.logging())
 	p.devices = pool.New(pool.Options{
-		StateDir: p.Config.StateDir, Driver: p.Config.DRA.DriverName, Node: nodeName, Snapshots: p.Snapshots,
+		StateDir: p.Startup.StateDir, Driver: p.Startup.DRADriver, Node: nodeName, Snapshots: p.Snapshots,
 		Configs: p.Configs, Owners: p.owners, Divisions: p.divisions,
 	})
 	p.connect(ctx)

@@ -46,7 +46,7 @@ func (s *stage) answered(state string) string {
 // releaser returns a process that follows the annotation and does nothing yet. The test plays the
 // monitor; quiet says whether the driver is released at first.
 func (s *stage) releaser(quiet bool) *process {
-	p := s.new(config.Config{Features: config.Features{Quiesce: true}})
+	p := s.new(config.Config{Live: config.Live{Features: config.Features{Quiesce: true}}})
 	p.status.Quiet = quiet
 	p.Quiesce = func(context.Context) error { p.release(true); return nil }
 	p.Resume = func(context.Context) error { p.release(false); return nil }
@@ -411,7 +411,7 @@ func TestReleaseAfterOptionRemoved(t *testing.T) {
 func TestReleaseDisabled(t *testing.T) {
 	onStage(t, func(s *stage) {
 		s.request(in(time.Hour), "a")
-		p := s.new(config.Config{Features: config.Features{Condition: true}}).start()
+		p := s.new(config.Config{Live: config.Live{Features: config.Features{Condition: true}}}).start()
 		p.gpus()
 		s.pass(10 * time.Minute)
 		if s.node().Annotations[quiesceKey+"state"] != "" {

@@ -96,9 +96,11 @@ func (s *stage) ward(count, slots int, mode policy.Mode) *ward {
 // start starts the process of a node.
 func (p *patient) start() {
 	w := p.w
-	p.process = w.new(config.Config{Repair: p.modes.Value(), Rollout: config.Rollout{Slots: w.slots, Namespace: leaseSpace}})
-	p.Config.NodeName = p.name
-	p.Configs = feed.New(p.Config)
+	p.process = w.new(config.Config{
+		Live: config.Live{Repair: p.modes.Value(), Rollout: config.Rollout{Slots: w.slots, Namespace: leaseSpace}},
+	})
+	p.Startup.NodeName = p.name
+	p.configure(func(c *config.Config) { c.NodeName = p.name })
 	ctx, cancel := context.WithCancel(context.Background())
 	p.end = cancel
 	reserve := func(_ context.Context, g inventory.GPU) (users []string, release func(), err error) {

@@ -29,7 +29,7 @@ var everything = config.Features{
 // reporter starts a process with these GPUs.
 func (s *stage) reporter(f config.Features, gpus ...status.Device) *process {
 	s.Helper()
-	p := s.new(config.Config{Features: f})
+	p := s.new(config.Config{Live: config.Live{Features: f}})
 	p.gpus(gpus...)
 	return p.start()
 }
@@ -211,7 +211,10 @@ func TestReportsBesideAnotherPlugin(t *testing.T) {
 // An unusable state directory does not prevent reports.
 func TestReportsWithoutAStateDirectory(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.new(config.Config{Features: everything, StateDir: "/dev/null/state"})
+		p := s.new(config.Config{
+			Startup: config.Startup{StateDir: "/dev/null/state"},
+			Live:    config.Live{Features: everything},
+		})
 		p.gpus(gpu(0, bad))
 		p.start()
 		s.untilCondition("False GPUUnhealthy")
@@ -239,7 +242,7 @@ func TestFeaturesAtRunTime(t *testing.T) {
 // failed read keeps the last report.
 func TestStatusAfterChange(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.new(config.Config{Features: everything})
+		p := s.new(config.Config{Live: config.Live{Features: everything}})
 		p.MIG = feed.New(mig.Status{})
 		p.gpus(gpu(0, good))
 		p.start()
@@ -285,7 +288,10 @@ func TestFirstCondition(t *testing.T) {
 		longest := func(nodes int, state string) (last time.Duration) {
 			for range 15 {
 				s.change(func(n *corev1.Node) { n.Status.Conditions = nil })
-				p := s.new(config.Config{Features: everything, StateDir: s.stateDir(nodes, "boot")})
+				p := s.new(config.Config{
+					Startup: config.Startup{StateDir: s.stateDir(nodes, "boot")},
+					Live:    config.Live{Features: everything},
+				})
 				p.gpus(gpu(0, state))
 				began := time.Now()
 				p.start()
@@ -324,7 +330,7 @@ func findsNoDriver(t *testing.T, standby bool, want corev1.ConditionStatus) {
 		p := s.reporter(everything, gpu(0, good))
 		s.pass(time.Minute)
 		p.stop()
-		next := s.new(config.Config{Features: everything})
+		next := s.new(config.Config{Live: config.Live{Features: everything}})
 		if standby {
 			next.Lead.Received().Publish([]byte("{}"))
 		}

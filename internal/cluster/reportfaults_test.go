@@ -39,7 +39,7 @@ func TestOldCondition(t *testing.T) {
 // none tells of it.
 func TestNoEventOfUncertainConfiguration(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.new(config.Config{Features: everything})
+		p := s.new(config.Config{Live: config.Live{Features: everything}})
 		read := p.Status
 		p.Status = func(ctx context.Context) (status.Status, error) {
 			now, err := read(ctx)
@@ -205,7 +205,7 @@ func TestRestoreFromABackup(t *testing.T) {
 			s.change(func(n *corev1.Node) { n.Annotations = map[string]string{"at": fmt.Sprint(i)} })
 		}
 		set := map[string]string{"nvidia.com/gpu.count": "8"}
-		p := s.new(config.Config{Features: everything})
+		p := s.new(config.Config{Live: config.Live{Features: everything}})
 		p.configure(func(c *config.Config) { c.Features.Labels = config.LabelsNode })
 		p.Labels.Publish(set)
 		p.gpus(gpu(0, bad))

@@ -85,9 +85,9 @@ func (s *stage) rollOut(rules config.Rollout, count int, label func(i int) (rack
 
 // start starts a process of a node, and the part that the test plays.
 func (r *rollout) start(m *member) {
-	p := r.new(config.Config{MIG: config.MIG{Enabled: true, Budget: true}, Rollout: r.rules})
-	p.Config.NodeName = m.name
-	p.Configs = feed.New(p.Config)
+	p := r.new(config.Config{Live: config.Live{MIG: config.MIG{Enabled: true, Budget: true}, Rollout: r.rules}})
+	p.Startup.NodeName = m.name
+	p.configure(func(c *config.Config) { c.NodeName = m.name })
 	p.MIGChoice = choice.New(r.Context(), p.Configs, r.TempDir(), func() error { return nil }, undivided, clock.RealClock{})
 	p.MIG = m.status
 	p.requested = func(verb, resource string, _ int) {

@@ -45,8 +45,9 @@ func TestOneWriteForAChange(t *testing.T) {
 // device is in them.
 func TestSlicesOfAnotherName(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir(), DRA: config.DRA{DriverName: "gpu.example.com"}},
-			snapshotOf(2)).publish()
+		p := s.newPublisher(config.Config{
+			Startup: config.Startup{StateDir: s.TempDir(), DRADriver: "gpu.example.com"},
+		}, snapshotOf(2)).publish()
 		p.registered(1)
 		s.untilPool("1: 0 1")
 		if slice := s.server.Slices()[0]; slice.Spec.Driver != "gpu.example.com" ||
@@ -91,7 +92,7 @@ func TestFirstSlicesWaitForLinks(t *testing.T) {
 	onStage(t, func(s *stage) {
 		first := snapshotOf(2)
 		first.LinksDue = true
-		p := s.newPublisher(config.Config{StateDir: s.TempDir()}, first).publish()
+		p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: s.TempDir()}}, first).publish()
 		p.registered(1)
 		p.untilProblem("the links between GPUs are not known yet")
 		if n := s.sliceWrites(func() { s.pass(time.Minute) }); n != 0 {
@@ -133,7 +134,7 @@ func TestSlicesInSteadyState(t *testing.T) {
 				p.Snapshots.Publish(p.Snapshots.Value())
 			}
 			p.stop()
-			again := s.newPublisher(config.Config{StateDir: dir}, p.Snapshots.Value()).publish()
+			again := s.newPublisher(config.Config{Startup: config.Startup{StateDir: dir}}, p.Snapshots.Value()).publish()
 			again.registered(1)
 			s.pass(time.Hour)
 		}); n != 0 || s.pool() != all {
@@ -225,7 +226,10 @@ func (s *stage) anew() {
 // also while a watch of the Node is stuck.
 func TestSlicesOfRecreatedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}},
+		p := s.newPublisher(config.Config{
+			Startup: config.Startup{StateDir: s.TempDir()},
+			Live:    config.Live{Features: config.Features{Events: true}},
+		},
 			snapshotOf(2)).publish()
 		p.registered(1)
 		s.untilPool("1: 0 1")
@@ -243,7 +247,10 @@ func TestSlicesOfRecreatedNode(t *testing.T) {
 // gets all.
 func TestSlicesOfDeletedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir(), Features: config.Features{Events: true}},
+		p := s.newPublisher(config.Config{
+			Startup: config.Startup{StateDir: s.TempDir()},
+			Live:    config.Live{Features: config.Features{Events: true}},
+		},
 			snapshotOf(17)).publish()
 		s.until("the node is watched", func() bool { return strings.Contains(p.requests(), "WATCH nodes 200") })
 		s.stuckWatch()
@@ -268,8 +275,8 @@ func TestSlicesOfDeletedNode(t *testing.T) {
 // without DRA that never was another one.
 func TestNoRequestWithoutNeed(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.TempDir()}, snapshotOf(2)).publish()
-		off := s.newPublisher(config.Config{StateDir: s.TempDir()}, snapshotOf(2))
+		p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: s.TempDir()}}, snapshotOf(2)).publish()
+		off := s.newPublisher(config.Config{Startup: config.Startup{StateDir: s.TempDir()}}, snapshotOf(2))
 		off.off(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByPlugin})
 		off.publish().registered(1)
 		if s.pass(time.Hour); s.requests() != 0 {
@@ -289,7 +296,7 @@ func TestNoRequestWithoutNeed(t *testing.T) {
 func TestEmptyPoolAndModeLeft(t *testing.T) {
 	onStage(t, func(s *stage) {
 		dir := s.TempDir()
-		p := s.newPublisher(config.Config{StateDir: dir}, inventory.Snapshot{Generation: 1,
+		p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: dir}}, inventory.Snapshot{Generation: 1,
 			Driver: inventory.Driver{Version: "580.95.05"}}).publish()
 		p.registered(1)
 		s.untilPool("1: ")
@@ -307,7 +314,7 @@ func TestEmptyPoolAndModeLeft(t *testing.T) {
 		s.until("one is published", published(p, 1))
 		p.stop()
 		// its driver is not registered: removal needs no kubelet
-		again := s.newPublisher(config.Config{StateDir: dir}, snapshotOf(2))
+		again := s.newPublisher(config.Config{Startup: config.Startup{StateDir: dir}}, snapshotOf(2))
 		again.off(dra.Owners{})
 		s.server.SetFault(apiserver.Fault{Status: 500})
 		again.publish()

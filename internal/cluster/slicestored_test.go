@@ -42,7 +42,7 @@ func TestDamagedPublished(t *testing.T) {
 					s.Fatal(err)
 				}
 				if n := s.sliceWrites(func() {
-					p := s.newPublisher(config.Config{StateDir: dir}, inventory.Snapshot{})
+					p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: dir}}, inventory.Snapshot{})
 					p.configure(func(c *config.Config) { c.DRA.Mode = mode })
 					p.owners.Publish(nil)
 					p.publish().arbitrate(nil)
@@ -102,7 +102,7 @@ func TestUnhealthyGPUFromTheStart(t *testing.T) {
 				s.server.SetFault(tt.fault)
 				first := snapshotOf(2)
 				first.GPUs[1].Health = inventory.Health{State: inventory.Unhealthy, XID: 79, Remedy: inventory.RemedyReset}
-				p := s.newPublisher(config.Config{StateDir: s.TempDir()}, first)
+				p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: s.TempDir()}}, first)
 				var mu sync.Mutex
 				shown := map[string]bool{}
 				p.requested = func(string, string, int) {
@@ -226,7 +226,7 @@ func TestShares(t *testing.T) {
 					p.share(4)
 					s.until("three shared GPUs", given(3))
 					p.stop()
-					next = s.newPublisher(config.Config{StateDir: dir}, p.Snapshots.Value())
+					next = s.newPublisher(config.Config{Startup: config.Startup{StateDir: dir}}, p.Snapshots.Value())
 					next.share(4)
 					next.publish().registered(1)
 					s.pass(time.Minute)
@@ -498,7 +498,7 @@ func TestPublishingWaits(t *testing.T) {
 		if err := s.server.DeleteNode(nodeName); err != nil {
 			s.Fatal(err)
 		}
-		p := s.newPublisher(config.Config{StateDir: s.TempDir()}, snapshotOf(1)).publish()
+		p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: s.TempDir()}}, snapshotOf(1)).publish()
 		p.driver.Publish(draplugin.Status{Registered: true, Registrations: 1,
 			NameConflict: filepath.Join("x", "gpu.nvidia.com.sock")})
 		if s.pass(time.Minute); s.requests() != 0 {

@@ -28,7 +28,10 @@ func (s *stage) firsts(fault func() apiserver.Fault, dir func() string) (request
 			s.server.SetFault(fault())
 		}
 		s.change(func(n *corev1.Node) { n.Labels = nil })
-		p := s.new(config.Config{StateDir: dir(), Features: config.Features{Labels: config.LabelsNode}})
+		p := s.new(config.Config{
+			Startup: config.Startup{StateDir: dir()},
+			Live:    config.Live{Features: config.Features{Labels: config.LabelsNode}},
+		})
 		p.label(map[string]string{countLabel: "8"})
 		began := time.Now().Add(headStart)
 		var asked, wrote time.Duration
@@ -135,7 +138,10 @@ func TestSizeOfTheCluster(t *testing.T) {
 			}
 		}
 		s.server.SetFault(fails(2, apiserver.Fault{Status: 500})())
-		p := s.new(config.Config{StateDir: dir, DRA: config.DRA{Mode: config.DRAAll}}) // which does not watch the node
+		p := s.new(config.Config{
+			Startup: config.Startup{StateDir: dir},
+			Live:    config.Live{DRA: config.DRA{Mode: config.DRAAll}},
+		}) // which does not watch the node
 		p.observes = true
 		p.startOn("b")
 		s.pass(time.Minute)
@@ -167,7 +173,7 @@ func TestSizeOfTheCluster(t *testing.T) {
 // a kubelet that removed the slices, and a fault.
 func TestSpreadOfSlices(t *testing.T) {
 	onStage(t, func(s *stage) {
-		p := s.newPublisher(config.Config{StateDir: s.stateDir(100000, "another")}, snapshotOf(2)).publish()
+		p := s.newPublisher(config.Config{Startup: config.Startup{StateDir: s.stateDir(100000, "another")}}, snapshotOf(2)).publish()
 		began := time.Now()
 		p.registered(1)
 		s.until("the first request", func() bool { return s.requests() > 0 })
@@ -219,7 +225,7 @@ func TestNeedOfWatch(t *testing.T) {
 			p.Configs.Publish(config.Config{})
 			asks("without "+name, false)
 		}
-		p.Configs.Publish(config.Config{MIG: config.MIG{Label: true, Evict: true, PauseClients: true}})
+		p.Configs.Publish(config.Config{Live: config.Live{MIG: config.MIG{Label: true, Evict: true, PauseClients: true}}})
 		asks("layouts that are not changed", false)
 
 		for what, left := range map[string]func(*corev1.Node){
@@ -234,7 +240,7 @@ func TestNeedOfWatch(t *testing.T) {
 			"a paused other":       func(n *corev1.Node) { n.Labels = map[string]string{"zone": paused} },
 			"a deployed DaemonSet": func(n *corev1.Node) { n.Labels = map[string]string{deployLabels + "dcgm": deployed} },
 		} {
-			p.Configs.Publish(config.Config{Features: config.Features{Events: true}})
+			p.Configs.Publish(config.Config{Live: config.Live{Features: config.Features{Events: true}}})
 			s.pass(time.Minute)
 			s.server.SetFault(apiserver.Fault{Status: 403, Only: apiserver.Request.IsWrite}) // it is not removed
 			s.change(left)
@@ -247,9 +253,9 @@ func TestNeedOfWatch(t *testing.T) {
 			asks("it is gone: "+what, false)
 		}
 		before := watches()
-		p.Configs.Publish(config.Config{Features: config.Features{Events: true}})
-		p.Configs.Publish(config.Config{Features: config.Features{Events: true, Taint: true}})
-		p.Configs.Publish(config.Config{Features: config.Features{Condition: true}})
+		p.Configs.Publish(config.Config{Live: config.Live{Features: config.Features{Events: true}}})
+		p.Configs.Publish(config.Config{Live: config.Live{Features: config.Features{Events: true, Taint: true}}})
+		p.Configs.Publish(config.Config{Live: config.Live{Features: config.Features{Condition: true}}})
 		if s.pass(time.Minute); watches()-before != 1 || p.cluster.Problem() != nil {
 			s.Errorf("%d watches; problem %v", watches()-before, p.cluster.Problem())
 		}

@@ -175,7 +175,7 @@ func (s *stage) new(c config.Config) *process {
 	c.Kubeconfig, c.NodeName = s.server.Kubeconfig(), nodeName
 	p := &process{s: s, leads: feed.New(true), dropped: map[string]int{}, made: map[string]int{}, stop: func() {}}
 	p.status = status.Status{Version: "v1"}
-	p.View = daemon.View{ConfigView: daemon.ConfigView{Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), LabelView: daemon.LabelView{Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil)}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
+	p.View = daemon.View{ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), LabelView: daemon.LabelView{Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil)}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.asked++
@@ -219,7 +219,7 @@ func (p *process) connect(ctx context.Context) {
 		o.Dial = nil
 	}
 	p.cluster = cluster.New(o)
-	p.chosen = p.cluster.Choose(ctx, p.Config)
+	p.chosen = p.cluster.Choose(ctx, p.Startup)
 }
 
 // logging returns a context whose log is kept.

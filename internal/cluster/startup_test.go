@@ -22,7 +22,7 @@ func TestStartupTaint(t *testing.T) {
 		s.change(func(n *corev1.Node) {
 			n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: startupTaint, Effect: corev1.TaintEffectNoExecute})
 		})
-		p := s.new(config.Config{Features: config.Features{StartupTaint: true}})
+		p := s.new(config.Config{Live: config.Live{Features: config.Features{StartupTaint: true}}})
 		p.Listed = func() map[string]int { return map[string]int{"nvidia.com/gpu": 8} }
 		p.status.Readiness = status.Readiness{Ready: true}
 		p.start()

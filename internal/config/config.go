@@ -23,14 +23,18 @@ const (
 // Config is the whole configuration of the daemon. Load returns it complete and valid. It is
 // immutable, including its contents.
 type Config struct {
-	// File is the path of the configuration file; empty if there is none.
-	File string
+	Startup
+	Live
+}
+
+// Startup has the settings that need a restart. The daemon uses their values from its start; a
+// change of the configuration file has an effect on them only in the next process.
+type Startup struct {
 	// FailOnInitError ends the process if NVML cannot be initialised; otherwise the process waits
 	// for the driver.
 	FailOnInitError bool
 	// Simulate is the profile of the simulated node, a name or a path; empty for the real node.
 	Simulate string
-
 	// KubeletRoot is the root directory of the kubelet, with the same path for the kubelet and this
 	// process. Plugin sockets are elsewhere.
 	KubeletRoot string
@@ -41,10 +45,6 @@ type Config struct {
 	PodResourcesSocket string
 	// ControlSocket is the socket for commands; empty for none.
 	ControlSocket string
-	// MetricsAddress is the TCP address of metrics and probes; empty for none.
-	MetricsAddress string
-	// GPUMetrics chooses the metrics of GPUs.
-	GPUMetrics GPUMetrics
 	// NodeName is the name of the node. If it is empty, metrics use the host's name.
 	NodeName string
 	// Namespace and PodName identify this program's pod; PodName is empty if unknown.
@@ -54,17 +54,9 @@ type Config struct {
 	Kubeconfig string
 	// NodeConfig chooses the configuration file by a label of the node.
 	NodeConfig NodeConfig
-	// Features chooses the labels, Events, conditions and taints of the node.
-	Features Features
-	// MIG decides how GPUs are divided.
-	MIG MIG
-	// Rollout limits how many nodes change at the same time.
-	Rollout Rollout
-	// DRA chooses the GPUs that pods get by Dynamic Resource Allocation.
-	DRA DRA
-	// Discovery is only for the program gpu-feature-discovery.
-	Discovery Discovery
-	// LoggingFormat is the format of log lines. A change of the file needs a restart.
+	// DRADriver is the name of the driver of Dynamic Resource Allocation.
+	DRADriver string
+	// LoggingFormat is the format of log lines.
 	LoggingFormat LoggingFormat
 	// Record is the directory for a recording of the driver's answers from the start; empty for
 	// none. RecordRedact replaces UUIDs and PCI addresses in the recording.
@@ -72,12 +64,37 @@ type Config struct {
 	RecordRedact bool
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
+	// Driver has the paths of the driver. CDI specs and device nodes follow a change of the file
+	// at once, but NVML stays the library of the start until a restart.
+	Driver Driver
+	// CDIDir is the directory of CDI specs.
+	CDIDir string
+	// MPSRoot is the path of the host's MPS state for this process.
+	MPSRoot string
+}
 
+// Live has the settings that follow the configuration file while the daemon runs. Code that runs
+// longer than one decision reads them from Watcher.Configs.
+type Live struct {
+	// File is the path of the configuration file; empty if there is none. NodeConfig can choose
+	// another file.
+	File string
+	// MetricsAddress is the TCP address of metrics and probes; empty for none.
+	MetricsAddress string
+	// GPUMetrics chooses the metrics of GPUs.
+	GPUMetrics GPUMetrics
+	// Features chooses the labels, Events, conditions and taints of the node.
+	Features Features
+	// MIG decides how GPUs are divided. A change of Enabled from false to true needs a restart.
+	MIG MIG
+	// Rollout limits how many nodes change at the same time.
+	Rollout Rollout
+	// DRA chooses the GPUs that pods get by Dynamic Resource Allocation.
+	DRA DRA
+	// Discovery is only for the program gpu-feature-discovery. Oneshot needs a restart.
+	Discovery Discovery
 	// Compatibility decides whether keys that NVIDIA's device plugin ignores have an effect.
 	Compatibility Compatibility
-
-	// Driver has the paths of the driver.
-	Driver Driver
 	// Accepted are the driver versions with which devices are offered.
 	Accepted DriverRange
 	// IMEXRequired makes devices Unhealthy while the node lacks the IMEX channel for containers.
@@ -94,14 +111,11 @@ type Config struct {
 	Validate bool
 	// Resource decides what is offered.
 	Resource resource.Options
-	// CDIDir is the directory of CDI specs.
-	CDIDir string
 	// CDI decides the content of CDI specs.
 	CDI cdi.Options
-	// Edits decide what a container gets.
+	// Edits decide what a container gets. A change of MPSRoot between a path and empty needs a
+	// restart before claims can use MPS.
 	Edits containeredits.Options
-	// MPSRoot is the path of the host's MPS state for this process.
-	MPSRoot string
 	// PreStart chooses the checks and resets before a container starts.
 	PreStart PreStart
 }

@@ -15,8 +15,6 @@ import (
 // DRA chooses the GPUs that pods get by Dynamic Resource Allocation instead of the device plugin.
 type DRA struct {
 	Mode DRAMode
-	// DriverName is the name of the driver. A change of the file needs a restart.
-	DriverName string
 	// GPUs selects the GPUs for DRASplit.
 	GPUs resource.Selector
 	// DynamicMIG creates MIG devices for claims, and destroys them with the claims, on GPUs in MIG
@@ -77,7 +75,7 @@ var draOptions = []option{
 	{
 		flag: "dra-driver-name", env: []string{"DRA_DRIVER_NAME"}, key: "dra.driverName", fallback: dra.Driver,
 		usage: "name of the driver of Dynamic Resource Allocation, also in ResourceSlices and claims",
-		set:   setDriverName,
+		set:   setDriverName, restart: true,
 	},
 	{
 		flag: "dra-dynamic-mig", env: []string{"DRA_DYNAMIC_MIG"}, key: "dra.dynamicMIG", fallback: "false",
@@ -129,7 +127,7 @@ func setDriverName(c *Config, text string) error {
 		return fmt.Errorf("must be a DNS subdomain of at most %d characters, such as gpu.example.com, not %q",
 			maxDriverName, text)
 	}
-	c.DRA.DriverName = text
+	c.DRADriver = text
 	return nil
 }
 

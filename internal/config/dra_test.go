@@ -20,7 +20,7 @@ func TestDRA(t *testing.T) {
 	s := sources(t, "NODE_NAME=n", "")
 	s.Program = config.NodeAgent
 	c, warnings, err := s.Resolve("a.yaml", []byte(file))
-	want := config.DRA{Mode: config.DRASplit, DriverName: "gpu.nvidia.com", ShareBy: "memory", GPUs: resource.Selector{
+	want := config.DRA{Mode: config.DRASplit, ShareBy: "memory", GPUs: resource.Selector{
 		Where: "dra.gpus", Devices: []resource.Ref{uuid, "3"}, PCI: []string{"0000:1b:00.0"},
 		Models: []resource.Pattern{"*T4*"}}}
 	if diff := cmp.Diff(want, c.DRA); diff != "" || len(warnings) > 0 || err != nil {
@@ -72,16 +72,16 @@ func TestDriverName(t *testing.T) {
 	} {
 		c, _, err := sources(t, "", "").Resolve("a.yaml", []byte("dra: {driverName: "+text+"}"))
 		const remedy = "must be a DNS subdomain of at most 63 characters, such as gpu.example.com, not"
-		if (err == nil) != good || good && c.DRA.DriverName != text || !good && !strings.Contains(err.Error(), remedy) {
-			t.Errorf("%s: %q, %v", text, c.DRA.DriverName, err)
+		if (err == nil) != good || good && c.DRADriver != text || !good && !strings.Contains(err.Error(), remedy) {
+			t.Errorf("%s: %q, %v", text, c.DRADriver, err)
 		}
 	}
 	if c, _, err := sources(t, "DRA_DRIVER_NAME=a.b", "--dra-driver-name=c.d").Resolve("a.yaml",
-		[]byte("dra: {driverName: e.f}")); err != nil || c.DRA.DriverName != "c.d" {
-		t.Errorf("the flag beside the others: %q, %v", c.DRA.DriverName, err)
+		[]byte("dra: {driverName: e.f}")); err != nil || c.DRADriver != "c.d" {
+		t.Errorf("the flag beside the others: %q, %v", c.DRADriver, err)
 	}
-	if c, _, err := sources(t, "", "").Resolve("", nil); err != nil || c.DRA.DriverName != "gpu.nvidia.com" {
-		t.Errorf("by default %q, %v", c.DRA.DriverName, err)
+	if c, _, err := sources(t, "", "").Resolve("", nil); err != nil || c.DRADriver != "gpu.nvidia.com" {
+		t.Errorf("by default %q, %v", c.DRADriver, err)
 	}
 }
 

@@ -33,11 +33,16 @@ func TestFlagsPage(t *testing.T) {
 	}
 	var b strings.Builder
 	b.WriteString("| flag | variable | key in the file | default | what it does |\n|---|---|---|---|---|\n")
+	var restart []string
 	for _, o := range config.Options() {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", code("--", append([]string{o.Flag}, o.Aliases...)...),
 			code("", o.Env...), code("", o.Key),
 			code("", o.Default), strings.ReplaceAll(o.Usage, "|", "\\|"))
+		if o.Restart {
+			restart = append(restart, o.Key)
+		}
 	}
+	fmt.Fprintf(&b, "\nA change of these keys in the file needs a restart of the daemon: %s.\n", code("", restart...))
 	if table == b.String() {
 		return
 	}

@@ -40,29 +40,34 @@ func sources(t *testing.T, env, args string) config.Sources {
 // defaults is the Config of no file, no environment and no flags.
 func defaults() config.Config {
 	return config.Config{
-		FailOnInitError:    true,
-		KubeletSocket:      "/var/lib/kubelet/device-plugins/kubelet.sock",
-		PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
-		ControlSocket:      "/run/gpu-device-plugin/control.sock",
-		StateDir:           "/var/lib/gpu-device-plugin",
-		GPUMetrics:         config.GPUMetrics{Enabled: true, Interval: 15 * time.Second, HostnameLabel: "hostname"},
-		Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
-		CDIDir:             "/var/run/cdi",
-		MPSRoot:            "/mps",
-		KubeletRoot:        "/var/lib/kubelet",
-		CDI:                cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
-		Health:             health.Default(),
-		NodeConfig:         config.NodeConfig{Label: "nvidia.com/device-plugin.config"},
-		Namespace:          "default",
-		Features: config.Features{
-			LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
-			MachineTypeFile: "/sys/class/dmi/id/product_name",
+		Startup: config.Startup{
+			FailOnInitError:    true,
+			KubeletSocket:      "/var/lib/kubelet/device-plugins/kubelet.sock",
+			PodResourcesSocket: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			ControlSocket:      "/run/gpu-device-plugin/control.sock",
+			StateDir:           "/var/lib/gpu-device-plugin",
+			Driver:             config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/driver-root"},
+			CDIDir:             "/var/run/cdi",
+			MPSRoot:            "/mps",
+			KubeletRoot:        "/var/lib/kubelet",
+			NodeConfig:         config.NodeConfig{Label: "nvidia.com/device-plugin.config"},
+			DRADriver:          "gpu.nvidia.com",
+			Namespace:          "default",
 		},
-		MIG:     config.MIG{EvictTimeout: 10 * time.Minute},
-		Rollout: config.Rollout{WaveSoak: 10 * time.Minute},
-		DRA:     config.DRA{ShareBy: "memory", DriverName: "gpu.nvidia.com"},
-		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, Void: true, DevRoot: "/",
-			AnnotationPrefix: "cdi.k8s.io/"},
+		Live: config.Live{
+			GPUMetrics: config.GPUMetrics{Enabled: true, Interval: 15 * time.Second, HostnameLabel: "hostname"},
+			CDI:        cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/driver-root"},
+			Health:     health.Default(),
+			Features: config.Features{
+				LabelsFile:      "/etc/kubernetes/node-feature-discovery/features.d/gpu-device-plugin",
+				MachineTypeFile: "/sys/class/dmi/id/product_name",
+			},
+			MIG:     config.MIG{EvictTimeout: 10 * time.Minute},
+			Rollout: config.Rollout{WaveSoak: 10 * time.Minute},
+			DRA:     config.DRA{ShareBy: "memory"},
+			Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}, Void: true, DevRoot: "/",
+				AnnotationPrefix: "cdi.k8s.io/"},
+		},
 	}
 }
 

@@ -40,6 +40,9 @@ type option struct {
 	usage    string
 	// warning is printed when the option has a value.
 	warning string
+	// restart keeps a changed file from having an effect before the next start of the daemon. The
+	// field is in Startup.
+	restart bool
 	// common puts the flag among the first in help texts.
 	common bool
 	// empty makes "" a value of its own, which set may refuse. For other options "" means no value.
@@ -65,6 +68,9 @@ type Option struct {
 	Key string
 	// Default is the value without any source.
 	Default string
+	// Restart reports whether a change of Key in the file has an effect only after a restart of the
+	// daemon.
+	Restart bool
 	// Usage describes the effect.
 	Usage string
 }
@@ -78,7 +84,10 @@ func DiscoveryOptions() []Option { return described(discoveryOptions) }
 func described(options []option) []Option {
 	all := make([]Option, len(options))
 	for i, o := range options {
-		all[i] = Option{Flag: o.flag, Aliases: o.aliases, Env: o.env, Key: o.key, Default: o.fallback, Usage: o.usage}
+		all[i] = Option{
+			Flag: o.flag, Aliases: o.aliases, Env: o.env, Key: o.key, Default: o.fallback,
+			Restart: o.restart, Usage: o.usage,
+		}
 	}
 	return all
 }

@@ -34,19 +34,19 @@ var daemonOptions = []option{
 		flag: "fail-on-init-error", common: true,
 		env: []string{"FAIL_ON_INIT_ERROR"}, key: "flags.failOnInitError", fallback: "true", kind: kindBool,
 		usage: "exit with an error if NVML cannot be initialized; if false, wait for the driver",
-		set:   truth(func(c *Config) *bool { return &c.FailOnInitError }),
+		set:   truth(func(c *Config) *bool { return &c.FailOnInitError }), restart: true,
 	},
 	{
 		flag: "driver-root", common: true,
 		aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, key: "flags.nvidiaDriverRoot",
 		fallback: "/", empty: true, usage: "directory on the host below which the driver is installed",
-		set: rooted(func(c *Config) *string { return &c.Driver.Root }),
+		set: rooted(func(c *Config) *string { return &c.Driver.Root }), restart: true,
 	},
 	{
 		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"},
 		key:   "flags.nvidiaDevRoot",
 		empty: true, usage: "directory on the host that contains dev/; default: the driver root",
-		set: rooted(func(c *Config) *string { return &c.Driver.DevRoot }),
+		set: rooted(func(c *Config) *string { return &c.Driver.DevRoot }), restart: true,
 	},
 	{
 		flag: "pass-device-specs", common: true,
@@ -106,7 +106,7 @@ var daemonOptions = []option{
 		aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		key: "flags.plugin.containerDriverRoot", fallback: "/driver-root",
 		empty: true, usage: "path of the driver root in this container",
-		set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }),
+		set: rooted(func(c *Config) *string { return &c.Driver.ContainerRoot }), restart: true,
 	},
 	{
 		flag: "library-search-path", env: []string{"LIBRARY_SEARCH_PATH"}, kind: kindList,
@@ -149,7 +149,7 @@ var daemonOptions = []option{
 		flag: "kubelet-root", env: []string{"KUBELET_ROOT"}, key: "flags.kubeletRoot", fallback: "/var/lib/kubelet",
 		usage: "root directory of the kubelet (its --root-dir) with plugins_registry, plugins and pod-resources, but " +
 			"without device-plugins",
-		set: setKubeletRoot,
+		set: setKubeletRoot, restart: true,
 	},
 	{
 		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, fallback: DefaultKubeletSocket, empty: true,
@@ -193,7 +193,7 @@ var daemonOptions = []option{
 	{
 		flag: "logging-format", env: []string{"LOGGING_FORMAT"}, key: "flags.loggingFormat", fallback: "text",
 		usage: "format of log lines: text or json",
-		set:   choice(func(c *Config) *LoggingFormat { return &c.LoggingFormat }, LogText, LogJSON),
+		set:   choice(func(c *Config) *LoggingFormat { return &c.LoggingFormat }, LogText, LogJSON), restart: true,
 	},
 	{
 		flag: "state-dir", env: []string{"STATE_DIR"}, fallback: "/var/lib/gpu-device-plugin", empty: true,

@@ -142,8 +142,8 @@ func claimNode(ctx context.Context, dir string) (drav1.DRAPluginClient, error) {
 	pools, snapshots := feed.New(dra.New(s, "node", dra.Numbers{}.With(s.GPUs), dra.All(s.GPUs), nil)), feed.New(s)
 	owner := claims.New(claims.Options{
 		Inputs: claims.Inputs{Pools: pools, Snapshots: snapshots,
-			Configs: feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/",
-				ContainerDriverRoot: "/"}})},
+			Configs: feed.New(config.Config{Live: config.Live{CDI: cdi.Options{DriverRoot: "/",
+				ContainerDriverRoot: "/"}}})},
 		Files: claims.Files{StateDir: filepath.Join(dir, "state"), CDIDir: filepath.Join(dir, "cdi"),
 			Root: os.DirFS(filepath.Join(dir, "root"))},
 	})

@@ -127,7 +127,10 @@ type returning struct {
 
 func newReturning(kubeconfig, name string, machine inventory.Snapshot) *returning {
 	dir := filepath.Dir(kubeconfig)
-	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, StateDir: dir, DRA: config.DRA{Mode: config.DRAAll}}
+	c := config.Config{
+		Startup: config.Startup{Kubeconfig: kubeconfig, NodeName: name, StateDir: dir},
+		Live:    config.Live{DRA: config.DRA{Mode: config.DRAAll}},
+	}
 	r := &returning{config: c, configs: feed.New(c), owners: feed.New(dra.Owners(nil)), gpus: len(machine.GPUs)}
 	r.devices = pool.New(pool.Options{
 		StateDir: dir, Node: name, Snapshots: feed.New(machine), Configs: r.configs, Owners: r.owners,
@@ -150,7 +153,7 @@ func (r *returning) goBack(ctx context.Context, after time.Duration) {
 // them, it is counted.
 func (r *returning) run(ctx context.Context, counted func(verb, resource string, code int), back *atomic.Int64) {
 	own := cluster.New(cluster.Options{})
-	own.Choose(ctx, r.config)
+	own.Choose(ctx, r.config.Startup)
 	own.Observation(r.configs, "second boot") // its tasks are not what is measured
 	own.Count(counted)
 	arbiter := owner.New(owner.Options{

@@ -187,9 +187,12 @@ func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 // runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are
 // healthy, and which has this boot ID.
 func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters) {
-	c := config.Config{Kubeconfig: kubeconfig, NodeName: name, Features: config.Features{
-		Labels: config.LabelsNode, Events: true, Condition: true, Taint: true,
-	}}
+	c := config.Config{
+		Startup: config.Startup{Kubeconfig: kubeconfig, NodeName: name},
+		Live: config.Live{Features: config.Features{
+			Labels: config.LabelsNode, Events: true, Condition: true, Taint: true,
+		}},
+	}
 	if !*first {
 		c.StateDir = filepath.Dir(kubeconfig)
 	}
@@ -197,7 +200,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	for i := range 8 {
 		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
 	}
-	d := daemon.View{ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}, ConfigView: daemon.ConfigView{Config: c, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), LabelView: daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)}, Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
+	d := daemon.View{ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}, ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), LabelView: daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)}, Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
 		return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 	}, AccountView: daemon.AccountView{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }}, CountView: daemon.CountView{APIRequested: func(verb, resource string, code int) {
 		seen.count(verb, resource, code)
@@ -212,7 +215,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 		}
 	}, EventDropped: func(string) {}}}
 	own := cluster.New(cluster.Options{})
-	own.Choose(ctx, c)
+	own.Choose(ctx, c.Startup)
 	var tasks sync.WaitGroup
 	for _, task := range append(own.Observation(d.Configs, boot), own.Outputs(d)...) {
 		tasks.Go(func() { _ = task.Run(ctx) }) // they end with ctx

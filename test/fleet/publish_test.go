@@ -91,13 +91,20 @@ type publishing struct {
 // run publishes until ctx ends.
 func (p *publishing) run(ctx context.Context, counted func(verb, resource string, code int)) {
 	c := config.Config{
-		Kubeconfig: p.kubeconfig, NodeName: p.name, StateDir: filepath.Dir(p.kubeconfig), DRA: config.DRA{Mode: config.DRAAll},
+		Startup: config.Startup{
+			Kubeconfig: p.kubeconfig,
+			NodeName:   p.name,
+			StateDir:   filepath.Dir(p.kubeconfig),
+		},
+		Live: config.Live{
+			DRA: config.DRA{Mode: config.DRAAll},
+		},
 	}
 	devices := pool.New(pool.Options{
 		Node: p.name, Snapshots: p.snapshots, Configs: feed.New(c), Owners: feed.New(dra.All(p.snapshots.Value().GPUs)),
 	})
 	own := cluster.New(cluster.Options{})
-	own.Choose(ctx, c)
+	own.Choose(ctx, c.Startup)
 	own.Observation(feed.New(c), "second boot") // its tasks are not what is measured
 	own.Count(counted)
 	var tasks sync.WaitGroup

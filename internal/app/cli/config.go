@@ -71,7 +71,7 @@ func checkOnNode(ctx context.Context, c config.Config) (warnings []string, err e
 	if err != nil {
 		return nil, err
 	}
-	everything := config.Config{Resource: resource.Options{MIG: c.Resource.MIG}}
+	everything := config.Config{Live: config.Live{Resource: resource.Options{MIG: c.Resource.MIG}}}
 	return resource.New(snapshot, c.Resource).Warnings, c.Replaces(everything, snapshot)
 }
 

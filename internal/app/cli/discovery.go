@@ -68,7 +68,7 @@ func (p Program) discoverOnce(ctx context.Context, c config.Config, output io.Wr
 	set := labels.Discovered(snapshot, o)
 	switch {
 	case c.Features.Labels == config.LabelsNodeFeature:
-		return p.Cluster.LabelOnce(ctx, c, set)
+		return p.Cluster.LabelOnce(ctx, c.Startup, set)
 	case c.Features.LabelsFile == "":
 		return featurefile.Print(output, set)
 	}

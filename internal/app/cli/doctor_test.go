@@ -90,7 +90,7 @@ func TestPlaces(t *testing.T) {
 		"a folder that is not there": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/none", false, "",
 			false, false, false, false},
 	} {
-		p, at, err := places(config.Config{Driver: tt.driver}, tt.hostRoot, tt.container)
+		p, at, err := places(config.Config{Startup: config.Startup{Driver: tt.driver}}, tt.hostRoot, tt.container)
 		if (err != nil) != (tt.at == "") || !strings.Contains(at, tt.at) {
 			t.Errorf("%s: at %q, error %v, want at %q", name, at, err, tt.at)
 		}

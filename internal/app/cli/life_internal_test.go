@@ -98,7 +98,7 @@ type choosingCluster struct {
 	file string
 }
 
-func (c choosingCluster) Choose(context.Context, config.Config) *feed.Feed[config.Chosen] {
+func (c choosingCluster) Choose(context.Context, config.Startup) *feed.Feed[config.Chosen] {
 	return feed.New(config.Chosen{File: c.file})
 }
 
@@ -197,6 +197,6 @@ func TestStatusOfClaims(t *testing.T) {
 // fakeCluster is a Cluster without commands, tasks or a choice of a file.
 type fakeCluster struct{ daemon.Cluster }
 
-func (fakeCluster) Commands() []*cobra.Command                                        { return nil }
-func (fakeCluster) Choose(context.Context, config.Config) *feed.Feed[config.Chosen]   { return nil }
-func (fakeCluster) LabelOnce(context.Context, config.Config, map[string]string) error { return nil }
+func (fakeCluster) Commands() []*cobra.Command                                         { return nil }
+func (fakeCluster) Choose(context.Context, config.Startup) *feed.Feed[config.Chosen]   { return nil }
+func (fakeCluster) LabelOnce(context.Context, config.Startup, map[string]string) error { return nil }

@@ -24,7 +24,7 @@ func TestConfined(t *testing.T) {
 		if got := len(unseenProcesses(config.Config{}, test.root)) > 0; got != test.want {
 			t.Errorf("%s: a plan warns of processes that are not shown: %v, want %v", name, got, test.want)
 		}
-		if got := unseenProcesses(config.Config{Simulate: "t4"}, test.root); got != nil {
+		if got := unseenProcesses(config.Config{Startup: config.Startup{Simulate: "t4"}}, test.root); got != nil {
 			t.Errorf("%s: a simulated node: %q", name, got)
 		}
 	}

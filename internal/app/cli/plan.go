@@ -117,7 +117,7 @@ func scan(ctx context.Context, c config.Config, session *nvidia.Session) (invent
 func withSession(ctx context.Context, c config.Config, use func(context.Context, *nvidia.Session) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
-	driver, node, err := daemon.OpenNode(ctx, c, nil)
+	driver, node, err := daemon.OpenNode(ctx, c.Startup, nil)
 	if err != nil {
 		return err
 	}

@@ -60,7 +60,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 		Hardware:   claims.Hardware{Driver: divisionReader{session: session}},
 		Inputs:     claims.Inputs{Configs: feed.New(c)},
 		Files:      claims.Files{CDIDir: c.CDIDir, BootID: daemon.BootID(nil)},
-		DriverName: c.DRA.DriverName,
+		DriverName: c.DRADriver,
 	}
 	numbers := dra.Numbers{}
 	if c.Simulate == "" && c.StateDir != "" {
@@ -83,7 +83,7 @@ func poolOnce(ctx context.Context, c config.Config, session *nvidia.Session) (dr
 	}
 	pool := dra.New(snapshot, c.NodeName, numbers.With(snapshot.GPUs), owners, divisions).SharedBy(c.DRA.ShareBy,
 		c.DRA.Shares)
-	pool.Driver = c.DRA.DriverName
+	pool.Driver = c.DRADriver
 	return pool, nil
 }
 

@@ -38,9 +38,9 @@ type Cluster interface {
 	// Choose returns the source of the configuration file if a label of the node chooses
 	// the file; nil otherwise. It may ask the API server for a short time. It uses only
 	// settings of c that have no key in the file.
-	Choose(ctx context.Context, c config.Config) *feed.Feed[config.Chosen]
+	Choose(ctx context.Context, c config.Startup) *feed.Feed[config.Chosen]
 	// LabelOnce writes labels like gpu-feature-discovery.
-	LabelOnce(ctx context.Context, c config.Config, labels map[string]string) error
+	LabelOnce(ctx context.Context, c config.Startup, labels map[string]string) error
 }
 
 // DevicePlugin is the program without a client of the API server.

@@ -44,7 +44,7 @@ func (p Program) begin(ctx context.Context, sources *config.Sources, own *ownPro
 		sources.Program = p.kind()
 	}
 	if p.Cluster != nil {
-		sources.Chosen = p.Cluster.Choose(ctx, early)
+		sources.Chosen = p.Cluster.Choose(ctx, early.Startup)
 	}
 	c, warnings, err := config.Load(*sources)
 	if err == nil {

@@ -117,7 +117,7 @@ type labeledCluster struct {
 	labels map[string]string
 }
 
-func (l *labeledCluster) LabelOnce(_ context.Context, _ config.Config, labels map[string]string) error {
+func (l *labeledCluster) LabelOnce(_ context.Context, _ config.Startup, labels map[string]string) error {
 	l.labels = labels
 	return nil
 }
@@ -127,7 +127,7 @@ func (l *labeledCluster) LabelOnce(_ context.Context, _ config.Config, labels ma
 func TestLabelsOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "f")
-	base := config.Config{Simulate: "t4"}
+	base := config.Config{Startup: config.Startup{Simulate: "t4"}}
 	base.Features = config.Features{Labels: config.LabelsFile, MachineTypeFile: "/nowhere"}
 	broken := base
 	broken.Simulate, broken.Driver.ContainerRoot = "", "/nowhere"

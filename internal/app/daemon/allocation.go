@@ -33,18 +33,18 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	if c.StateDir == "" {
 		return nil
 	}
-	d.nameDriver(ctx, &c)
+	d.nameDriver(ctx, &c.Startup)
 	a := &DRA{
 		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
 	devices := pool.Options{
-		StateDir: c.StateDir, Driver: c.DRA.DriverName, Node: c.NodeName,
+		StateDir: c.StateDir, Driver: c.DRADriver, Node: c.NodeName,
 		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
 		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check, Driverless: d.driverless,
 	}
 	a.Devices = pool.New(devices)
 	o := claims.Options{
-		DriverName: c.DRA.DriverName,
+		DriverName: c.DRADriver,
 		Inputs: claims.Inputs{Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(),
 			Configs: d.watcher.Configs()},
 		Hardware: claims.Hardware{Divisions: devices.Divisions, Driver: d.monitor, Inspect: d.inspectForClaim,
@@ -70,7 +70,7 @@ func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
 	h := owner.Options{
 		Devices: a.Devices, Offered: a.Offered, OtherProcess: d.beside, Driverless: d.driverless,
 	}
-	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c)}
+	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c.Startup)}
 	h.Prepared = kept.ofGPUs
 	if d.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
@@ -100,10 +100,10 @@ const nameTimeout = 2 * time.Second
 
 // nameDriver keeps the driver's name as long as claims have devices under it, or may get
 // some.
-func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
+func (d *daemon) nameDriver(ctx context.Context, c *config.Startup) {
 	type choice struct{ name, kept string }
 	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (choice, error) {
-		name, kept, err := pool.DriverName(c.StateDir, c.CDIDir, c.DRA.DriverName)
+		name, kept, err := pool.DriverName(c.StateDir, c.CDIDir, c.DRADriver)
 		return choice{name, kept}, err
 	})
 	// This process finds an earlier leader's slices before publishing any.
@@ -111,7 +111,7 @@ func (d *daemon) nameDriver(ctx context.Context, c *config.Config) {
 		klog.FromContext(ctx).Error(err, "Cannot read the driver name of existing claims")
 		return
 	}
-	if c.DRA.DriverName, d.driverNameKept = now.name, now.kept; d.driverNameKept != "" {
+	if c.DRADriver, d.driverNameKept = now.name, now.kept; d.driverNameKept != "" {
 		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name",
 			"reason", d.driverNameKept)
 	}

@@ -122,13 +122,13 @@ type daemon struct {
 
 func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	d := &daemon{program: newProgram(o), reportWing: newReportWing()}
-	err := d.open(ctx, d.config, d.counters)
+	err := d.open(ctx, d.startup, d.counters)
 	if err != nil {
 		return nil, err
 	}
 	d.recordFromStart(ctx)
-	sweepLeftovers(d.config)
-	if d.kubeletWing, err = newKubeletWing(ctx, d.config); err != nil {
+	sweepLeftovers(d.startup)
+	if d.kubeletWing, err = newKubeletWing(ctx, d.startup); err != nil {
 		return nil, err
 	}
 	d.lead = d.newLead()
@@ -139,7 +139,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	d.migWing, d.claimsWing = d.newMIGChoice(ctx), newClaimsWing()
 	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
 	d.repairs = d.newRepairs() // by resets
-	if d.dra = d.newDRA(ctx, d.config); d.dra != nil {
+	if d.dra = d.newDRA(ctx, o.Config); d.dra != nil {
 		d.labels.InUse = d.dra.Claims.InUse()
 	}
 	if d.migChoice != nil {
@@ -152,7 +152,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 
 // sweepLeftovers removes temporary files of killed processes. It runs in the background,
 // because a disk may hang. In other folders the first write does the same.
-func sweepLeftovers(c config.Config) {
+func sweepLeftovers(c config.Startup) {
 	if c.StateDir != "" {
 		go func() { _ = statefile.Sweep(c.StateDir) }() // the next process tries again
 	}
@@ -173,9 +173,9 @@ func (d *daemon) newLead() *lead.Lead {
 	switch {
 	case d.directory != nil:
 		o.Dir = filepath.Join(d.directory.Path(), leadFolder)
-	case d.config.StateDir != "":
-		o.Dir = filepath.Join(d.config.StateDir, leadFolder)
-		_ = os.MkdirAll(d.config.StateDir, 0o700) // the lead reports the error
+	case d.startup.StateDir != "":
+		o.Dir = filepath.Join(d.startup.StateDir, leadFolder)
+		_ = os.MkdirAll(d.startup.StateDir, 0o700) // the lead reports the error
 	}
 	return lead.New(o)
 }
@@ -184,7 +184,7 @@ func (d *daemon) newLead() *lead.Lead {
 func (d *daemon) newMIG() *mig.Controller {
 	o := mig.Options{
 		Desired: d.migChoice.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster,
-		StateDir: d.config.StateDir,
+		StateDir: d.startup.StateDir,
 		BootID:   BootID(d.node), TakeOver: d.migChoice.Reload, PreviousLeader: d.mayChangeHardware,
 		Blocked: d.mayDivide,
 		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
@@ -274,7 +274,7 @@ func (d *daemon) observation() []Task {
 // outputs returns the tasks that act on the results.
 func (d *daemon) outputs() []Task {
 	plans := &offer.Loop{
-		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.config.CDIDir),
+		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.startup.CDIDir),
 		MPS: d.mps, MIG: d.dividing, Owners: d.owners, Proofs: d.proofs, Pulse: supervise.NewPulse(),
 	}
 	if d.dra != nil {
@@ -315,7 +315,7 @@ func (d *daemon) outputs() []Task {
 		tasks = append(tasks, Task{Name: "desired MIG layout", Run: d.migChoice.Run},
 			d.shared.Publisher(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
 	}
-	if d.config.ControlSocket != "" {
+	if d.startup.ControlSocket != "" {
 		tasks = append(tasks, Task{Name: "control socket", Run: d.serveControl})
 	}
 	if d.cluster != nil {
@@ -327,7 +327,7 @@ func (d *daemon) outputs() []Task {
 // view returns the parts of the daemon for the tasks that use the API server.
 func (d *daemon) view() View {
 	v := View{
-		ConfigView:  ConfigView{Config: d.config, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors()},
+		ConfigView:  ConfigView{Startup: d.startup, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors()},
 		LabelView:   LabelView{Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem},
 		AccountView: AccountView{Held: d.account.Held},
 		ShrinkView: ShrinkView{
@@ -391,7 +391,7 @@ func (d *daemon) watchKubelet(ctx context.Context) error {
 
 // serveControl serves the control socket. Without the socket the daemon still serves GPUs.
 func (d *daemon) serveControl(ctx context.Context) error {
-	server := control.NewServer(d.config.ControlSocket, d.handlers(), d.streams())
+	server := control.NewServer(d.startup.ControlSocket, d.handlers(), d.streams())
 	return supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: 30 * time.Second, Proven: time.Minute},
 		server.Run)
 }

@@ -18,7 +18,7 @@ import (
 // RunDiscovery writes the labels of NVIDIA's gpu-feature-discovery until ctx ends. It
 // writes to output if the configuration names no file.
 func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
-	driver, node, err := OpenNode(ctx, o.Config, nil)
+	driver, node, err := OpenNode(ctx, o.Config.Startup, nil)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	}
 	if o.Cluster != nil {
 		outputs = append(outputs, o.Cluster.Labels(View{
-			ConfigView: ConfigView{Config: o.Config, Configs: configs},
+			ConfigView: ConfigView{Startup: o.Config.Startup, Configs: configs},
 			LabelView:  LabelView{Labels: wanted, LabelsProblem: problem},
 		})...)
 	}

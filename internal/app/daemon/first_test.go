@@ -45,7 +45,7 @@ func TestFirstScanEndsTheDaemon(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	wanted, waits := feed.New(config.Config{FailOnInitError: true}), feed.New(config.Config{})
+	wanted, waits := feed.New(config.Config{Startup: config.Startup{FailOnInitError: true}}), feed.New(config.Config{})
 	bad, good := watch(t, &driver{err: inventory.ErrOldLibrary}), watch(t, &driver{})
 	err := daemon.CheckFirstLook(ctx, bad, wanted)
 	if err == nil || errors.Is(err, inventory.ErrDriverReplaced) {
@@ -81,7 +81,7 @@ func TestHealthPolicyOfTheConfig(t *testing.T) {
 	enabled := func(xids string) config.Config {
 		policy := health.Default()
 		policy.Overrides, _ = health.ParseOverrides("", xids)
-		return config.Config{Health: policy}
+		return config.Config{Live: config.Live{Health: policy}}
 	}
 	configs := feed.New(enabled("13"))
 	ctx, cancel := context.WithCancel(t.Context())

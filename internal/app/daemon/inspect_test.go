@@ -61,7 +61,7 @@ func inspect(t *testing.T, profile string, o resource.Options, wanted config.Pre
 		t.Fatal(err)
 	}
 	return &inspected{
-		Inspector: &daemon.Inspector{Configs: feed.New(config.Config{PreStart: wanted}), Monitor: m},
+		Inspector: &daemon.Inspector{Configs: feed.New(config.Config{Live: config.Live{PreStart: wanted}}), Monitor: m},
 		t:         t, node: node, plan: resource.New(m.Snapshots().Value(), o),
 	}
 }
@@ -372,7 +372,7 @@ func TestUnresponsiveDriverIsNamed(t *testing.T) {
 	defer cancel()
 	silent := watch(t, &driver{err: fmt.Errorf("%w: nvmlInit_v2", inventory.ErrNoAnswer)})
 	for ctx, m := range map[context.Context]*monitor.Monitor{late: monitor.New(monitor.Options{}), t.Context(): silent} {
-		err := (&daemon.Inspector{Configs: feed.New(config.Config{PreStart: fit}), Monitor: m}).Inspect(ctx,
+		err := (&daemon.Inspector{Configs: feed.New(config.Config{Live: config.Live{PreStart: fit}}), Monitor: m}).Inspect(ctx,
 			[]resource.Device{{UUID: "GPU-a"}})
 		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be checked: ") ||
 			!strings.Contains(err.Error(), "the kernel log says") {

@@ -23,16 +23,16 @@ func (d *daemon) driverless() bool {
 	if d.watcher.Configs().Value().DRA.Mode != config.DRAOff {
 		return false
 	}
-	if d.cluster == nil || d.config.NodeName == "" || d.config.KubeletRoot == "" {
+	if d.cluster == nil || d.startup.NodeName == "" || d.startup.KubeletRoot == "" {
 		return true
 	}
-	_, err := os.Stat(filepath.Join(d.config.KubeletRoot, "plugins_registry"))
+	_, err := os.Stat(filepath.Join(d.startup.KubeletRoot, "plugins_registry"))
 	return errors.Is(err, fs.ErrNotExist)
 }
 
 // kubeletRoots are the possible paths of the kubelet's root directory: its own path, and
 // the path below the node's root if the node's root is mounted as the driver root.
-func kubeletRoots(c config.Config) (roots []string) {
+func kubeletRoots(c config.Startup) (roots []string) {
 	if c.KubeletRoot == "" {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 func TestLabelsFollowTheNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		named := func(file string, timestamp bool) config.Config {
-			return config.Config{Features: config.Features{MachineTypeFile: file, LabelsTimestamp: timestamp}}
+			return config.Config{Live: config.Live{Features: config.Features{MachineTypeFile: file, LabelsTimestamp: timestamp}}}
 		}
 		l := daemon.Labels{
 			Configs: feed.New(named("A", false)), Snapshots: feed.New(inventory.Snapshot{}),
@@ -84,7 +84,7 @@ func TestLabelsFollowTheNode(t *testing.T) {
 func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mode := func(m config.DRAMode) config.Config {
-			c := config.Config{DRA: config.DRA{Mode: m}}
+			c := config.Config{Live: config.Live{DRA: config.DRA{Mode: m}}}
 			c.Edits.MPSRoot = "/run/nvidia/mps"
 			return c
 		}

@@ -106,7 +106,7 @@ func (p podDevices) ContainerDevices(ctx context.Context) ([]kubelet.ContainerDe
 // gpuMetrics returns the sources of the metrics of GPUs.
 func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings],
 	pods *feed.Feed[telemetry.PodDevices]) *telemetry.GPUs {
-	name := d.config.NodeName
+	name := d.startup.NodeName
 	if name == "" {
 		name, _ = os.Hostname() // an empty name means no such label
 	}

@@ -20,7 +20,7 @@ func TestMetricsAreSwitched(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		on := config.Config{MetricsAddress: ":9400", GPUMetrics: config.GPUMetrics{Enabled: true, Interval: 15 * time.Second}}
+		on := config.Config{Live: config.Live{MetricsAddress: ":9400", GPUMetrics: config.GPUMetrics{Enabled: true, Interval: 15 * time.Second}}}
 		configs, address, gpus := feed.New(on), feed.New(""), feed.New(telemetry.GPUSettings{})
 		var sampling monitor.Sampling
 		ended := make(chan struct{})

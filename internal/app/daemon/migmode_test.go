@@ -65,7 +65,7 @@ func TestModesInAVirtualMachine(t *testing.T) {
 	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "allow the reset with mig.resetInVM") {
 		t.Errorf("not allowed: %v", err)
 	}
-	m.Configs.Publish(config.Config{MIG: config.MIG{ResetInVM: true}})
+	m.Configs.Publish(config.Config{Live: config.Live{MIG: config.MIG{ResetInVM: true}}})
 	if err := m.Check(); err != nil {
 		t.Errorf("allowed: %v", err)
 	}

@@ -17,7 +17,7 @@ import (
 // RunMPS runs the control daemons for the configuration and the node until ctx ends.
 // SIGHUP makes it read the configuration again.
 func RunMPS(ctx context.Context, o Options) error {
-	driver, node, err := OpenNode(ctx, o.Config, nil)
+	driver, node, err := OpenNode(ctx, o.Config.Startup, nil)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 
 // OpenNode returns the driver of the configured node. On a simulated node it also returns
 // the node.
-func OpenNode(ctx context.Context, c config.Config, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
+func OpenNode(ctx context.Context, c config.Startup, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
 		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,
 			Metrics: m}), nil, nil

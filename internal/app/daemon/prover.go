@@ -39,7 +39,7 @@ func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 
 // newProofs returns the owner of the CUDA checks.
 func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
-	prover := Prover{DriverRoot: d.config.Driver.ContainerRoot, SearchPath: d.config.Driver.SearchPath,
+	prover := Prover{DriverRoot: d.startup.Driver.ContainerRoot, SearchPath: d.startup.Driver.SearchPath,
 		Simulated: d.node != nil}
 	return cudacheck.New(ctx, cudacheck.Options{
 		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
@@ -49,7 +49,7 @@ func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
 			}
 			return d.monitor.Proven(ctx, uuid, f.Error(), remedyOf(f))
 		},
-		Lead: d.lead.Check, StateDir: d.config.StateDir, BootID: BootID(d.node),
+		Lead: d.lead.Check, StateDir: d.startup.StateDir, BootID: BootID(d.node),
 	})
 }
 

@@ -27,26 +27,26 @@ type RecordAnswer struct {
 
 // startRecording starts a recording.
 func (d *daemon) startRecording(_ context.Context, a RecordArguments) (any, error) {
-	dir := d.config.Record
-	if dir == "" && d.config.StateDir != "" {
-		dir = filepath.Join(d.config.StateDir, "recordings")
+	dir := d.startup.Record
+	if dir == "" && d.startup.StateDir != "" {
+		dir = filepath.Join(d.startup.StateDir, "recordings")
 	}
 	if dir == "" {
 		return nil, errors.New("no directory for the recording: start the daemon with --record or --state-dir")
 	}
 	return RecordAnswer{dir}, d.recorder.Start(recording.Options{
-		Dir: dir, Redact: a.Redact, Program: version.String(), BootID: BootID(d.node), StateDir: d.config.StateDir,
+		Dir: dir, Redact: a.Redact, Program: version.String(), BootID: BootID(d.node), StateDir: d.startup.StateDir,
 		Policy: d.watcher.Configs().Value().Health,
 	})
 }
 
 // recordFromStart starts the configured recording. GPUs are also served if it fails.
 func (d *daemon) recordFromStart(ctx context.Context) {
-	if d.config.Record == "" {
+	if d.startup.Record == "" {
 		return
 	}
-	if _, err := d.startRecording(ctx, RecordArguments{Redact: d.config.RecordRedact}); err != nil {
-		klog.FromContext(ctx).Info("Cannot record the driver's answers", "dir", d.config.Record, "reason", err.Error())
+	if _, err := d.startRecording(ctx, RecordArguments{Redact: d.startup.RecordRedact}); err != nil {
+		klog.FromContext(ctx).Info("Cannot record the driver's answers", "dir", d.startup.Record, "reason", err.Error())
 	}
 }
 

@@ -29,7 +29,7 @@ func (d *daemon) newRepairs() *repair.Repairs {
 			return d.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID})
 		},
 		Admit: d.admitRepair, Reset: d.resets.Reset,
-		Resetting: func() bool { return d.resets.Status().Value().Withholds() }, StateDir: d.config.StateDir,
+		Resetting: func() bool { return d.resets.Status().Value().Withholds() }, StateDir: d.startup.StateDir,
 		Write: func(path string, v any) error { return statefile.WriteStateIf(path, v, d.lead.Check) },
 	})
 }

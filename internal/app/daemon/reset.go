@@ -50,10 +50,10 @@ func (d *daemon) newResets() *reset.Resets {
 	var instead []string
 	if d.node != nil { // a simulated node never runs the program of a real driver
 		program, _ := os.Executable() // running an empty name fails
-		instead = []string{program, SimulatedSMICommand, d.config.ControlSocket}
+		instead = []string{program, SimulatedSMICommand, d.startup.ControlSocket}
 	}
-	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.config.Driver.ContainerRoot,
-		d.config.Driver.SearchPath, instead...))
+	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.startup.Driver.ContainerRoot,
+		d.startup.Driver.SearchPath, instead...))
 	return reset.New(reset.Options{
 		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Reserve: d.reserveForReset, May: d.mayReset,
 		Clients: d.clientsOf,
@@ -77,7 +77,7 @@ func (d *daemon) newResets() *reset.Resets {
 			s, changed := d.lead.Statuses().Latest()
 			return s.PreviousLeader, changed
 		},
-		StateDir: d.config.StateDir, BootID: BootID(d.node),
+		StateDir: d.startup.StateDir, BootID: BootID(d.node),
 	})
 }
 

@@ -22,11 +22,11 @@ func TestStartIsOneLine(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		ctx := klog.NewContext(t.Context(), logger)
 		snapshots := feed.New(inventory.Snapshot{})
-		configs := feed.New(config.Config{
+		configs := feed.New(config.Config{Live: config.Live{
 			Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}},
 			Resource: resource.Options{Units: resource.Units{Name: "volcano.sh/gpu-mem.1Gi", ReserveMiB: 1 << 10},
 				Selectors: []resource.Selector{{Where: "selectors[0]", Devices: []resource.Ref{"1"}, Units: true}}},
-		})
+		}})
 		ended := make(chan error, 1)
 		go func() { ended <- daemon.LogStart(ctx, "v1", snapshots, configs) }()
 		for _, waiting := range []inventory.Snapshot{{}, {Generation: 1, Stale: "no driver"}} {

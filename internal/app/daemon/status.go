@@ -27,7 +27,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	}
 	offered := d.set.Offered().Value()
 	s := status.Status{
-		Version: version.String(), Simulated: d.config.Simulate, ConfigFile: d.watcher.Configs().Value().File,
+		Version: version.String(), Simulated: d.startup.Simulate, ConfigFile: d.watcher.Configs().Value().File,
 		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(),
 		Looked: status.Moment(seen.Looked),
 		Stale:  seen.Snapshot.Stale,
@@ -41,7 +41,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
 		ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
-		KubeletSocket: d.config.KubeletSocket, PodResourcesSocket: d.config.PodResourcesSocket,
+		KubeletSocket: d.startup.KubeletSocket, PodResourcesSocket: d.startup.PodResourcesSocket,
 	}
 	_, s.GivenAway = d.pci.count()
 	addManual(s.GPUs, s.Repair)
@@ -51,7 +51,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		s.Kubelets = d.directory.Kubelets()
 	}
 	if s.Kubelets > 0 {
-		s.PodResourcesError = d.account.Missing(os.DirFS(d.config.Driver.ContainerRoot))
+		s.PodResourcesError = d.account.Missing(os.DirFS(d.startup.Driver.ContainerRoot))
 	}
 	if err := d.metricsProblem.Value(); err != nil {
 		s.MetricsError = err.Error()

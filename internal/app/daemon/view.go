@@ -56,8 +56,8 @@ type CountView struct {
 
 // A ConfigView has the configurations.
 type ConfigView struct {
-	// Config is the configuration at the start, for settings that need a restart.
-	Config config.Config
+	// Startup has the settings that need a restart.
+	Startup config.Startup
 	// Configs are the configurations in force. ConfigErrors are the reasons why the
 	// present file is not in force.
 	Configs      *feed.Feed[config.Config]

@@ -33,7 +33,7 @@ import (
 
 // A program has what the process was started with, and its configuration.
 type program struct {
-	config       config.Config // configuration at the start, for settings that need a restart
+	startup      config.Startup
 	watcher      *config.Watcher
 	cluster      Cluster // nil in a program without a client of the API server
 	signals      <-chan os.Signal
@@ -43,8 +43,8 @@ type program struct {
 
 func newProgram(o Options) program {
 	return program{
-		config: o.Config, watcher: config.NewWatcher(o.Sources, o.Config, clock.RealClock{}), cluster: o.Cluster,
-		signals: o.Signals, extendEnd: o.ExtendEnd, reexecutions: o.Reexecutions,
+		startup: o.Config.Startup, watcher: config.NewWatcher(o.Sources, o.Config, clock.RealClock{}),
+		cluster: o.Cluster, signals: o.Signals, extendEnd: o.ExtendEnd, reexecutions: o.Reexecutions,
 	}
 }
 
@@ -59,7 +59,7 @@ type gpuWing struct {
 }
 
 // open creates the wing without its monitor, which needs the lead.
-func (w *gpuWing) open(ctx context.Context, c config.Config, counters *telemetry.Counters) (err error) {
+func (w *gpuWing) open(ctx context.Context, c config.Startup, counters *telemetry.Counters) (err error) {
 	w.switchFaults = feed.New([]string(nil))
 	if w.driver, w.node, err = OpenNode(ctx, c, counters); err != nil {
 		return err
@@ -70,14 +70,14 @@ func (w *gpuWing) open(ctx context.Context, c config.Config, counters *telemetry
 
 func (d *daemon) newMonitor() *monitor.Monitor {
 	return monitor.New(monitor.Options{
-		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: d.config.Health, StateDir: d.config.StateDir,
-		BootID: BootID(d.node), Metrics: d.counters, Lead: d.lead.Check,
+		Driver: d.recorder.Driver(driverOf{Driver: d.driver}), Policy: d.watcher.Configs().Value().Health,
+		StateDir: d.startup.StateDir, BootID: BootID(d.node), Metrics: d.counters, Lead: d.lead.Check,
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return d.lead.While(ctx, "ledger", task)
 		},
 		Modes: &MIGModes{
-			Configs: d.watcher.Configs(), DriverRoot: d.config.Driver.ContainerRoot,
-			SearchPath: d.config.Driver.SearchPath, Node: d.node,
+			Configs: d.watcher.Configs(), DriverRoot: d.startup.Driver.ContainerRoot,
+			SearchPath: d.startup.Driver.SearchPath, Node: d.node,
 		},
 	})
 }
@@ -94,7 +94,7 @@ type kubeletWing struct {
 }
 
 // newKubeletWing returns the wing without its servers, which need the monitor.
-func newKubeletWing(ctx context.Context, c config.Config) (kubeletWing, error) {
+func newKubeletWing(ctx context.Context, c config.Startup) (kubeletWing, error) {
 	socket := c.KubeletSocket
 	if socket == "" {
 		klog.FromContext(ctx).Info("Not registering with the kubelet: --kubelet-socket is empty")
@@ -142,8 +142,8 @@ type migWing struct {
 // newMIGChoice returns the wing without its controller.
 func (d *daemon) newMIGChoice(ctx context.Context) migWing {
 	w := migWing{dividing: feed.New(map[string]resource.GPUHold(nil))}
-	if d.config.MIG.Enabled {
-		w.migChoice = choice.New(ctx, d.watcher.Configs(), d.config.StateDir, d.lead.Check, d.isDivided,
+	if d.watcher.Configs().Value().MIG.Enabled {
+		w.migChoice = choice.New(ctx, d.watcher.Configs(), d.startup.StateDir, d.lead.Check, d.isDivided,
 			clock.RealClock{})
 	}
 	return w

@@ -44,7 +44,7 @@ func newSender(t *testing.T, r *nvsentinel.Receiver) *sender {
 	t.Helper()
 	s := &sender{
 		t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)), dir: t.TempDir(),
-		configs:   feed.New(config.Config{Features: config.Features{HealthEvents: "unix://" + r.Socket}}),
+		configs:   feed.New(config.Config{Live: config.Live{Features: config.Features{HealthEvents: "unix://" + r.Socket}}}),
 		snapshots: feed.New(inventory.Snapshot{}), unproven: feed.New(map[string]string(nil)), stop: func() {},
 	}
 	s.leads.Store(true)

@@ -46,7 +46,7 @@ func written(t *testing.T, d keeper.Decision, after kubeapi.Node, now time.Time)
 }
 
 func newLabels(on bool, wanted map[string]string) *keeper.LabelsPart {
-	c := config.Config{Features: config.Features{Labels: config.LabelsOff}}
+	c := config.Config{Live: config.Live{Features: config.Features{Labels: config.LabelsOff}}}
 	if on {
 		c.Features.Labels = config.LabelsNode
 	}
@@ -163,7 +163,7 @@ func TestLayoutWanted(t *testing.T) {
 	const label, state = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 	const reason = "gpu-device-plugin.github.io/mig.config.reason"
 	progress := feed.New(mig.Status{})
-	p := &keeper.LayoutPart{Configs: feed.New(config.Config{MIG: config.MIG{Enabled: true, Label: true}}),
+	p := &keeper.LayoutPart{Configs: feed.New(config.Config{Live: config.Live{MIG: config.MIG{Enabled: true, Label: true}}}),
 		Chooser: fakeChooser{feed.New(choice.Choice{})}, Progress: progress}
 	node := func(named, is, why string) kubeapi.Node {
 		return kubeapi.Node{UID: "1", Labels: map[string]string{label: named, state: is},
@@ -231,7 +231,7 @@ func TestConditionWanted(t *testing.T) {
 	} {
 		is := statusOf(tt.gpu)
 		is.Looked = later
-		p := keeper.NewConditionPart(feed.New(config.Config{Features: config.Features{Condition: true}}), feed.New(is))
+		p := keeper.NewConditionPart(feed.New(config.Config{Live: config.Live{Features: config.Features{Condition: true}}}), feed.New(is))
 		node := nodeWith(nil)
 		if tt.status != "" {
 			node.Conditions = []kubeapi.Condition{{Type: keeper.ConditionType, Status: tt.status, Message: "GPU-7",
@@ -257,7 +257,7 @@ func TestConditionTypes(t *testing.T) {
 	features := config.Features{Condition: true, ConditionTypes: []config.ConditionType{
 		{Name: "AcceleratedHardwareReady"}, {Name: "XidCriticalError", Problem: true}}}
 	statuses := feed.New(statusOf("Healthy"))
-	p := keeper.NewConditionPart(feed.New(config.Config{Features: features}), statuses)
+	p := keeper.NewConditionPart(feed.New(config.Config{Live: config.Live{Features: features}}), statuses)
 	node, now := nodeWith(nil), noon
 	for _, tt := range []struct{ gpu, want string }{
 		{"Healthy", "GPUHealthy=True AcceleratedHardwareReady=True XidCriticalError=False"},
@@ -308,7 +308,7 @@ func TestTaintWanted(t *testing.T) {
 		"healthy":                  {true, true, statusOf("Healthy"), false},
 		"bad, and no taint wanted": {false, true, statusOf("Unhealthy"), false},
 	} {
-		p := &keeper.TaintPart{Configs: feed.New(config.Config{Features: config.Features{Taint: tt.on}}),
+		p := &keeper.TaintPart{Configs: feed.New(config.Config{Live: config.Live{Features: config.Features{Taint: tt.on}}}),
 			Statuses: feed.New(tt.status)}
 		node := nodeWith(nil)
 		if tt.before {
@@ -343,7 +343,7 @@ func TestStartupWanted(t *testing.T) {
 	} {
 		reads := 0
 		p := &keeper.StartupPart{Daemon: daemon.View{
-			ConfigView: daemon.ConfigView{Configs: feed.New(config.Config{Features: config.Features{StartupTaint: !tt.off}})},
+			ConfigView: daemon.ConfigView{Configs: feed.New(config.Config{Live: config.Live{Features: config.Features{StartupTaint: !tt.off}}})},
 			ShrinkView: daemon.ShrinkView{Listed: func() map[string]int { return map[string]int{"nvidia.com/gpu": tt.listed} }},
 			Status: func(context.Context) (status.Status, error) {
 				reads++
@@ -373,7 +373,7 @@ func TestResumeWanted(t *testing.T) {
 	node := nodeWith(map[string]string{deploy + "dcgm": paused, deploy + "mig-manager": paused, deploy + "nvsm": "true"})
 	progress := feed.New(mig.Status{})
 	p := &keeper.ResumePart{Pauses: keeper.NewPauses(keeper.New(nil, nil)), Progress: progress,
-		Configs: feed.New(config.Config{MIG: config.MIG{PauseClients: true}})}
+		Configs: feed.New(config.Config{Live: config.Live{MIG: config.MIG{PauseClients: true}}})}
 	if d := decide(t, p, node, noon); d.Patch != nil {
 		t.Errorf("not allowed: %v", d.Patch)
 	}
@@ -390,7 +390,7 @@ const quiesceKey = "gpu-device-plugin.github.io/quiesce."
 
 // newRelease returns a ReleasePart of a process whose driver is in use.
 func newRelease(pausesClients bool, owed *time.Time) *keeper.ReleasePart {
-	c := config.Config{Features: config.Features{Quiesce: true}, MIG: config.MIG{PauseClients: pausesClients}}
+	c := config.Config{Live: config.Live{Features: config.Features{Quiesce: true}, MIG: config.MIG{PauseClients: pausesClients}}}
 	return &keeper.ReleasePart{ResumeOwed: owed, Daemon: daemon.View{
 		ConfigView: daemon.ConfigView{Configs: feed.New(c)},
 		Snapshots:  feed.New(inventory.Snapshot{}),

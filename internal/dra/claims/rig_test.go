@@ -97,8 +97,8 @@ func newRigAt(tb testing.TB, dir string) *rig {
 	if err := os.WriteFile(library, nil, 0o600); err != nil {
 		tb.Fatal(err)
 	}
-	r.configs = feed.New(config.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"},
-		Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}})
+	r.configs = feed.New(config.Config{Live: config.Live{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"},
+		Edits: containeredits.Options{MPSRoot: "/run/nvidia/mps"}}})
 	r.options = claims.Options{
 		Inputs: claims.Inputs{Pools: r.pools, Snapshots: r.snapshots, Configs: r.configs},
 		Accounts: claims.Accounts{HeldDevices: func(context.Context) ([]kubelet.HeldDevice, error) {

@@ -34,7 +34,7 @@ func begin(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot,
 	p := &whole{t: t, owners: feed.New(dra.Owners(nil))}
 	p.Devices = pool.New(pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: p.owners,
-		Configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}),
+		Configs: feed.New(config.Config{Live: config.Live{DRA: config.DRA{Mode: mode}}}),
 	})
 	arbiter := owner.New(owner.Options{
 		Devices: p.Devices, Offered: feed.New(dra.Owners(nil)), Records: feed.New(map[string][]claims.Holder{}),

@@ -93,7 +93,7 @@ func (r *rig) set(change func()) {
 // b1, in a mode.
 func newRig(t *testing.T, mode config.DRAMode) *rig {
 	r := &rig{
-		t: t, configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}), offered: feed.New(dra.Owners(nil)),
+		t: t, configs: feed.New(config.Config{Live: config.Live{DRA: config.DRA{Mode: mode}}}), offered: feed.New(dra.Owners(nil)),
 		snapshots: feed.New(inventory.Snapshot{Generation: 1, GPUs: []inventory.GPU{
 			{UUID: "a"}, {UUID: "b", Index: 1, MIG: inventory.MIGEnabled, MIGDevices: []inventory.MIGDevice{{UUID: "b1"}}},
 		}}),
@@ -145,7 +145,9 @@ func (r *rig) run() {
 	}
 }
 
-func (r *rig) mode(m config.DRAMode) { r.configs.Publish(config.Config{DRA: config.DRA{Mode: m}}) }
+func (r *rig) mode(m config.DRAMode) {
+	r.configs.Publish(config.Config{Live: config.Live{DRA: config.DRA{Mode: m}}})
+}
 
 // follow has the lists of the device plugin follow the owners, as offer does.
 func (r *rig) follow() { r.offered.Publish(r.owners.Value()) }

@@ -42,7 +42,7 @@ type process struct {
 func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, owners dra.Owners) *process {
 	t.Helper()
 	p := &process{
-		t: t, snapshots: feed.New(s), owners: feed.New(owners), configs: feed.New(config.Config{DRA: config.DRA{Mode: mode}}),
+		t: t, snapshots: feed.New(s), owners: feed.New(owners), configs: feed.New(config.Config{Live: config.Live{DRA: config.DRA{Mode: mode}}}),
 		clock: clocktesting.NewFakeClock(time.Now()),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -64,7 +64,7 @@ func start(t *testing.T, dir string, mode config.DRAMode, s inventory.Snapshot, 
 func publishesAll(dir string, s inventory.Snapshot) pool.Options {
 	return pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
-		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
+		Configs: feed.New(config.Config{Live: config.Live{DRA: config.DRA{Mode: config.DRAAll}}}),
 	}
 }
 

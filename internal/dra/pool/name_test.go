@@ -73,7 +73,7 @@ func TestALeadUnderAnotherName(t *testing.T) {
 	}
 	d := pool.New(pool.Options{
 		StateDir: dir, Node: "node-1", Snapshots: feed.New(s), Owners: feed.New(dra.All(s.GPUs)),
-		Configs: feed.New(config.Config{DRA: config.DRA{Mode: config.DRAAll}}),
+		Configs: feed.New(config.Config{Live: config.Live{DRA: config.DRA{Mode: config.DRAAll}}}),
 	})
 	if err := d.Run(t.Context()); !errors.Is(err, dra.ErrOtherName) || !strings.Contains(err.Error(), "gpu.example.com") {
 		t.Errorf("it ended with %v", err)

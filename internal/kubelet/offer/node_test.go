@@ -135,8 +135,8 @@ func partitioned() inventory.Snapshot {
 }
 
 func whole() config.Config {
-	return config.Config{Resource: resource.Options{MIG: resource.MIGMixed},
-		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}
+	return config.Config{Live: config.Live{Resource: resource.Options{MIG: resource.MIGMixed},
+		Edits: containeredits.Options{Strategies: []containeredits.Strategy{containeredits.EnvVar}}}}
 }
 
 // shared is a configuration by which GPUs have two replicas, under another name if one is given.

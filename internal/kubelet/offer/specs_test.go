@@ -66,7 +66,7 @@ func node(uuids ...string) (inventory.Snapshot, resource.Plan) {
 }
 
 func by(s containeredits.Strategy) config.Config {
-	return config.Config{Edits: containeredits.Options{Strategies: []containeredits.Strategy{s}}}
+	return config.Config{Live: config.Live{Edits: containeredits.Options{Strategies: []containeredits.Strategy{s}}}}
 }
 
 // offered is what is offered, and by which strategy.

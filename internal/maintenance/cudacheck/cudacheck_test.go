@@ -69,7 +69,7 @@ func snapshot(gpus int) inventory.Snapshot {
 func newRig(t *testing.T, dir string, gpus int) *rig {
 	t.Helper()
 	return &rig{
-		dir: dir, configs: feed.New(config.Config{Validate: true}), snapshots: feed.New(snapshot(gpus)),
+		dir: dir, configs: feed.New(config.Config{Live: config.Live{Validate: true}}), snapshots: feed.New(snapshot(gpus)),
 		fails: map[string]*cuda.Failure{}, takes: map[string]time.Duration{}, busy: map[string]error{},
 		reserved: map[string]bool{},
 		told:     map[string]string{},
@@ -382,7 +382,7 @@ func TestClearWithoutProofs(t *testing.T) {
 		}
 		r.stop()
 
-		r.configs.Publish(config.Config{Validate: true})
+		r.configs.Publish(config.Config{Live: config.Live{Validate: true}})
 		r.start(t, "boot")
 		time.Sleep(time.Second)
 		r.stop()

@@ -44,7 +44,7 @@ func TestNoReadWithoutProofs(t *testing.T) {
 		time.Sleep(time.Minute)
 		answer()
 		equal(t, "known", cudacheck.Records(nil), r.Records().Value())
-		r.configs.Publish(config.Config{Validate: true})
+		r.configs.Publish(config.Config{Live: config.Live{Validate: true}})
 		time.Sleep(time.Minute)
 		equal(t, "proofs", map[string]int{"GPU-0": 1}, r.times())
 		equal(t, "held", 0, len(r.unproven()))

@@ -59,7 +59,7 @@ type desk struct {
 func newDesk(t *testing.T, m config.MIG) *desk {
 	t.Helper()
 	m.Enabled = true
-	d := &desk{t: t, configs: feed.New(config.Config{MIG: m}), dir: t.TempDir(),
+	d := &desk{t: t, configs: feed.New(config.Config{Live: config.Live{MIG: m}}), dir: t.TempDir(),
 		clock: clocktesting.NewFakeClock(time.Now())}
 	d.restart()
 	return d

@@ -36,7 +36,7 @@ func TestDefaultLabelOfOperator(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			known := false
-			configs, dir := feed.New(config.Config{MIG: config.MIG{Enabled: true, Label: true, Layout: tt.file}}), t.TempDir()
+			configs, dir := feed.New(config.Config{Live: config.Live{MIG: config.MIG{Enabled: true, Label: true, Layout: tt.file}}}), t.TempDir()
 			start := func() *choice.Chooser {
 				known = false // before the first scan
 				divided := func() (bool, bool) { return known && !tt.whole, known }

@@ -79,7 +79,7 @@ type setup struct {
 
 func (s setup) claims() *claims.Claims {
 	return claims.New(claims.Options{
-		Inputs: claims.Inputs{Pools: s.pools, Snapshots: s.snapshots, Configs: feed.New(daemonconfig.Config{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}})},
+		Inputs: claims.Inputs{Pools: s.pools, Snapshots: s.snapshots, Configs: feed.New(daemonconfig.Config{Live: daemonconfig.Live{CDI: cdi.Options{DriverRoot: "/", ContainerDriverRoot: "/"}}})},
 		Files: claims.Files{StateDir: filepath.Join(s.dir, "state"), CDIDir: filepath.Join(s.dir,
 			"cdi"), BootID: "one", Root: os.DirFS(filepath.Join(s.dir, "root"))},
 	})
