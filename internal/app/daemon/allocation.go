@@ -25,67 +25,72 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
 // newDRA returns the parts for Dynamic Resource Allocation. They are nil without a state
 // directory: no GPU is then offered to claims.
-func (d *daemon) newDRA(ctx context.Context, c config.Config) *DRA {
+func (w *claimsWing) newDRA(
+	ctx context.Context, inspect func(context.Context, []resource.Device) error, counters *telemetry.Counters,
+) *DRA {
+	c := w.startup
 	if c.StateDir == "" {
 		return nil
 	}
-	d.nameDriver(ctx, &c.Startup)
+	w.nameDriver(ctx, &c)
 	a := &DRA{
-		Owners: d.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
+		Owners: w.owners, Offered: feed.New(dra.Owners(nil)), Driver: feed.New(status.DRADriver{}),
 	}
 	devices := pool.Options{
 		StateDir: c.StateDir, Driver: c.DRADriver, Node: c.NodeName,
-		Snapshots: d.monitor.Snapshots(), Configs: d.watcher.Configs(), Owners: a.Owners,
-		Divisions: feed.New(dra.Divisions(nil)), Lead: d.lead.Check, Driverless: d.driverless,
+		Snapshots: w.gpus.monitor.Snapshots(), Configs: w.watcher.Configs(), Owners: a.Owners,
+		Divisions: feed.New(dra.Divisions(nil)), Lead: w.lead.Check, Driverless: w.driverless,
 	}
 	a.Devices = pool.New(devices)
 	o := claims.Options{
 		DriverName: c.DRADriver,
-		Inputs: claims.Inputs{Pools: a.Devices.Pools(), Snapshots: d.monitor.Snapshots(),
-			Configs: d.watcher.Configs()},
-		Hardware: claims.Hardware{Divisions: devices.Divisions, Driver: d.monitor, Inspect: d.inspectForClaim,
-			Alone: d.mayChangeHardware},
-		Files:    claims.Files{StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(d.node)},
-		Metrics:  d.counters,
+		Inputs: claims.Inputs{Pools: a.Devices.Pools(), Snapshots: w.gpus.monitor.Snapshots(),
+			Configs: w.watcher.Configs()},
+		Hardware: claims.Hardware{Divisions: devices.Divisions, Driver: w.gpus.monitor, Inspect: inspect,
+			Alone: w.mayChangeHardware},
+		Files:    claims.Files{StateDir: c.StateDir, CDIDir: c.CDIDir, BootID: BootID(w.gpus.node)},
+		Metrics:  counters,
 		Patience: callPatience,
-		Lead:     d.lead.Check,
+		Lead:     w.lead.Check,
 	}
 	timeSlices := nvidia.NewTimeSlices(c.Driver.ContainerRoot, c.Driver.SearchPath...)
 	o.SetTimeSlice = func(ctx context.Context, gpu string, interval int) error {
-		if d.node != nil {
+		if w.gpus.node != nil {
 			return nil // simulated GPUs have no processes that take turns
 		}
 		return timeSlices.Set(ctx, gpu, interval)
 	}
-	if c.Edits.MPSRoot != "" {
+	if w.watcher.Configs().Value().Edits.MPSRoot != "" {
 		o.MPS = mps.NewClaimDaemons(c.MPSRoot)
 	}
 	if c.KubeletRoot != "" {
 		o.Checkpoint = filepath.Join(c.KubeletRoot, "plugins", dra.Driver, "checkpoint.json")
 	}
 	h := owner.Options{
-		Devices: a.Devices, Offered: a.Offered, OtherProcess: d.beside, Driverless: d.driverless,
+		Devices: a.Devices, Offered: a.Offered, OtherProcess: w.beside, Driverless: w.driverless,
 	}
-	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c.Startup)}
+	kept := &keptClaims{driver: a.Devices.Driver(), gpu: a.Devices.GPU, roots: kubeletRoots(c)}
 	h.Prepared = kept.ofGPUs
-	if d.directory != nil {
+	if w.kubelet.directory != nil {
 		o.PodRuns = func(uid string) bool { return kubelet.PodRuns(kubelet.PodCgroups, uid) }
-		o.HeldDevices, o.Owners, o.PodClaims, h.Holders = d.account.Held, a.Owners, d.account.Claims, d.set
-		kept.pods = d.account.ContainerDevices
+		account := w.kubelet.account
+		o.HeldDevices, o.Owners, o.PodClaims, h.Holders = account.Held, a.Owners, account.Claims, w.kubelet.set
+		kept.pods = account.ContainerDevices
 		o.KubeletClaims = func(ctx context.Context) (map[string]bool, error) {
-			if beside, _ := d.beside(); beside || !d.driverless() {
+			if beside, _ := w.beside(); beside || !w.driverless() {
 				return nil, errors.New("claims can be prepared on this node")
 			}
 			return kept.uids(ctx)
 		}
 	}
-	if d.cluster != nil && c.NodeName != "" {
-		o.LookUp, h.List = d.cluster.Claim, func(ctx context.Context, gpus []string) (map[string][]string, error) {
-			return d.cluster.ClaimsOf(ctx, c.NodeName, gpus, a.Devices.GPU)
+	if w.cluster != nil && c.NodeName != "" {
+		o.LookUp, h.List = w.cluster.Claim, func(ctx context.Context, gpus []string) (map[string][]string, error) {
+			return w.cluster.ClaimsOf(ctx, c.NodeName, gpus, a.Devices.GPU)
 		}
 	}
 	a.Claims = claims.New(o)
@@ -100,7 +105,7 @@ const nameTimeout = 2 * time.Second
 
 // nameDriver keeps the driver's name as long as claims have devices under it, or may get
 // some.
-func (d *daemon) nameDriver(ctx context.Context, c *config.Startup) {
+func (w *claimsWing) nameDriver(ctx context.Context, c *config.Startup) {
 	type choice struct{ name, kept string }
 	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (choice, error) {
 		name, kept, err := pool.DriverName(c.StateDir, c.CDIDir, c.DRADriver)
@@ -111,9 +116,9 @@ func (d *daemon) nameDriver(ctx context.Context, c *config.Startup) {
 		klog.FromContext(ctx).Error(err, "Cannot read the driver name of existing claims")
 		return
 	}
-	if c.DRADriver, d.driverNameKept = now.name, now.kept; d.driverNameKept != "" {
+	if c.DRADriver, w.driverNameKept = now.name, now.kept; w.driverNameKept != "" {
 		klog.FromContext(ctx).Info("The driver of Dynamic Resource Allocation keeps its name",
-			"reason", d.driverNameKept)
+			"reason", w.driverNameKept)
 	}
 }
 
@@ -121,32 +126,17 @@ func (d *daemon) nameDriver(ctx context.Context, c *config.Startup) {
 // conditions. The kubelet waits for 45 s.
 const callPatience = 30 * time.Second
 
-// draTasks are the tasks that decide on the owner of each GPU, and maintain the devices of
-// claims. The liveness probe does not judge the loop of the claims: the loop waits for the
-// disk, and the device plugin serves without it.
-func (d *daemon) draTasks() []Task {
-	if d.dra == nil {
-		return []Task{d.shared.Publisher(Task{Name: "owners of GPUs", Run: d.giveAll})}
-	}
-	return []Task{
-		{Name: "claims", Run: d.dra.Claims.Run, Lead: true},
-		{Name: "MIG devices of claims", Run: d.dra.Claims.Divide, Lead: true},
-		d.shared.Publisher(Task{Name: "owners of GPUs", Run: d.dra.Arbiter.Run, Alive: d.dra.Arbiter.Alive}),
-		{Name: "devices in slices", Run: d.dra.Devices.Run, Lead: true},
-	}
-}
-
 // giveAll makes the device plugin the owner of all GPUs, because this process has no part
 // in Dynamic Resource Allocation. The exceptions are GPUs with an owner received from the
 // leader: they may be in slices.
-func (d *daemon) giveAll(ctx context.Context) error {
+func (w *claimsWing) giveAll(ctx context.Context) error {
 	for {
-		snapshot, looked := d.monitor.Snapshots().Latest()
-		before, owners := d.owners.Value(), dra.Owners{}
+		snapshot, looked := w.gpus.monitor.Snapshots().Latest()
+		before, owners := w.owners.Value(), dra.Owners{}
 		for _, g := range snapshot.GPUs {
 			owners[g.UUID] = cmp.Or(before[g.UUID], dra.OwnedByPlugin)
 		}
-		if d.owners.Publish(owners); !feed.WaitAny(ctx, looked) {
+		if w.owners.Publish(owners); !feed.WaitAny(ctx, looked) {
 			return nil
 		}
 	}
@@ -154,14 +144,14 @@ func (d *daemon) giveAll(ctx context.Context) error {
 
 // beside reports whether another process of this program may serve the kubelet with older
 // owners of the GPUs. The channel is closed when the answer may have changed.
-func (d *daemon) beside() (bool, <-chan struct{}) {
-	s, changed := d.lead.Statuses().Latest()
+func (w *leadership) beside() (bool, <-chan struct{}) {
+	s, changed := w.lead.Statuses().Latest()
 	return s.Standbys > 0 || s.PreviousLeader != "", changed
 }
 
 // mayChangeHardware returns why hardware must not change now; nil if it may.
-func (d *daemon) mayChangeHardware() error {
-	if previous := d.lead.Statuses().Value().PreviousLeader; previous != "" {
+func (w *leadership) mayChangeHardware() error {
+	if previous := w.lead.Statuses().Value().PreviousLeader; previous != "" {
 		return fmt.Errorf("no GPU is changed until %s has ended: it led on this node before and may still change GPUs",
 			previous)
 	}
@@ -171,14 +161,14 @@ func (d *daemon) mayChangeHardware() error {
 // mayGive returns why the device plugin must not allocate devices to a pod: they are in a
 // slice, their GPU is being reset, or they have no successful CUDA check. The kubelet may
 // allocate devices for a moment after they left the list. No disk is read.
-func (d *daemon) mayGive(devices []resource.Device) error {
-	owners := d.owners.Value()
+func (w *maintenanceWing) mayGive(devices []resource.Device) error {
+	owners := w.claims.owners.Value()
 	for _, device := range devices {
 		if owners[device.GPU].InSlice() {
 			return fmt.Errorf("GPU %s may be in a ResourceSlice and go to another pod", device.GPU)
 		}
 	}
-	return d.unready(devices)
+	return w.unready(devices)
 }
 
 // pluginHolders knows the holders of the device plugin's GPUs. It refuses GPUs with
@@ -204,15 +194,15 @@ func (u pluginHolders) Holders(ctx context.Context, uuids []string) ([]kubelet.H
 }
 
 // allocation returns the status of Dynamic Resource Allocation; nil if DRA is not used.
-func (d *daemon) allocation() *status.DRA {
-	if d.dra == nil {
+func (w *claimsWing) allocation() *status.DRA {
+	if w.dra == nil {
 		return nil
 	}
-	owners, waits, published := d.dra.Owners.Value(), d.dra.Arbiter.Waits().Value(), d.dra.Devices.Publication().Value()
+	owners, waits, published := w.dra.Owners.Value(), w.dra.Arbiter.Waits().Value(), w.dra.Devices.Publication().Value()
 	s := &status.DRA{
-		Mode: d.watcher.Configs().Value().DRA.Mode.String(), DriverName: d.dra.Devices.Driver(),
-		DriverNameKept: d.driverNameKept,
-		Driver:         d.dra.Driver.Value(), Slices: published.Slices,
+		Mode: w.watcher.Configs().Value().DRA.Mode.String(), DriverName: w.dra.Devices.Driver(),
+		DriverNameKept: w.driverNameKept,
+		Driver:         w.dra.Driver.Value(), Slices: published.Slices,
 		Devices: published.Devices, Generation: published.Generation, Problem: published.Problem,
 		API: published.API, NoTaints: published.NoTaints, NoCounters: published.NoCounters,
 		NoShares: published.NoShares,
@@ -221,12 +211,12 @@ func (d *daemon) allocation() *status.DRA {
 		s.DriverName = ""
 	}
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
-	for _, g := range d.monitor.Snapshots().Value().GPUs {
+	for _, g := range w.gpus.monitor.Snapshots().Value().GPUs {
 		used = used || owners[g.UUID] != dra.OwnedByPlugin
 		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]),
 			Waiting: waits[g.UUID]})
 	}
-	for _, c := range d.dra.Claims.Status().Value() {
+	for _, c := range w.dra.Claims.Status().Value() {
 		shown := status.DRAClaim{
 			UID: c.UID, Namespace: c.Namespace, Name: c.Name, Since: status.Moment(c.Since), Released: c.Released,
 			Destroyed: c.Destroyed,

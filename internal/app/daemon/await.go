@@ -25,13 +25,13 @@ func (d *daemon) ready(ctx context.Context, a ReadyArguments) (any, error) {
 // awaitReady waits up to wait for the daemon to be ready. Parameter probed is true if the
 // kubelet asks.
 func (d *daemon) awaitReady(ctx context.Context, wait time.Duration, probed bool) status.Readiness {
-	if probed && d.directory != nil {
-		d.directory.Probed()
+	if probed && d.kubelet.directory != nil {
+		d.kubelet.directory.Probed()
 	}
 	late := time.NewTimer(wait)
 	defer late.Stop()
 	for {
-		answer, changed := d.readiness.Answer().Latest()
+		answer, changed := d.report.readiness.Answer().Latest()
 		if answer.Ready {
 			return answer
 		}

@@ -3,28 +3,21 @@ package daemon
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 // Options are the inputs of a long-running program.
@@ -89,7 +82,7 @@ func Run(ctx context.Context, o Options) error {
 	limitMemory(ctx, os.DirFS("/"))
 	defer time.AfterFunc(headStart, shrink).Stop()
 	observation, outputs := d.tasks()
-	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.driver.Calls)
+	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.gpus.driver.Calls)
 }
 
 // gcPercent makes the runtime collect garbage earlier than by default: the daemon itself
@@ -105,48 +98,46 @@ func shrink() {
 	}
 }
 
-// A daemon joins the wings of the running program, which wings.go describes. newDaemon creates them
-// in an order in which each part gets what it needs. What a part calls in a wing that is created
-// later, such as the servers' question whether a device may be given, is called only while the
-// tasks run.
+// A daemon joins the wings of the running program. wings.go has the wings: what each is made of, which
+// other wings it uses, and its tasks.
 type daemon struct {
-	program
-	gpuWing
-	kubeletWing
-	leadership
-	migWing
-	claimsWing
-	maintenanceWing
-	reportWing
+	*program
+	*leadership
+	gpus        *gpuWing
+	kubelet     *kubeletWing
+	mig         *migWing
+	claims      *claimsWing
+	maintenance *maintenanceWing
+	report      *reportWing
+	shared      *Shared
 }
 
+// newDaemon creates the wings, each from the wings that it uses. Three questions go the other way, to
+// the maintenance wing, which is created last. They come only while the tasks run.
 func newDaemon(ctx context.Context, o Options) (*daemon, error) {
-	d := &daemon{program: newProgram(o), reportWing: newReportWing()}
-	err := d.open(ctx, d.startup, d.counters)
+	d := &daemon{program: newProgram(o), report: newReportWing()}
+	isBusy := func() bool { return len(d.gpus.driver.Calls()) > 0 || d.maintenance.resets.Runs() }
+	mayGive := func(devices []resource.Device) error { return d.maintenance.mayGive(devices) }
+	inspect := func(ctx context.Context, devices []resource.Device) error {
+		return d.maintenance.inspectForClaim(ctx, devices)
+	}
+	p, counters := d.program, d.report.counters
+	sweepLeftovers(p.startup)
+	folder, err := newKubeletFolder(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	d.recordFromStart(ctx)
-	sweepLeftovers(d.startup)
-	if d.kubeletWing, err = newKubeletWing(ctx, d.startup); err != nil {
+	d.leadership = newLeadership(p, folder, isBusy)
+	if d.gpus, err = newGPUWing(ctx, p, d.leadership, counters); err != nil {
 		return nil, err
 	}
-	d.lead = d.newLead()
-	d.monitor = d.newMonitor()
-	d.watcher.JudgeOn(d.monitor.Snapshots().Value)
-	d.labels = newLabels(d.watcher.Configs(), d.monitor.Snapshots())
-	d.set = d.newSet()
-	d.migWing, d.claimsWing = d.newMIGChoice(ctx), newClaimsWing()
-	d.proofs, d.resets = d.newProofs(ctx), d.newResets()
-	d.repairs = d.newRepairs() // by resets
-	if d.dra = d.newDRA(ctx, o.Config); d.dra != nil {
-		d.labels.InUse = d.dra.Claims.InUse()
-	}
-	if d.migChoice != nil {
-		d.mig = d.newMIG()
-		d.dividing = d.mig.Holds()
-	}
-	d.shared = NewShared(d.lead, d.owners, d.dividing, d.proofs.Records(), d.resets.Status(), d.mig != nil)
+	d.kubelet = newKubeletWing(p, folder, d.gpus, mayGive, counters)
+	d.claims = newClaimsWing(ctx, p, d.leadership, d.gpus, d.kubelet, inspect, counters)
+	d.mig = newMIGWing(ctx, p, d.leadership, d.gpus, d.kubelet, d.claims)
+	d.maintenance = newMaintenanceWing(ctx, p, d.leadership, d.gpus, d.kubelet, d.claims, d.mig)
+	d.report.labels = newLabels(p, d.gpus, d.claims)
+	d.shared = NewShared(d.lead, d.claims.owners, d.mig.dividing, d.maintenance.proofs.Records(),
+		d.maintenance.resets.Status(), d.mig.controller != nil)
 	return d, nil
 }
 
@@ -163,158 +154,54 @@ func sweepLeftovers(c config.Startup) {
 // directory, but no folders.
 const leadFolder = "gpu-device-plugin"
 
-// newLead returns this process's participant in the leader election.
-func (d *daemon) newLead() *lead.Lead {
-	name, _ := os.Hostname() // in a pod, the pod's name
-	o := lead.Options{
-		Name: name + ", version " + version.String(), Token: kubelet.NewToken(),
-		Busy: func() bool { return len(d.driver.Calls()) > 0 || d.resets.Runs() },
-	}
-	switch {
-	case d.directory != nil:
-		o.Dir = filepath.Join(d.directory.Path(), leadFolder)
-	case d.startup.StateDir != "":
-		o.Dir = filepath.Join(d.startup.StateDir, leadFolder)
-		_ = os.MkdirAll(d.startup.StateDir, 0o700) // the lead reports the error
-	}
-	return lead.New(o)
-}
-
-// newMIG returns the controller of MIG layouts.
-func (d *daemon) newMIG() *mig.Controller {
-	o := mig.Options{
-		Desired: d.migChoice.Desired(), Snapshots: d.monitor.Snapshots(), Driver: d.monitor, Evictor: d.cluster,
-		StateDir: d.startup.StateDir,
-		BootID:   BootID(d.node), TakeOver: d.migChoice.Reload, PreviousLeader: d.mayChangeHardware,
-		Blocked: d.mayDivide,
-		Clients: func(minor int) ([]inventory.DriverClient, error) { return nvidia.Clients(nodeRoot(d.node), minor) },
-	}
-	if d.directory != nil {
-		o.Holders = pluginHolders{d.set, d.owners, d.monitor.Snapshots()}
-	}
-	if d.dra != nil {
-		o.Refuse = d.dividedForClaims
-	}
-	if d.cluster != nil {
-		o.Pauser, o.Admit = d.cluster, d.admitLayout
-	}
-	return mig.New(o)
-}
-
-// admitLayout returns why a change to a MIG layout must not begin, by the slots of the cluster.
-func (d *daemon) admitLayout(layout string) error {
-	if !d.watcher.Configs().Value().MIG.Budget {
-		return nil
-	}
-	return d.cluster.MayChange("MIG layout " + layout)
-}
-
-// isDivided reports whether GPUs of the node are in MIG mode. The answer is unknown before
-// the first scan.
-func (d *daemon) isDivided() (divided, known bool) {
-	s := d.monitor.Snapshots().Value()
-	divided = slices.ContainsFunc(s.GPUs, func(g inventory.GPU) bool { return g.MIG == inventory.MIGEnabled })
-	return divided, s.Driver != inventory.Driver{}
-}
-
-// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if
-// it may.
-func (d *daemon) dividedForClaims(uuid string) string {
-	if d.watcher.Configs().Value().DRA.DynamicMIG && d.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
-		return "MIG devices of this GPU are created for claims: let the device plugin offer the GPU, or switch " +
-			"dra.dynamicMIG off"
-	}
-	return ""
-}
-
 // tasks returns all tasks of the daemon.
 func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
-	d.readiness = NewReadiness(d.lead, observation, outputs)
-	d.readiness.EndBy(d.monitor.Snapshots(), func(ctx context.Context) string {
-		seen, err := d.monitor.Status(ctx)
+	d.report.readiness = NewReadiness(d.lead, observation, outputs)
+	d.report.readiness.EndBy(d.gpus.monitor.Snapshots(), func(ctx context.Context) string {
+		seen, err := d.gpus.monitor.Status(ctx)
 		if err != nil { // the daemon ends
 			return ""
 		}
 		return driverMismatch(seen)
 	})
-	d.liveness = NewLiveness(d.lead, observation, outputs)
-	return observation, append(outputs, Task{Name: "readiness", Run: d.readiness.Run})
+	d.report.liveness = NewLiveness(d.lead, observation, outputs)
+	return observation, append(outputs, Task{Name: "readiness", Run: d.report.readiness.Run})
 }
 
 // observation returns the tasks that observe the node and read the operator's settings.
 func (d *daemon) observation() []Task {
 	tasks := []Task{
 		{Name: "configuration", Run: d.watcher.Run, Alive: d.watcher.Alive},
-		{Name: "kernel log", Run: d.readKernelLog},
 		{Name: "signals", Run: func(ctx context.Context) error {
 			return followSignals(ctx, d.signals, d.watcher, d.requests())
 		}},
-		{Name: "monitor", Run: d.monitor.Run, Alive: d.monitor.Alive},
-		{Name: "first scan", Run: func(ctx context.Context) error {
-			return CheckFirstLook(ctx, d.monitor, d.watcher.Configs())
-		}},
-		{Name: "start", Run: func(ctx context.Context) error {
-			return LogStart(ctx, version.String(), d.monitor.Snapshots(), d.watcher.Configs())
-		}},
-		{Name: "health policy", Run: func(ctx context.Context) error {
-			return FollowHealth(ctx, d.requests(), d.watcher.Configs())
-		}},
-		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, d.monitor) }},
 	}
-	if d.directory != nil {
-		tasks = append(tasks, Task{Name: "kubelet's directory", Run: d.watchKubelet, Alive: d.directory.Alive})
-	}
+	tasks = slices.Concat(tasks, d.gpus.observation(), d.kubelet.observation())
 	if d.cluster != nil {
-		tasks = append(tasks, d.cluster.Observation(d.watcher.Configs(), BootID(d.node))...)
+		tasks = append(tasks, d.cluster.Observation(d.watcher.Configs(), BootID(d.gpus.node))...)
 	}
 	return tasks
 }
 
 // outputs returns the tasks that act on the results.
 func (d *daemon) outputs() []Task {
-	plans := &offer.Loop{
-		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Set: d.set, Specs: newSpecs(d.startup.CDIDir),
-		MPS: d.mps, MIG: d.dividing, Owners: d.owners, Proofs: d.proofs, Pulse: supervise.NewPulse(),
-	}
-	if d.dra != nil {
-		plans.Followed = d.dra.Offered
-	}
-	servers := Task{Name: "plugin servers", Run: d.set.Run, Alive: d.set.Alive}
-	if d.directory != nil {
-		serving := &Serving{
-			Configs: d.watcher.Configs(), Monitor: d.monitor, Offered: d.set.Offered(), Servers: d.set.Status,
-			Others: devicePlugins{d.account, d.directory}, Owners: d.owners,
-			Leads: func() bool { return d.lead.Statuses().Value().Leads },
-		}
-		if d.dra != nil {
-			serving.Waiting = func() []string { return d.allocation().Waiting() }
-			serving.Returning = d.dra.Arbiter.Returning
-		}
-		servers.Ready = serving.Ready
-	}
-	tasks := []Task{
+	tasks := slices.Concat(
 		// it ends with the tasks under the lead, without waiting for others
-		{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive},
-		servers,
-		{Name: "MPS", Run: d.mps.Run},
-		{Name: "plan", Run: plans.Run, Alive: plans.Pulse.Check},
-	}
-	tasks = append(tasks, d.draTasks()...)
-	tasks = append(tasks, Task{Name: "CUDA results", Run: d.proofs.Follow},
-		d.shared.Publisher(Task{Name: "CUDA checks", Run: d.proofs.Run}),
-		Task{Name: "resets", Run: d.resets.Run, Lead: true},
-		Task{Name: "repairs", Run: d.repairs.Run, Lead: true},
-		Task{Name: "received state", Run: d.shared.Follow},
-		d.shared.Publisher(Task{Name: "published state", Run: d.shared.Publish}),
-		Task{Name: "metrics", Run: d.serveMetrics}, Task{Name: "labels", Run: d.labels.Run},
-		Task{Name: "feature file", Run: func(ctx context.Context) error { return d.featureFile().run(ctx) },
-			Lead: true},
-		Task{Name: "restart request", Run: d.askForReboot, Lead: true})
-	if d.mig != nil {
-		tasks = append(tasks, Task{Name: "desired MIG layout", Run: d.migChoice.Run},
-			d.shared.Publisher(Task{Name: "MIG", Run: d.mig.Run, Alive: d.mig.Alive}))
-	}
+		[]Task{{Name: "lead", Run: d.lead.Run, Alive: d.lead.Alive}},
+		d.kubelet.outputs(d.claims, d.mig, d.maintenance),
+		d.claims.outputs(d.shared),
+		d.maintenance.outputs(d.shared),
+		d.mig.outputs(d.shared),
+		[]Task{
+			{Name: "received state", Run: d.shared.Follow},
+			d.shared.Publisher(Task{Name: "published state", Run: d.shared.Publish}),
+			{Name: "metrics", Run: d.serveMetrics},
+			{Name: "labels", Run: d.report.labels.Run},
+			{Name: "feature file", Lead: true, Run: func(ctx context.Context) error {
+				return d.featureFile().run(ctx)
+			}},
+		})
 	if d.startup.ControlSocket != "" {
 		tasks = append(tasks, Task{Name: "control socket", Run: d.serveControl})
 	}
@@ -328,65 +215,51 @@ func (d *daemon) outputs() []Task {
 func (d *daemon) view() View {
 	v := View{
 		ConfigView:  ConfigView{Startup: d.startup, Configs: d.watcher.Configs(), ConfigErrors: d.watcher.Errors()},
-		LabelView:   LabelView{Labels: d.labels.Wanted, LabelsProblem: d.labelsProblem},
-		AccountView: AccountView{Held: d.account.Held},
+		LabelView:   LabelView{Labels: d.report.labels.Wanted, LabelsProblem: d.report.labelsProblem},
+		AccountView: AccountView{Held: d.kubelet.account.Held},
 		ShrinkView: ShrinkView{
-			PendingShrink: d.set.PendingShrink(), ApproveShrink: d.set.ApproveShrink, Listed: d.listed,
+			PendingShrink: d.kubelet.set.PendingShrink(), ApproveShrink: d.kubelet.set.ApproveShrink,
+			Listed: d.kubelet.listed,
 		},
 		CountView: CountView{
-			APIRequested: d.counters.APIRequested, EventDropped: d.counters.EventDropped,
-			HealthEventsSent: d.counters.HealthEventsSent,
+			APIRequested: d.report.counters.APIRequested, EventDropped: d.report.counters.EventDropped,
+			HealthEventsSent: d.report.counters.HealthEventsSent,
 		},
-		Lead: d.lead, Snapshots: d.monitor.Snapshots(), Repairs: d.repairs.Status(), Offered: d.set.Offered(),
-		DRA: d.dra, Status: d.status,
+		Lead: d.lead, Snapshots: d.gpus.monitor.Snapshots(), Repairs: d.maintenance.repairs.Status(),
+		Offered: d.kubelet.set.Offered(), DRA: d.claims.dra, Status: d.status,
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
 		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },
 		Unproven: func(s inventory.Snapshot) (map[string]string, <-chan struct{}) {
-			changed := d.proofs.Changed() // taken first
-			return d.proofs.Unproven(s), changed
+			changed := d.maintenance.proofs.Changed() // taken first
+			return d.maintenance.proofs.Unproven(s), changed
 		},
 	}
-	if d.directory != nil {
-		v.Checkpoint = d.directory.Checkpoint
+	if d.kubelet.directory != nil {
+		v.Checkpoint = d.kubelet.directory.Checkpoint
 	}
-	if d.dra != nil {
-		v.ClaimsOf = func(devices []string) []dra.Claim { return claims.Of(d.dra.Claims.Status().Value(), devices) }
+	if d.claims.dra != nil {
+		v.ClaimsOf = func(devices []string) []dra.Claim {
+			return claims.Of(d.claims.dra.Claims.Status().Value(), devices)
+		}
 	}
-	if d.mig != nil {
-		v.MIGChoice, v.MIG = d.migChoice, d.mig.Status()
+	if d.mig.controller != nil {
+		v.MIGChoice, v.MIG = d.mig.choice, d.mig.controller.Status()
 	}
 	return v
 }
 
-// listed returns the number of devices in the lists of the plugin servers, by resource.
-func (d *daemon) listed() map[string]int {
-	devices := map[string]int{}
-	for _, s := range d.set.Status() {
-		devices[s.Resource] = s.Healthy
-	}
-	return devices
-}
-
 // featureFile returns the file for node-feature-discovery.
 func (d *daemon) featureFile() *featureFile {
-	return &featureFile{configs: d.watcher.Configs(), labels: d.labels.Wanted, problem: d.labelsProblem}
+	return &featureFile{configs: d.watcher.Configs(), labels: d.report.labels.Wanted, problem: d.report.labelsProblem}
 }
 
 // close releases the daemon's resources after its end.
 func (d *daemon) close() {
-	if d.node != nil {
-		d.node.Close()
+	if d.gpus.node != nil {
+		d.gpus.node.Close()
 	}
-	_ = d.recorder.Stop() // there may be no recording
-	_ = d.account.Close() // only the connection; an error has no consequence
-}
-
-// watchKubelet publishes changes in the kubelet's directory.
-func (d *daemon) watchKubelet(ctx context.Context) error {
-	if err := d.directory.Check(); err != nil {
-		klog.FromContext(ctx).Info("Waiting for the kubelet", "reason", err.Error())
-	}
-	return d.directory.Watch(ctx, d.kubelets, d.sockets)
+	_ = d.gpus.recorder.Stop()    // there may be no recording
+	_ = d.kubelet.account.Close() // only the connection; an error has no consequence
 }
 
 // serveControl serves the control socket. Without the socket the daemon still serves GPUs.

@@ -34,32 +34,33 @@ import (
 func TestLayoutInTheStatus(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--mig-enabled")...)
-	empty, err := d.migStatus()
+	empty, err := d.mig.progress()
 	if diff := cmp.Diff(MIGProgress{GPUs: []MIGGPU{}}, empty); err != nil || diff != "" {
 		t.Errorf("%v, without a layout (-want +got):\n%s", err, diff)
 	}
 	retry := time.Unix(100, 0).UTC()
-	d.migChoice.Choices().Publish(choice.Choice{Layout: "a", From: choice.FromLabel,
+	d.mig.choice.Choices().Publish(choice.Choice{Layout: "a", From: choice.FromLabel,
 		Desired: mig.DesiredLayout{Layout: "a", OrderNumber: 3}})
-	d.mig.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", OrderNumber: 3, Reason: "r", GPUs: []mig.GPU{
-		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry,
-			Holders: []mig.Holder{
-				{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
-			}, Change: layout.GPUChange{GPU: layout.GPU{UUID: "GPU-1"}}},
-		{Index: 2, UUID: "GPU-2", Phase: mig.PhaseKept},
-	}})
+	d.mig.controller.Status().Publish(mig.Status{State: mig.StateFailed, Layout: "a", OrderNumber: 3, Reason: "r",
+		GPUs: []mig.GPU{
+			{Index: 1, UUID: "GPU-1", Model: "H100", Phase: mig.PhaseWaiting, Reason: "in use", Retry: retry,
+				Holders: []mig.Holder{
+					{Device: "MIG-2", PID: 3}, {Device: "MIG-1", PID: 4}, {Device: "MIG-2", PID: 5},
+				}, Change: layout.GPUChange{GPU: layout.GPU{UUID: "GPU-1"}}},
+			{Index: 2, UUID: "GPU-2", Phase: mig.PhaseKept},
+		}})
 	unread := &layout.PlannedPartitions{MIG: inventory.MIGMode(0).String(), Instances: []layout.PlannedInstance{}}
 	want := MIGProgress{Layout: "a", From: "label", Again: 3, State: "failed", Reason: "r", GPUs: []MIGGPU{
 		{Index: 1, UUID: "GPU-1", Model: "H100", Phase: "waiting", Reason: "in use", Retry: retry,
 			Holders: []string{"process 3", "process 4", "process 5"}, Before: unread, After: unread},
 		{Index: 2, UUID: "GPU-2", Phase: "kept"},
 	}}
-	got, err := d.migStatus()
+	got, err := d.mig.progress()
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 	if diff := cmp.Diff(&status.MIGLayout{Layout: "a", From: "label", State: "failed", Reason: "r",
-		Waiting: []string{"MIG-1", "MIG-2"}}, d.layout()); diff != "" {
+		Waiting: []string{"MIG-1", "MIG-2"}}, d.mig.layout()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, test := range map[string]struct {
@@ -72,8 +73,8 @@ func TestLayoutInTheStatus(t *testing.T) {
 			"no such layout"},
 		"the one that is made": {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 3}}, "failed", "r"},
 	} {
-		d.migChoice.Choices().Publish(test.decision)
-		if got := d.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
+		d.mig.choice.Choices().Publish(test.decision)
+		if got := d.mig.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -83,28 +84,29 @@ func TestLayoutInTheStatus(t *testing.T) {
 // owners of GPUs and the devices of claims.
 func TestAllocationInTheStatus(t *testing.T) {
 	t.Parallel()
-	if d := unstarted(t, nil, alone...); d.allocation() != nil || d.mayGive([]resource.Device{{GPU: "GPU-0"}}) != nil {
+	if d := unstarted(t, nil, alone...); d.claims.allocation() != nil ||
+		d.maintenance.mayGive([]resource.Device{{GPU: "GPU-0"}}) != nil {
 		t.Error("there is something without a state directory")
 	}
 	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...))
 	owners := dra.Owners{}
-	gpus := d.monitor.Snapshots().Value().GPUs
+	gpus := d.gpus.monitor.Snapshots().Value().GPUs
 	for _, g := range gpus {
 		owners[g.UUID] = dra.OwnedByPlugin
 	}
-	d.dra.Owners.Publish(owners)
-	if s := d.allocation(); s != nil {
+	d.claims.dra.Owners.Publish(owners)
+	if s := d.claims.allocation(); s != nil {
 		t.Errorf("it is not used: %+v", s)
 	}
-	d.dra.Driver.Publish(status.DRADriver{Registered: true})
-	if d.allocation() == nil {
+	d.claims.dra.Driver.Publish(status.DRADriver{Registered: true})
+	if d.claims.allocation() == nil {
 		t.Error("a driver that is registered is nothing")
 	}
-	d.dra.Driver.Publish(status.DRADriver{})
+	d.claims.dra.Driver.Publish(status.DRADriver{})
 	since := time.Unix(100, 0).UTC()
-	d.dra.Claims.Status().Publish([]claims.ClaimStatus{{UID: "u", Namespace: "ns", Name: "c", Since: since,
+	d.claims.dra.Claims.Status().Publish([]claims.ClaimStatus{{UID: "u", Namespace: "ns", Name: "c", Since: since,
 		Devices: []claims.DeviceStatus{{Name: "gpu-0"}, {Name: "gpu-1", Problem: "p"}}}})
-	s := d.allocation()
+	s := d.claims.allocation()
 	if s == nil {
 		t.Fatal("a claim is nothing")
 	}
@@ -113,12 +115,12 @@ func TestAllocationInTheStatus(t *testing.T) {
 	if diff := cmp.Diff(want, s.Claims); diff != "" {
 		t.Errorf("claims (-want +got):\n%s", diff)
 	}
-	d.dra.Claims.Status().Publish(nil)
+	d.claims.dra.Claims.Status().Publish(nil)
 	owners[gpus[1].UUID] = dra.LeavesDRA
-	d.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
-	d.dra.Devices.Publication().Publish(pool.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p", API: "v1",
-		NoTaints: true})
-	if s = d.allocation(); s == nil {
+	d.claims.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
+	d.claims.dra.Devices.Publication().Publish(pool.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p",
+		API: "v1", NoTaints: true})
+	if s = d.claims.allocation(); s == nil {
 		t.Fatal("a GPU in a slice is nothing")
 	}
 	if s.Mode != "plugin" || s.Slices != 1 || s.Devices != 2 || s.Generation != 3 || s.Problem != "p" || s.API != "v1" ||
@@ -130,7 +132,7 @@ func TestAllocationInTheStatus(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for i, taken := range map[int]bool{0: false, 1: true} {
-		if err := d.mayGive([]resource.Device{{GPU: gpus[i].UUID}}); (err != nil) != taken {
+		if err := d.maintenance.mayGive([]resource.Device{{GPU: gpus[i].UUID}}); (err != nil) != taken {
 			t.Errorf("GPU %d for a pod: %v", i, err)
 		}
 	}
@@ -145,7 +147,7 @@ func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 	}}
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir(), "--mig-enabled")...)
 	owners := feed.New(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
-	users := pluginHolders{d.set, owners, feed.New(snapshot)}
+	users := pluginHolders{d.kubelet.set, owners, feed.New(snapshot)}
 	const refused = "GPU 1 is not divided again while Dynamic Resource Allocation owns it"
 	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true,
 		"GPU-0,GPU-1": true} {
@@ -154,13 +156,13 @@ func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 			t.Errorf("%s: %v", asked, err)
 		}
 	}
-	d.dra.Owners.Publish(owners.Value())
+	d.claims.dra.Owners.Publish(owners.Value())
 	for _, dynamic := range []bool{false, true} {
 		c := d.watcher.Configs().Value()
 		c.DRA.DynamicMIG = dynamic
 		d.watcher.Configs().Publish(c)
 		for uuid, want := range map[string]bool{"GPU-0": false, "GPU-1": dynamic, "GPU-2": dynamic} {
-			if got := d.dividedForClaims(uuid); (got != "") != want {
+			if got := d.mig.dividedForClaims(uuid); (got != "") != want {
 				t.Errorf("%s, dynamic MIG %v: %q", uuid, dynamic, got)
 			}
 		}
@@ -172,7 +174,7 @@ func TestFeatureFile(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, alone...)
 	set := map[string]string{"a": "b"}
-	d.labels.Wanted.Publish(set)
+	d.report.labels.Wanted.Publish(set)
 	for name, test := range map[string]struct {
 		labels config.LabelsOutput
 		gfd    config.Discovery
@@ -210,7 +212,7 @@ func TestKernelLogIsSwitched(t *testing.T) {
 	d := scanning(t, unstarted(t, nil, alone...))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- d.readKernelLog(ctx) }()
+	go func() { ended <- d.gpus.readKernelLog(ctx) }()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -224,10 +226,10 @@ func TestKernelLogIsSwitched(t *testing.T) {
 			fault.Count = 1
 		}
 		for late := time.After(time.Minute); ; { // the log is read from the time when it is opened
-			if err := d.node.Inject(fault); err != nil {
+			if err := d.gpus.node.Inject(fault); err != nil {
 				t.Fatal(err)
 			}
-			s, changed := d.monitor.Snapshots().Latest()
+			s, changed := d.gpus.monitor.Snapshots().Latest()
 			if s.GPUs[gpu].Health.State != inventory.Healthy {
 				return
 			}
@@ -239,11 +241,11 @@ func TestKernelLogIsSwitched(t *testing.T) {
 			}
 		}
 	}
-	if err := d.node.Inject(simulator.Fault{Kind: simulator.KindLoggedXID, GPU: "1", XID: 64, Count: 1}); err != nil {
+	if err := d.gpus.node.Inject(simulator.Fault{Kind: simulator.KindLoggedXID, GPU: "1", XID: 64, Count: 1}); err != nil {
 		t.Fatal(err)
 	}
 	sick(simulator.KindXID, 2)
-	if h := d.monitor.Snapshots().Value().GPUs[1].Health; h.State != inventory.Healthy {
+	if h := d.gpus.monitor.Snapshots().Value().GPUs[1].Health; h.State != inventory.Healthy {
 		t.Errorf("the log is read without being asked for: %+v", h)
 	}
 	c := d.watcher.Configs().Value()
@@ -257,7 +259,7 @@ func TestKernelLogIsSwitched(t *testing.T) {
 func TestPodUIDsOfClaims(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...)
-	d.dra.Claims.Status().Publish([]claims.ClaimStatus{{Namespace: "ns", Name: "c", OwnerPod: "pod-1"}})
+	d.claims.dra.Claims.Status().Publish([]claims.ClaimStatus{{Namespace: "ns", Name: "c", OwnerPod: "pod-1"}})
 	got := d.podDevices().WithPodUIDs([]kubelet.ContainerDevice{{Claim: kubelet.ClaimResource{Namespace: "ns", Name: "c"}}})
 	if len(got) != 1 || got[0].PodUID != "pod-1" {
 		t.Errorf("%+v", got)

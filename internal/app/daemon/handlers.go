@@ -17,20 +17,22 @@ import (
 
 func (d *daemon) handlers() map[string]control.Handler {
 	return map[string]control.Handler{
-		CallStatus:  answer(d.statusWith),
-		CallReady:   answer(d.ready),
-		CallAlive:   answer(func(ctx context.Context, _ struct{}) (any, error) { return d.liveness.Stuck(ctx), nil }),
+		CallStatus: answer(d.statusWith),
+		CallReady:  answer(d.ready),
+		CallAlive: answer(func(ctx context.Context, _ struct{}) (any, error) {
+			return d.report.liveness.Stuck(ctx), nil
+		}),
 		CallQuiesce: answer(d.quiesce),
 		CallResume: answer(func(ctx context.Context, _ struct{}) (any, error) {
 			return nil, d.requests().Resume(ctx)
 		}),
 		CallHealthClear:    answer(d.clearHealth),
-		CallMIGApply:       answer(d.applyMIG),
-		CallMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.migStatus() }),
-		CallRecordStart:    answer(d.startRecording),
-		CallRecordStop:     answer(func(context.Context, struct{}) (any, error) { return nil, d.recorder.Stop() }),
-		CallSimulateInject: answer(d.inject),
-		CallSimulateList:   answer(d.list),
+		CallMIGApply:       answer(d.mig.apply),
+		CallMIGStatus:      answer(func(context.Context, struct{}) (any, error) { return d.mig.progress() }),
+		CallRecordStart:    answer(d.gpus.startRecording),
+		CallRecordStop:     answer(func(context.Context, struct{}) (any, error) { return nil, d.gpus.recorder.Stop() }),
+		CallSimulateInject: answer(d.gpus.inject),
+		CallSimulateList:   answer(d.gpus.list),
 	}
 }
 
@@ -66,7 +68,7 @@ func (d *daemon) statusWith(ctx context.Context, a StatusArguments) (any, error)
 		s.HoldersError = err.Error()
 	}
 	s.Holders = holders(s.GPUs, devices)
-	receipts := d.unitHolders(ctx, devices)
+	receipts := d.kubelet.unitHolders(ctx, devices)
 	for i := range s.Holders {
 		h := &s.Holders[i]
 		for _, r := range receipts {
@@ -111,15 +113,15 @@ type ClearArguments struct {
 }
 
 func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error) {
-	uuid := d.uuidOf(a.GPU)
-	d.proofs.Again(uuid)
+	uuid := d.gpus.uuidOf(a.GPU)
+	d.maintenance.proofs.Again(uuid)
 	return nil, d.requests().Clear(ctx, uuid)
 }
 
 // uuidOf returns the UUID of the device in a request. An absent device may have recorded
 // faults.
-func (d *daemon) uuidOf(name string) string {
-	for _, g := range d.monitor.Snapshots().Value().GPUs {
+func (w *gpuWing) uuidOf(name string) string {
+	for _, g := range w.monitor.Snapshots().Value().GPUs {
 		if name == g.UUID || name == fmt.Sprint(g.Index) {
 			return g.UUID
 		}
@@ -135,16 +137,16 @@ func (d *daemon) uuidOf(name string) string {
 var errNotSimulated = errors.New("this daemon serves real GPUs: faults can only be injected into one that runs with " +
 	"--simulate")
 
-func (d *daemon) inject(_ context.Context, fault simulator.Fault) (any, error) {
-	if d.node == nil {
+func (w *gpuWing) inject(_ context.Context, fault simulator.Fault) (any, error) {
+	if w.node == nil {
 		return nil, errNotSimulated
 	}
-	return nil, d.node.Inject(fault)
+	return nil, w.node.Inject(fault)
 }
 
-func (d *daemon) list(context.Context, struct{}) (any, error) {
-	if d.node == nil {
+func (w *gpuWing) list(context.Context, struct{}) (any, error) {
+	if w.node == nil {
 		return nil, errNotSimulated
 	}
-	return d.node.List(), nil
+	return w.node.List(), nil
 }

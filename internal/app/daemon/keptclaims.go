@@ -19,14 +19,14 @@ import (
 // driverless reports whether no claim can be prepared on this node. Either this process
 // has no client of the API server to read claims, or the kubelet's folder for DRA drivers
 // does not exist. In the modes dra and split, the process waits for the folder instead.
-func (d *daemon) driverless() bool {
-	if d.watcher.Configs().Value().DRA.Mode != config.DRAOff {
+func (w *claimsWing) driverless() bool {
+	if w.watcher.Configs().Value().DRA.Mode != config.DRAOff {
 		return false
 	}
-	if d.cluster == nil || d.startup.NodeName == "" || d.startup.KubeletRoot == "" {
+	if w.cluster == nil || w.startup.NodeName == "" || w.startup.KubeletRoot == "" {
 		return true
 	}
-	_, err := os.Stat(filepath.Join(d.startup.KubeletRoot, "plugins_registry"))
+	_, err := os.Stat(filepath.Join(w.startup.KubeletRoot, "plugins_registry"))
 	return errors.Is(err, fs.ErrNotExist)
 }
 

@@ -25,12 +25,12 @@ func (d *daemon) serveMetrics(ctx context.Context) error {
 	pods := feed.New(telemetry.PodDevices{})
 	var followers sync.WaitGroup // they end with ctx, like the server
 	defer followers.Wait()
-	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.monitor.SetSampling) })
+	followers.Go(func() { followMetrics(ctx, d.watcher.Configs(), address, gpus, d.gpus.monitor.SetSampling) })
 	followers.Go(func() { telemetry.FollowPods(ctx, d.podDevices(), gpus, pods) })
 	return telemetry.New(telemetry.Options{
-		Address: address, Status: d.status, Stuck: d.liveness.Stuck, Ready: d.awaitReady,
-		GPUs: d.gpuMetrics(gpus, pods), Counters: d.counters, Problem: d.metricsProblem,
-		PCIGPUs: d.pci.count,
+		Address: address, Status: d.status, Stuck: d.report.liveness.Stuck, Ready: d.awaitReady,
+		GPUs: d.gpuMetrics(gpus, pods), Counters: d.report.counters, Problem: d.report.metricsProblem,
+		PCIGPUs: d.gpus.pci.count,
 	}).Run(ctx)
 }
 
@@ -68,7 +68,7 @@ type podDevices struct {
 }
 
 func (d *daemon) podDevices() podDevices {
-	return podDevices{d.account, d.directory, d.dra, d.unitHolders}
+	return podDevices{d.kubelet.account, d.kubelet.directory, d.claims.dra, d.kubelet.unitHolders}
 }
 
 // WithPodUIDs implements telemetry.PodLister.
@@ -111,8 +111,8 @@ func (d *daemon) gpuMetrics(settings *feed.Feed[telemetry.GPUSettings],
 		name, _ = os.Hostname() // an empty name means no such label
 	}
 	return &telemetry.GPUs{
-		Settings: settings, Snapshots: d.monitor.Snapshots(), Samples: d.monitor.Samples(), Pods: pods, Hostname: name,
-		XIDName: func(xid uint64) string { return health.Lookup(xid).Name }, Now: time.Now,
+		Settings: settings, Snapshots: d.gpus.monitor.Snapshots(), Samples: d.gpus.monitor.Samples(), Pods: pods,
+		Hostname: name, XIDName: func(xid uint64) string { return health.Lookup(xid).Name }, Now: time.Now,
 	}
 }
 

@@ -11,8 +11,10 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -49,11 +51,11 @@ type MIGGPU struct {
 	After  *layout.PlannedPartitions `json:"after,omitempty"`
 }
 
-func (d *daemon) migStatus() (MIGProgress, error) {
-	if err := d.migOff(); err != nil {
+func (w *migWing) progress() (MIGProgress, error) {
+	if err := w.off(); err != nil {
 		return MIGProgress{}, err
 	}
-	chosen, made := d.layout(), d.mig.Status().Value()
+	chosen, made := w.layout(), w.controller.Status().Value()
 	s := MIGProgress{Layout: chosen.Layout, From: chosen.From, Again: made.OrderNumber, State: chosen.State,
 		Reason: chosen.Reason,
 		GPUs:   []MIGGPU{}}
@@ -75,11 +77,11 @@ func (d *daemon) migStatus() (MIGProgress, error) {
 }
 
 // layout returns the progress of the wanted MIG layout; nil if layouts are not changed.
-func (d *daemon) layout() *status.MIGLayout {
-	if d.mig == nil {
+func (w *migWing) layout() *status.MIGLayout {
+	if w.controller == nil {
 		return nil
 	}
-	chosen, made := d.migChoice.Choices().Value(), d.mig.Status().Value()
+	chosen, made := w.choice.Choices().Value(), w.controller.Status().Value()
 	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State),
 		Reason: made.Reason}
 	switch {
@@ -128,9 +130,9 @@ type OrderedMIG struct {
 	Again uint64 `json:"again,omitempty"`
 }
 
-// migOff returns why the daemon does not change layouts; nil if it does.
-func (d *daemon) migOff() error {
-	if enabled := d.watcher.Configs().Value().MIG.Enabled; d.migChoice == nil && enabled {
+// off returns why the daemon does not change layouts; nil if it does.
+func (w *migWing) off() error {
+	if enabled := w.watcher.Configs().Value().MIG.Enabled; w.choice == nil && enabled {
 		return errors.New("this daemon does not change MIG layouts yet: mig.enabled was not set when it was " +
 			"started; start it again")
 	} else if !enabled {
@@ -139,14 +141,14 @@ func (d *daemon) migOff() error {
 	return nil
 }
 
-func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
-	if err := d.migOff(); err != nil {
+func (w *migWing) apply(ctx context.Context, a ApplyArguments) (any, error) {
+	if err := w.off(); err != nil {
 		return nil, err
 	}
 	var ordered OrderedMIG
 	var gpus []string // by UUID: the order must not apply to another GPU that gets the index later
 	if !a.Forget {
-		p, err := d.planMIG(ctx, a)
+		p, err := w.plan(ctx, a)
 		if err != nil {
 			return nil, err
 		}
@@ -159,13 +161,13 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 			}
 		}
 	}
-	if err := d.lead.Check(); err != nil {
-		return nil, fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
+	if err := w.lead.Check(); err != nil {
+		return nil, fmt.Errorf("%w: ask %s", err, cmp.Or(w.lead.Statuses().Value().Name, "that one"))
 	}
 	if err := ctx.Err(); err != nil { // the caller left while the GPUs were read
 		return nil, err
 	}
-	chosen, err := d.migChoice.Apply(ctx, a.Layout, gpus)
+	chosen, err := w.choice.Apply(ctx, a.Layout, gpus)
 	if err != nil {
 		return nil, err
 	}
@@ -173,14 +175,14 @@ func (d *daemon) applyMIG(ctx context.Context, a ApplyArguments) (any, error) {
 	return ordered, nil
 }
 
-// planMIG returns the result of a layout on the GPUs in the arguments.
-func (d *daemon) planMIG(ctx context.Context, a ApplyArguments) (layout.Planned, error) {
-	file, err := d.migChoice.Layouts()
+// plan returns the result of a layout on the GPUs in the arguments.
+func (w *migWing) plan(ctx context.Context, a ApplyArguments) (layout.Planned, error) {
+	file, err := w.choice.Layouts()
 	if err != nil {
 		return layout.Planned{}, err
 	}
 	n := Partitioned{Architectures: map[string]string{}}
-	n.Read(ctx, d.monitor.Snapshots().Value(), requestReader{d.monitor})
+	n.Read(ctx, w.gpus.monitor.Snapshots().Value(), requestReader{w.gpus.monitor})
 	l, err := layout.Find(a.Layout, file, n.GPUs)
 	if err != nil {
 		return layout.Planned{}, err
@@ -255,4 +257,45 @@ func SelectGPUs(gpus []layout.GPUChange, names []string) ([]layout.GPUChange, er
 	return slices.DeleteFunc(gpus, func(g layout.GPUChange) bool {
 		return !slices.ContainsFunc(names, func(name string) bool { return wanted(g, name) })
 	}), nil
+}
+
+// newController returns the controller of MIG layouts.
+func (w *migWing) newController() *mig.Controller {
+	o := mig.Options{
+		Desired: w.choice.Desired(), Snapshots: w.gpus.monitor.Snapshots(), Driver: w.gpus.monitor, Evictor: w.cluster,
+		StateDir: w.startup.StateDir,
+		BootID:   BootID(w.gpus.node), TakeOver: w.choice.Reload, PreviousLeader: w.mayChangeHardware,
+		Blocked: w.mayDivide,
+		Clients: func(minor int) ([]inventory.DriverClient, error) {
+			return nvidia.Clients(nodeRoot(w.gpus.node), minor)
+		},
+	}
+	if w.kubelet.directory != nil {
+		o.Holders = pluginHolders{w.kubelet.set, w.claims.owners, w.gpus.monitor.Snapshots()}
+	}
+	if w.claims.dra != nil {
+		o.Refuse = w.dividedForClaims
+	}
+	if w.cluster != nil {
+		o.Pauser, o.Admit = w.cluster, w.admitLayout
+	}
+	return mig.New(o)
+}
+
+// admitLayout returns why a change to a MIG layout must not begin, by the slots of the cluster.
+func (w *migWing) admitLayout(layout string) error {
+	if !w.watcher.Configs().Value().MIG.Budget {
+		return nil
+	}
+	return w.cluster.MayChange("MIG layout " + layout)
+}
+
+// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if
+// it may.
+func (w *migWing) dividedForClaims(uuid string) string {
+	if w.watcher.Configs().Value().DRA.DynamicMIG && w.claims.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
+		return "MIG devices of this GPU are created for claims: let the device plugin offer the GPU, or switch " +
+			"dra.dynamicMIG off"
+	}
+	return ""
 }

@@ -84,14 +84,14 @@ func scanning(t *testing.T, d *daemon) *daemon {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
 	ended := make(chan error, 1)
-	go func() { ended <- d.monitor.Run(ctx) }()
+	go func() { ended <- d.gpus.monitor.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	})
-	if err := d.monitor.First(t.Context()); err != nil {
+	if err := d.gpus.monitor.First(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -174,15 +174,15 @@ func TestStatusOfADaemon(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	gpu := s.GPUs[0].UUID
-	d.metricsProblem.Publish(errors.New("metrics"))
-	d.labelsProblem.Publish(errors.New("labels"))
+	d.report.metricsProblem.Publish(errors.New("metrics"))
+	d.report.labelsProblem.Publish(errors.New("labels"))
 	d.watcher.Errors().Publish(errors.New("configuration"))
-	d.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})
-	d.readiness.Answer().Publish(status.Readiness{Ready: true, Reason: "r"})
-	d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"},
+	d.kubelet.mps.Unready().Publish(map[string]string{"b": "second", "a": "first"})
+	d.report.readiness.Answer().Publish(status.Readiness{Ready: true, Reason: "r"})
+	d.kubelet.set.Offered().Publish(resource.Plan{Warnings: []string{"w"},
 		Holds: []resource.Hold{{Resource: "a/b", UUID: gpu, Reason: "h"}, {UUID: "GPU-8", Row: resource.RowOwner},
 			{UUID: "GPU-9", Hidden: true, Node: true}}})
-	if err := d.monitor.Quiesce(t.Context(), true); err != nil {
+	if err := d.gpus.monitor.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	if s, err = d.status(t.Context()); err != nil {
@@ -234,7 +234,7 @@ func TestCallsOfADaemon(t *testing.T) {
 		return d.handlers()[name](t.Context(), json.RawMessage(arguments))
 	}
 	var part, whole string
-	for _, g := range d.monitor.Snapshots().Value().GPUs {
+	for _, g := range d.gpus.monitor.Snapshots().Value().GPUs {
 		if len(g.MIGDevices) > 1 && part == "" {
 			part, whole = fmt.Sprintf("%d:%d", g.Index, g.MIGDevices[1].Index), g.UUID
 			if _, err := call(CallHealthClear, `{"gpu":"`+g.MIGDevices[1].UUID+`"}`); err != nil {
@@ -274,9 +274,9 @@ func TestCallsOfADaemon(t *testing.T) {
 	if _, err := call(CallMIGStatus, "{}"); err == nil || !strings.Contains(err.Error(), "start it again") {
 		t.Errorf("MIG layouts that were switched on later: %v", err)
 	}
-	node := d.node
-	d.node = nil
-	defer func() { d.node = node }()
+	node := d.gpus.node
+	d.gpus.node = nil
+	defer func() { d.gpus.node = node }()
 	for name, arguments := range map[string]string{CallSimulateInject: `{"kind":"lost","gpu":"0"}`,
 		CallSimulateList: "null"} {
 		if _, err := call(name, arguments); !errors.Is(err, errNotSimulated) {
@@ -292,7 +292,7 @@ func TestSignalsOfADaemon(t *testing.T) {
 	d := scanning(t, unstarted(t, nil, alone...))
 	handle := func(s syscall.Signal, quiet bool) {
 		t.Helper()
-		if err := handleSignal(t.Context(), s, d.watcher, d.monitor); err != nil {
+		if err := handleSignal(t.Context(), s, d.watcher, d.gpus.monitor); err != nil {
 			t.Fatal(err)
 		}
 		now, err := d.status(t.Context())
@@ -302,11 +302,11 @@ func TestSignalsOfADaemon(t *testing.T) {
 	}
 	handle(syscall.SIGUSR1, true)
 	handle(syscall.SIGUSR2, false)
-	if err := d.node.Inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "7"}); err != nil {
+	if err := d.gpus.node.Inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "7"}); err != nil {
 		t.Fatal(err)
 	}
 	handle(syscall.SIGHUP, false)
-	if n := len(d.monitor.Snapshots().Value().GPUs); n != 7 {
+	if n := len(d.gpus.monitor.Snapshots().Value().GPUs); n != 7 {
 		t.Errorf("%d GPUs after a look", n)
 	}
 }
@@ -336,8 +336,8 @@ func TestReadinessIsAwaited(t *testing.T) {
 	}
 	answers := make(chan status.Readiness, 1)
 	go func() { answers <- d.awaitReady(t.Context(), time.Hour, true) }()
-	d.readiness.Answer().Publish(status.Readiness{Reason: "another"})
-	d.readiness.Answer().Publish(status.Readiness{Ready: true})
+	d.report.readiness.Answer().Publish(status.Readiness{Reason: "another"})
+	d.report.readiness.Answer().Publish(status.Readiness{Ready: true})
 	if answer := <-answers; !answer.Ready {
 		t.Errorf("%+v", answer)
 	}

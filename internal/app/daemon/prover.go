@@ -38,18 +38,18 @@ func (p Prover) Prove(ctx context.Context, uuid string) cuda.Proof {
 }
 
 // newProofs returns the owner of the CUDA checks.
-func (d *daemon) newProofs(ctx context.Context) *cudacheck.Proofs {
-	prover := Prover{DriverRoot: d.startup.Driver.ContainerRoot, SearchPath: d.startup.Driver.SearchPath,
-		Simulated: d.node != nil}
+func (w *maintenanceWing) newProofs(ctx context.Context) *cudacheck.Proofs {
+	prover := Prover{DriverRoot: w.startup.Driver.ContainerRoot, SearchPath: w.startup.Driver.SearchPath,
+		Simulated: w.gpus.node != nil}
 	return cudacheck.New(ctx, cudacheck.Options{
-		Configs: d.watcher.Configs(), Snapshots: d.monitor.Snapshots(), Prove: prover.Prove, Reserve: d.reserve,
+		Configs: w.watcher.Configs(), Snapshots: w.gpus.monitor.Snapshots(), Prove: prover.Prove, Reserve: w.reserve,
 		Report: func(ctx context.Context, uuid string, f *cuda.Failure) error {
 			if f == nil {
-				return d.monitor.Proven(ctx, uuid, "", inventory.NoRemedy)
+				return w.gpus.monitor.Proven(ctx, uuid, "", inventory.NoRemedy)
 			}
-			return d.monitor.Proven(ctx, uuid, f.Error(), remedyOf(f))
+			return w.gpus.monitor.Proven(ctx, uuid, f.Error(), remedyOf(f))
 		},
-		Lead: d.lead.Check, StateDir: d.startup.StateDir, BootID: BootID(d.node),
+		Lead: w.lead.Check, StateDir: w.startup.StateDir, BootID: BootID(w.gpus.node),
 	})
 }
 
@@ -71,10 +71,10 @@ const reservePatience = 10 * time.Second
 
 // reserve withholds a device from pods and claims until release is called. The device must
 // have a hold, so that it is listed as Unhealthy.
-func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release func(), err error) {
-	users, release, err := d.usersOf(ctx, device.GPU, []string{device.UUID},
+func (w *maintenanceWing) reserve(ctx context.Context, device cudacheck.Device) (release func(), err error) {
+	users, release, err := w.usersOf(ctx, device.GPU, []string{device.UUID},
 		func(ctx context.Context) ([]inventory.Process, error) {
-			found, err := d.monitor.Processes(ctx, []string{device.GPU})
+			found, err := w.gpus.monitor.Processes(ctx, []string{device.GPU})
 			return device.Computes(found[device.GPU]), err
 		})
 	if len(users) > 0 {
@@ -87,26 +87,26 @@ func (d *daemon) reserve(ctx context.Context, device cudacheck.Device) (release 
 // first device is reserved. Function computing returns processes; it is called only if no
 // claim or pod uses the devices. Without users and error, neither pods nor claims get the
 // device until release is called.
-func (d *daemon) usersOf(
+func (w *maintenanceWing) usersOf(
 	ctx context.Context, gpu string, devices []string, computing func(context.Context) ([]inventory.Process, error),
 ) (users []string, release func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, reservePatience)
 	defer cancel()
-	if h, divided := d.dividing.Value()[gpu]; divided && h.Reason != "" {
+	if h, divided := w.mig.dividing.Value()[gpu]; divided && h.Reason != "" {
 		return nil, nil, errors.New(h.Reason)
 	}
 	release = func() {}
-	if d.dra != nil {
-		if release, err = d.dra.Claims.Reserve(ctx, gpu, devices[0]); err != nil {
-			for _, c := range claims.Of(d.dra.Claims.Status().Value(), devices[:1]) {
+	if w.claims.dra != nil {
+		if release, err = w.claims.dra.Claims.Reserve(ctx, gpu, devices[0]); err != nil {
+			for _, c := range claims.Of(w.claims.dra.Claims.Status().Value(), devices[:1]) {
 				users, err = append(users, "the claim "+c.Namespace+"/"+c.Name), nil
 			}
 			return users, nil, err
 		}
 	}
-	if d.directory != nil {
+	if w.kubelet.directory != nil {
 		var held []kubelet.HeldDevice
-		held, err = d.set.Holders(ctx, devices)
+		held, err = w.kubelet.set.Holders(ctx, devices)
 		for _, h := range held {
 			users = append(users, "pod "+h.Pod)
 		}
@@ -130,14 +130,14 @@ func (d *daemon) usersOf(
 
 // unready returns why devices must not be allocated to a pod: the driver is not accepted,
 // a GPU is being reset, or a device has no successful CUDA check; nil if they may be.
-func (d *daemon) unready(devices []resource.Device) error {
-	s := d.monitor.Snapshots().Value()
-	if why := d.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
+func (w *maintenanceWing) unready(devices []resource.Device) error {
+	s := w.gpus.monitor.Snapshots().Value()
+	if why := w.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
 		return errors.New(why)
 	}
-	held := d.proofs.Unproven(s)
+	held := w.proofs.Unproven(s)
 	for _, device := range devices {
-		if err := d.resets.Withheld(device.GPU); err != nil {
+		if err := w.resets.Withheld(device.GPU); err != nil {
 			return err
 		}
 		if why := held[device.UUID]; why != "" {
@@ -149,19 +149,19 @@ func (d *daemon) unready(devices []resource.Device) error {
 
 // inspectForClaim returns why a claim cannot have its devices now. The reason may be
 // temporary.
-func (d *daemon) inspectForClaim(ctx context.Context, devices []resource.Device) error {
-	if err := d.unready(devices); err != nil {
+func (w *maintenanceWing) inspectForClaim(ctx context.Context, devices []resource.Device) error {
+	if err := w.unready(devices); err != nil {
 		return fmt.Errorf("%w yet: %w", inventory.ErrInUse, err)
 	}
-	return (&Inspector{Configs: d.watcher.Configs(), Monitor: d.monitor}).Inspect(ctx, devices)
+	return (&Inspector{Configs: w.watcher.Configs(), Monitor: w.gpus.monitor}).Inspect(ctx, devices)
 }
 
 // validation returns the status of the CUDA checks; nil if none are configured.
-func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
-	if !d.watcher.Configs().Value().Validate {
+func (w *maintenanceWing) validation(s inventory.Snapshot) *status.Validation {
+	if !w.watcher.Configs().Value().Validate {
 		return nil
 	}
-	progress := d.proofs.Status().Value()
+	progress := w.proofs.Status().Value()
 	v := &status.Validation{
 		Devices: []status.Validated{}, Seconds: progress.Done.Round(10 * time.Millisecond).Seconds(),
 		Unsaved: progress.Unsaved,
@@ -170,7 +170,7 @@ func (d *daemon) validation(s inventory.Snapshot) *status.Validation {
 		shown := status.Validated{Index: device.Index, UUID: device.UUID, Result: status.Waiting,
 			Reason: progress.Waiting[device.UUID]}
 		shown.InUse = progress.InUse[device.UUID]
-		if verdict, valid := d.proofs.Record(s, device); valid {
+		if verdict, valid := w.proofs.Record(s, device); valid {
 			shown.Result, shown.Since, shown.Reason, shown.InUse = status.Proven, status.Moment(verdict.At), "", false
 			shown.Milliseconds, shown.MemoryBytes = verdict.Milliseconds, verdict.MemoryBytes
 			if verdict.Failure != nil {

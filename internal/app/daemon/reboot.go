@@ -12,17 +12,17 @@ import (
 )
 
 // askForReboot maintains the file that requests a restart of the node, if configured.
-func (d *daemon) askForReboot(ctx context.Context) error {
-	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(d.node)}
-	asker.Wanted = func() (w reboot.Sentinel, configured, looked <-chan struct{}) {
-		c, configured := d.watcher.Configs().Latest()
+func (w *maintenanceWing) askForReboot(ctx context.Context) error {
+	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(w.gpus.node)}
+	asker.Wanted = func() (sentinel reboot.Sentinel, configured, looked <-chan struct{}) {
+		c, configured := w.watcher.Configs().Latest()
 		if c.RebootFile == "" {
-			return w, configured, nil
+			return sentinel, configured, nil
 		}
-		s, looked := d.monitor.Snapshots().Latest()
-		w.Path = c.RebootFile
-		w.Reason, w.Known = needsReboot(s)
-		return w, configured, looked
+		s, looked := w.gpus.monitor.Snapshots().Latest()
+		sentinel.Path = c.RebootFile
+		sentinel.Reason, sentinel.Known = needsReboot(s)
+		return sentinel, configured, looked
 	}
 	return asker.Run(ctx)
 }

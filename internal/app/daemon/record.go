@@ -26,34 +26,37 @@ type RecordAnswer struct {
 }
 
 // startRecording starts a recording.
-func (d *daemon) startRecording(_ context.Context, a RecordArguments) (any, error) {
-	dir := d.startup.Record
-	if dir == "" && d.startup.StateDir != "" {
-		dir = filepath.Join(d.startup.StateDir, "recordings")
+func (w *gpuWing) startRecording(_ context.Context, a RecordArguments) (any, error) {
+	dir := w.startup.Record
+	if dir == "" && w.startup.StateDir != "" {
+		dir = filepath.Join(w.startup.StateDir, "recordings")
 	}
 	if dir == "" {
 		return nil, errors.New("no directory for the recording: start the daemon with --record or --state-dir")
 	}
-	return RecordAnswer{dir}, d.recorder.Start(recording.Options{
-		Dir: dir, Redact: a.Redact, Program: version.String(), BootID: BootID(d.node), StateDir: d.startup.StateDir,
-		Policy: d.watcher.Configs().Value().Health,
+	return RecordAnswer{dir}, w.recorder.Start(recording.Options{
+		Dir: dir, Redact: a.Redact, Program: version.String(), BootID: BootID(w.node), StateDir: w.startup.StateDir,
+		Policy: w.watcher.Configs().Value().Health,
 	})
 }
 
 // recordFromStart starts the configured recording. GPUs are also served if it fails.
-func (d *daemon) recordFromStart(ctx context.Context) {
-	if d.startup.Record == "" {
+func (w *gpuWing) recordFromStart(ctx context.Context) {
+	if w.startup.Record == "" {
 		return
 	}
-	if _, err := d.startRecording(ctx, RecordArguments{Redact: d.startup.RecordRedact}); err != nil {
-		klog.FromContext(ctx).Info("Cannot record the driver's answers", "dir", d.startup.Record, "reason", err.Error())
+	if _, err := w.startRecording(ctx, RecordArguments{Redact: w.startup.RecordRedact}); err != nil {
+		klog.FromContext(ctx).Info("Cannot record the driver's answers", "dir", w.startup.Record, "reason", err.Error())
 	}
 }
 
 // requests returns the monitor for callers whose requests are to be recorded.
-func (d *daemon) requests() requests {
-	return requests{recording.Requests{Monitor: d.monitor, Recorder: &d.recorder}, d.proofs}
+func (w *gpuWing) requests() recording.Requests {
+	return recording.Requests{Monitor: w.monitor, Recorder: &w.recorder}
 }
+
+// requests returns the same for callers that may release the driver.
+func (d *daemon) requests() requests { return requests{d.gpus.requests(), d.maintenance.proofs} }
 
 // requests are requests to the monitor. While the driver is released, no process of a CUDA
 // check uses it.

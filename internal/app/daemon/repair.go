@@ -16,28 +16,28 @@ import (
 )
 
 // newRepairs returns the owner of repairs.
-func (d *daemon) newRepairs() *repair.Repairs {
+func (w *maintenanceWing) newRepairs() *repair.Repairs {
 	return repair.New(repair.Options{
 		Mode: func() (policy.Mode, <-chan struct{}) {
-			c, changed := d.watcher.Configs().Latest()
+			c, changed := w.watcher.Configs().Latest()
 			return c.Repair, changed
 		},
-		Snapshots: d.monitor.Snapshots(), Users: d.usersForRepair,
-		CreatesMIG: func() bool { return d.migChoice != nil && d.migChoice.Desired().Value().Layout != "" },
-		Rank:       func(ctx context.Context, pods []policy.Pod) error { return d.cluster.RankPods(ctx, pods) },
+		Snapshots: w.gpus.monitor.Snapshots(), Users: w.usersForRepair,
+		CreatesMIG: func() bool { return w.mig.choice != nil && w.mig.choice.Desired().Value().Layout != "" },
+		Rank:       func(ctx context.Context, pods []policy.Pod) error { return w.cluster.RankPods(ctx, pods) },
 		Evict: func(ctx context.Context, p policy.Pod) error {
-			return d.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID})
+			return w.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID})
 		},
-		Admit: d.admitRepair, Reset: d.resets.Reset,
-		Resetting: func() bool { return d.resets.Status().Value().Withholds() }, StateDir: d.startup.StateDir,
-		Write: func(path string, v any) error { return statefile.WriteStateIf(path, v, d.lead.Check) },
+		Admit: w.admitRepair, Reset: w.resets.Reset,
+		Resetting: func() bool { return w.resets.Status().Value().Withholds() }, StateDir: w.startup.StateDir,
+		Write: func(path string, v any) error { return statefile.WriteStateIf(path, v, w.lead.Check) },
 	})
 }
 
 // usersForRepair returns the users of a GPU, and other processes that have it open: because of them
 // nvidia-smi would refuse the reset.
-func (d *daemon) usersForRepair(ctx context.Context, g inventory.GPU) (u policy.Users) {
-	names, release, err := d.reserveForReset(ctx, g)
+func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (u policy.Users) {
+	names, release, err := w.reserveForReset(ctx, g)
 	if release != nil {
 		release()
 	}
@@ -45,24 +45,24 @@ func (d *daemon) usersForRepair(ctx context.Context, g inventory.GPU) (u policy.
 	case err != nil:
 		u.Unknown = err.Error()
 	case len(names) == 0:
-		u.Names = d.clientsOf(g)
+		u.Names = w.gpus.clientsOf(g)
 	default:
-		u.Pods = d.podsOf(ctx, g)
+		u.Pods = w.podsOf(ctx, g)
 	}
 	return u
 }
 
 // podsOf returns the pods that have a GPU, or one of its MIG devices, by the device plugin; none if
 // one of them cannot be evicted, because its name is not known.
-func (d *daemon) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
-	if d.directory == nil || d.watcher.Configs().Value().Repair != policy.Evict {
+func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
+	if w.kubelet.directory == nil || w.watcher.Configs().Value().Repair != policy.Evict {
 		return nil
 	}
 	devices := []string{g.UUID}
 	for _, m := range g.MIGDevices {
 		devices = append(devices, m.UUID)
 	}
-	held, err := d.set.Holders(ctx, devices)
+	held, err := w.kubelet.set.Holders(ctx, devices)
 	if err != nil {
 		return nil
 	}
@@ -79,8 +79,8 @@ func (d *daemon) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod
 }
 
 // clientsOf returns the visible processes that have a GPU open, in words for people.
-func (d *daemon) clientsOf(g inventory.GPU) (open []string) {
-	clients, _ := nvidia.Clients(nodeRoot(d.node), g.Minor) // hidden clients may exist in any case
+func (w *gpuWing) clientsOf(g inventory.GPU) (open []string) {
+	clients, _ := nvidia.Clients(nodeRoot(w.node), g.Minor) // hidden clients may exist in any case
 	for _, c := range clients {
 		open = append(open, fmt.Sprintf("process %d (%s)", c.PID, c.Name))
 	}
@@ -88,19 +88,19 @@ func (d *daemon) clientsOf(g inventory.GPU) (open []string) {
 }
 
 // admitRepair returns why a repair must not begin now; nil if it may.
-func (d *daemon) admitRepair(what string) error {
-	if d.cluster == nil {
+func (w *maintenanceWing) admitRepair(what string) error {
+	if w.cluster == nil {
 		return errors.New("a repair needs a slot of the cluster: run gpu-node-agent")
 	}
-	if err := d.mayReset(); err != nil {
+	if err := w.mayReset(); err != nil {
 		return err
 	}
-	return d.cluster.MayRepair(what)
+	return w.cluster.MayRepair(what)
 }
 
 // repairStatus returns what the daemon does about GPUs whose remedy is a reset; nil if nothing.
-func (d *daemon) repairStatus() *policy.Status {
-	s := d.repairs.Status().Value()
+func (w *maintenanceWing) repairStatus() *policy.Status {
+	s := w.repairs.Status().Value()
 	if s.Mode == policy.Off {
 		return nil
 	}

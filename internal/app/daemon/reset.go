@@ -31,12 +31,12 @@ type ResetProgress struct {
 }
 
 // reset resets GPUs.
-func (d *daemon) reset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
+func (w *maintenanceWing) reset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
 	var a ResetArguments
 	if err := json.Unmarshal(encoded, &a); err != nil {
 		return fmt.Errorf("read the call's arguments: %w", err)
 	}
-	err := d.resets.Reset(ctx, reset.Order{GPUs: a.GPUs, Wait: a.Wait}, func(text string) {
+	err := w.resets.Reset(ctx, reset.Order{GPUs: a.GPUs, Wait: a.Wait}, func(text string) {
 		_ = send(ResetProgress{Text: text}) // the end of ctx says the same
 	})
 	if err != nil {
@@ -46,24 +46,24 @@ func (d *daemon) reset(ctx context.Context, encoded json.RawMessage, send func(a
 }
 
 // newResets returns the owner of resets.
-func (d *daemon) newResets() *reset.Resets {
+func (w *maintenanceWing) newResets() *reset.Resets {
 	var instead []string
-	if d.node != nil { // a simulated node never runs the program of a real driver
+	if w.gpus.node != nil { // a simulated node never runs the program of a real driver
 		program, _ := os.Executable() // running an empty name fails
-		instead = []string{program, SimulatedSMICommand, d.startup.ControlSocket}
+		instead = []string{program, SimulatedSMICommand, w.startup.ControlSocket}
 	}
-	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(d.startup.Driver.ContainerRoot,
-		d.startup.Driver.SearchPath, instead...))
+	program := nvidia.NewResets(nvidia.ResetTimeout, nvidia.SMIReset(w.startup.Driver.ContainerRoot,
+		w.startup.Driver.SearchPath, instead...))
 	return reset.New(reset.Options{
-		Snapshots: d.monitor.Snapshots(), Withhold: d.monitor.Withhold, Reserve: d.reserveForReset, May: d.mayReset,
-		Clients: d.clientsOf,
+		Snapshots: w.gpus.monitor.Snapshots(), Withhold: w.gpus.monitor.Withhold, Reserve: w.reserveForReset,
+		May: w.mayReset, Clients: w.gpus.clientsOf,
 		Run: func(ctx context.Context, gpus []inventory.GPU, ended func()) error {
 			var uuids, addresses []string
 			for _, g := range gpus {
 				uuids, addresses = append(uuids, g.UUID), append(addresses, g.BDF)
 			}
-			err := d.monitor.Reset(ctx, uuids, func(ctx context.Context) error {
-				if err := d.mayReset(); err != nil { // another process may have started since
+			err := w.gpus.monitor.Reset(ctx, uuids, func(ctx context.Context) error {
+				if err := w.mayReset(); err != nil { // another process may have started since
 					return err
 				}
 				return program.Reset(ctx, addresses, ended)
@@ -74,22 +74,22 @@ func (d *daemon) newResets() *reset.Resets {
 			return err
 		},
 		PreviousLeader: func() (string, <-chan struct{}) {
-			s, changed := d.lead.Statuses().Latest()
+			s, changed := w.lead.Statuses().Latest()
 			return s.PreviousLeader, changed
 		},
-		StateDir: d.startup.StateDir, BootID: BootID(d.node),
+		StateDir: w.startup.StateDir, BootID: BootID(w.gpus.node),
 	})
 }
 
 // mayReset returns why this process may not reset GPUs now; nil if it may.
-func (d *daemon) mayReset() error {
-	if err := d.lead.Check(); err != nil {
-		return fmt.Errorf("%w: ask %s", err, cmp.Or(d.lead.Statuses().Value().Name, "that one"))
+func (w *maintenanceWing) mayReset() error {
+	if err := w.lead.Check(); err != nil {
+		return fmt.Errorf("%w: ask %s", err, cmp.Or(w.lead.Statuses().Value().Name, "that one"))
 	}
-	if err := d.mayChangeHardware(); err != nil {
+	if err := w.mayChangeHardware(); err != nil {
 		return err
 	}
-	if beside, _ := d.beside(); beside {
+	if beside, _ := w.beside(); beside {
 		return errors.New("another process of this program runs on this node, and has the driver open: retry " +
 			"when it has ended")
 	}
@@ -98,13 +98,15 @@ func (d *daemon) mayReset() error {
 
 // reserveForReset keeps claims from a GPU until release is called, and returns the users
 // of the GPU and of its MIG devices.
-func (d *daemon) reserveForReset(ctx context.Context, g inventory.GPU) (users []string, release func(), err error) {
+func (w *maintenanceWing) reserveForReset(
+	ctx context.Context, g inventory.GPU,
+) (users []string, release func(), err error) {
 	devices := []string{g.UUID}
 	for _, m := range g.MIGDevices {
 		devices = append(devices, m.UUID)
 	}
-	return d.usersOf(ctx, g.UUID, devices, func(ctx context.Context) ([]inventory.Process, error) {
-		found, err := d.monitor.Processes(ctx, []string{g.UUID})
+	return w.usersOf(ctx, g.UUID, devices, func(ctx context.Context) ([]inventory.Process, error) {
+		found, err := w.gpus.monitor.Processes(ctx, []string{g.UUID})
 		if errors.Is(err, inventory.ErrUnusable) { // nvidia-smi finds the clients of such a GPU
 			err = nil
 		}
@@ -113,8 +115,8 @@ func (d *daemon) reserveForReset(ctx context.Context, g inventory.GPU) (users []
 }
 
 // lastReset returns the status of the last reset; nil if there was none.
-func (d *daemon) lastReset() *status.Reset {
-	s := d.resets.Status().Value()
+func (w *maintenanceWing) lastReset() *status.Reset {
+	s := w.resets.Status().Value()
 	if s.Phase == "" {
 		return nil
 	}
@@ -138,14 +140,14 @@ type SMIAnswer struct {
 	OK   bool   `json:"ok"`
 }
 
-func (d *daemon) simulateReset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
-	if d.node == nil {
+func (w *gpuWing) simulateReset(ctx context.Context, encoded json.RawMessage, send func(any) error) error {
+	if w.node == nil {
 		return errNotSimulated
 	}
 	var a SMIArguments
 	if err := json.Unmarshal(encoded, &a); err != nil {
 		return fmt.Errorf("read the call's arguments: %w", err)
 	}
-	output, ok := d.node.Reset(ctx, a.Addresses)
+	output, ok := w.node.Reset(ctx, a.Addresses)
 	return send(SMIAnswer{output, ok})
 }

@@ -159,11 +159,11 @@ func (t *Shared) countPublishers(n int) {
 
 // mayDivide returns an error if MIG layouts must not change now. A standby serves the
 // kubelet with the devices that exist.
-func (d *daemon) mayDivide() error {
-	if err := d.lead.Check(); err != nil {
+func (w *leadership) mayDivide() error {
+	if err := w.lead.Check(); err != nil {
 		return err
 	}
-	if d.lead.Statuses().Value().Standbys > 0 {
+	if w.lead.Statuses().Value().Standbys > 0 {
 		return errors.New("another process of this program is running on the node, as in a roll-out")
 	}
 	return nil

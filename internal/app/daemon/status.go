@@ -21,11 +21,11 @@ import (
 )
 
 func (d *daemon) status(ctx context.Context) (status.Status, error) {
-	seen, err := d.monitor.Status(ctx)
+	seen, err := d.gpus.monitor.Status(ctx)
 	if err != nil {
 		return status.Status{}, err
 	}
-	offered := d.set.Offered().Value()
+	offered := d.kubelet.set.Offered().Value()
 	s := status.Status{
 		Version: version.String(), Simulated: d.startup.Simulate, ConfigFile: d.watcher.Configs().Value().File,
 		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(),
@@ -33,31 +33,33 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		Stale:  seen.Snapshot.Stale,
 		Quiet:  !seen.Quiesced.IsZero(), Node: seen.Node,
 		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
-		Resources: resources(d.set.Status()), Warnings: offered.OtherWarnings(),
-		DRA: d.allocation(), MIG: d.layout(), Holds: holds(offered.Holds), ConfigGeneration: d.watcher.Generation(),
-		Readiness: d.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
-		MPS:        slices.Sorted(maps.Values(d.mps.Unready().Value())),
-		Validation: d.validation(seen.Snapshot), Reset: d.lastReset(), Repair: d.repairStatus(),
-		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
+		Resources: resources(d.kubelet.set.Status()), Warnings: offered.OtherWarnings(),
+		DRA: d.claims.allocation(), MIG: d.mig.layout(), Holds: holds(offered.Holds),
+		ConfigGeneration: d.watcher.Generation(),
+		Readiness:        d.report.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
+		MPS:        slices.Sorted(maps.Values(d.kubelet.mps.Unready().Value())),
+		Validation: d.maintenance.validation(seen.Snapshot), Reset: d.maintenance.lastReset(),
+		Repair: d.maintenance.repairStatus(),
+		CUDA:   seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
 		ConfigLoaded: status.Moment(d.watcher.Loaded()),
-		Reexecutions: d.reexecutions, NVSwitches: d.switchFaults.Value(),
+		Reexecutions: d.reexecutions, NVSwitches: d.gpus.switchFaults.Value(),
 		KubeletSocket: d.startup.KubeletSocket, PodResourcesSocket: d.startup.PodResourcesSocket,
 	}
-	_, s.GivenAway = d.pci.count()
+	_, s.GivenAway = d.gpus.pci.count()
 	addManual(s.GPUs, s.Repair)
 	addUnits(s.GPUs, offered)
 	addPlan(s.Resources, offered)
-	if d.directory != nil {
-		s.Kubelets = d.directory.Kubelets()
+	if d.kubelet.directory != nil {
+		s.Kubelets = d.kubelet.directory.Kubelets()
 	}
 	if s.Kubelets > 0 {
-		s.PodResourcesError = d.account.Missing(os.DirFS(d.startup.Driver.ContainerRoot))
+		s.PodResourcesError = d.kubelet.account.Missing(os.DirFS(d.startup.Driver.ContainerRoot))
 	}
-	if err := d.metricsProblem.Value(); err != nil {
+	if err := d.report.metricsProblem.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
-	s.MetricsAbsent = absent(seen.Snapshot, d.monitor.Samples().Value())
-	if err := d.labelsProblem.Value(); err != nil {
+	s.MetricsAbsent = absent(seen.Snapshot, d.gpus.monitor.Samples().Value())
+	if err := d.report.labelsProblem.Value(); err != nil {
 		s.LabelsError = err.Error()
 	}
 	if d.cluster != nil {
@@ -74,7 +76,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	for _, u := range seen.Unwatched {
 		s.Unwatched = append(s.Unwatched, unwatched(fmt.Sprint("GPU ", u.Index), u.Reason))
 	}
-	addCalls(&s, d.driver.Calls())
+	addCalls(&s, d.gpus.driver.Calls())
 	for _, r := range seen.Retries {
 		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
 	}
@@ -94,12 +96,12 @@ func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	if seen.Snapshot.LacksUVM(!c.Edits.GivesNodes()) {
 		e.MissingNode = "/dev/nvidia-uvm"
 	}
-	for _, r := range d.set.Status() {
+	for _, r := range d.kubelet.set.Status() {
 		if r.Since.After(e.AgreesSince) {
 			e.AgreesSince = r.Since
 		}
 	}
-	s.Steps = d.progress.Steps(*s, e, time.Now())
+	s.Steps = d.report.progress.Steps(*s, e, time.Now())
 }
 
 // absent returns the metrics of GPUs that the driver does not provide, a sentence for each

@@ -72,15 +72,15 @@ func TestWatchedStatus(t *testing.T) {
 		publish func()
 		is      func(status.Status) bool
 	}{
-		"readiness": {func() { d.readiness.Answer().Publish(status.Readiness{Ready: true}) },
+		"readiness": {func() { d.report.readiness.Answer().Publish(status.Readiness{Ready: true}) },
 			func(s status.Status) bool { return s.Readiness.Ready }},
 		"an error": {func() { d.watcher.Errors().Publish(errors.New("e")) },
 			func(s status.Status) bool { return s.ConfigError == "e" }},
-		"MPS": {func() { d.mps.Unready().Publish(map[string]string{"a": "b"}) },
+		"MPS": {func() { d.kubelet.mps.Unready().Publish(map[string]string{"a": "b"}) },
 			func(s status.Status) bool { return len(s.MPS) == 1 }},
-		"what is offered": {func() { d.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}}) },
+		"what is offered": {func() { d.kubelet.set.Offered().Publish(resource.Plan{Warnings: []string{"w"}}) },
 			func(s status.Status) bool { return len(s.Warnings) == 1 }},
-		"what no feed has": {func() { d.labelsProblem.Publish(errors.New("l")) },
+		"what no feed has": {func() { d.report.labelsProblem.Publish(errors.New("l")) },
 			func(s status.Status) bool { return s.LabelsError == "l" }},
 	} {
 		change.publish()
@@ -93,7 +93,7 @@ func TestWatchedStatus(t *testing.T) {
 			waits = false
 		}
 	}
-	if _, err := d.monitor.Look(t.Context()); err != nil {
+	if _, err := d.gpus.monitor.Look(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -113,7 +113,7 @@ func TestGroupsOfMPS(t *testing.T) {
 	t.Parallel()
 	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4")...))
 	signals := make(chan os.Signal, 1)
-	m := &mpsNode{watcher: d.watcher, monitor: d.monitor, wanted: feed.New[[]mps.Group](nil), signals: signals}
+	m := &mpsNode{watcher: d.watcher, monitor: d.gpus.monitor, wanted: feed.New[[]mps.Group](nil), signals: signals}
 	running(t, m.followPlan)
 	groups := func(want int) {
 		t.Helper()
@@ -245,7 +245,7 @@ func scraped(address string) string {
 func TestSpecsAreWritten(t *testing.T) {
 	t.Parallel()
 	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4", "--device-list-strategy=cdi-cri")...))
-	c, snapshot := d.watcher.Configs().Value(), d.monitor.Snapshots().Value()
+	c, snapshot := d.watcher.Configs().Value(), d.gpus.monitor.Snapshots().Value()
 	plan := resource.New(snapshot, c.Resource)
 	folder := t.TempDir()
 	s := newSpecs(folder)

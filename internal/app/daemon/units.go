@@ -18,17 +18,17 @@ var errNoKubelet = errors.New("the kubelet's directory is not used")
 
 // unitHolders returns the containers with units of GPUs, each with its receipt. Facts that
 // are unknown at the end of ctx are omitted.
-func (d *daemon) unitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
+func (w *kubeletWing) unitHolders(ctx context.Context, devices []kubelet.ContainerDevice) []status.Holder {
 	if !slices.ContainsFunc(devices, func(c kubelet.ContainerDevice) bool { return resource.UnitMiB(c.Resource) > 0 }) {
 		return nil // without reading the checkpoint
 	}
 	answers := unitreport.Answers{Err: errNoKubelet}
-	if d.directory != nil {
-		answers.All, answers.Err = d.directory.Answers()
+	if w.directory != nil {
+		answers.All, answers.Err = w.directory.Answers()
 	}
-	plan := d.set.Offered().Value()
-	gpus := gpusInUnits(plan, d.mps)
-	read := LimitReader{d.monitor, func(wanted func(string) bool) (map[string][]kubelet.SeenContainer, error) {
+	plan := w.set.Offered().Value()
+	gpus := gpusInUnits(plan, w.mps)
+	read := LimitReader{w.gpus.monitor, func(wanted func(string) bool) (map[string][]kubelet.SeenContainer, error) {
 		return kubelet.SeenContainers(kubelet.PodCgroups, "/proc", wanted)
 	}}
 	read.Into(ctx, gpus, plan, answers.All)

@@ -25,8 +25,8 @@ func (d *daemon) streams() map[string]control.Stream {
 			send func(any) error) error {
 			return d.watch(ctx, send)
 		},
-		CallReset:         d.reset,
-		CallSimulateReset: d.simulateReset,
+		CallReset:         d.maintenance.reset,
+		CallSimulateReset: d.gpus.simulateReset,
 	}
 }
 
@@ -38,13 +38,13 @@ func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	defer tick.Stop()
 	var sent status.Status
 	for {
-		_, looked := d.monitor.Snapshots().Latest()
-		_, offered := d.set.Offered().Latest()
-		_, answered := d.readiness.Answer().Latest()
+		_, looked := d.gpus.monitor.Snapshots().Latest()
+		_, offered := d.kubelet.set.Offered().Latest()
+		_, answered := d.report.readiness.Answer().Latest()
 		_, configured := d.watcher.Configs().Latest()
 		_, refused := d.watcher.Errors().Latest()
-		_, shared := d.mps.Unready().Latest()
-		_, kubelet := d.kubelets.Latest()
+		_, shared := d.kubelet.mps.Unready().Latest()
+		_, kubelet := d.kubelet.kubelets.Latest()
 		s, err := d.status(ctx)
 		if err != nil {
 			return err
