@@ -273,8 +273,9 @@ func TestConditionTypes(t *testing.T) {
 		for d := p.Want(node, now); d.Patch != nil && len(got) < 4; d = p.Want(node, now) {
 			c := kubeapi.Condition(d.Patch.(kubeapi.ConditionPatch))
 			got = append(got, c.Type+"="+c.Status)
-			others := slices.DeleteFunc(slices.Clone(node.Conditions), func(o kubeapi.Condition) bool { return o.Type == c.Type })
-			node.Conditions = append(others, c)
+			node.Conditions = slices.DeleteFunc(slices.Clone(node.Conditions),
+				func(o kubeapi.Condition) bool { return o.Type == c.Type })
+			node.Conditions = append(node.Conditions, c)
 			written(t, d, node, now)
 		}
 		if s := strings.Join(got, " "); s != tt.want {

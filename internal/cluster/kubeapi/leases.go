@@ -117,7 +117,9 @@ func (c *Client) writeLease(ctx context.Context, verb, path string, l Lease) (Le
 		object.Metadata.Labels = map[string]string{repairLabel: "true"}
 	}
 	if l.HolderUID != "" {
-		object.Metadata.OwnerReferences = []OwnerReference{{APIVersion: "v1", Kind: "Node", Name: l.Holder, UID: l.HolderUID}}
+		object.Metadata.OwnerReferences = []OwnerReference{
+			{APIVersion: "v1", Kind: "Node", Name: l.Holder, UID: l.HolderUID},
+		}
 	}
 	object.Spec.HolderIdentity = l.Holder
 	object.Spec.AcquireTime, object.Spec.RenewTime = l.Acquired.Format(microTime), l.Renewed.Format(microTime)

@@ -1,6 +1,7 @@
-// Package monitor owns the state of the node's GPUs. Other packages send it requests instead of calling the driver. One loop
-// checks the health of the node, listens to the driver's events, folds both into the state of each
-// GPU by the policy of package health, and publishes a Snapshot of every change.
+// Package monitor owns the state of the node's GPUs. Other packages send it requests instead of
+// calling the driver. One loop checks the health of the node, listens to the driver's events, folds
+// both into the state of each GPU by the policy of package health, and publishes a Snapshot of every
+// change.
 //
 // A look is one health check of the node: a scan and a reading of every GPU. The laws in
 // docs/dev/architecture.md use the same word.

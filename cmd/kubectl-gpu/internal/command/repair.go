@@ -11,9 +11,9 @@ import (
 func (p *plugin) newRepair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "repair", Short: "Show the repairs of GPUs by the daemon", Args: cobra.NoArgs,
-		Long: "repair shows the GPUs of the cluster that need a reset, what the daemon (health.repair) waits for, and\n" +
-			"the resets of the last 24 hours with the states before and after. Nodes report in Leases in the\n" +
-			"daemon's namespace, or in the one of --namespace.",
+		Long: "repair shows the GPUs of the cluster that need a reset, what the daemon (health.repair) waits for, " +
+			"and\nthe resets of the last 24 hours with the states before and after. Nodes report in Leases in " +
+			"the\ndaemon's namespace, or in the one of --namespace.",
 		Example: "  kubectl gpu repair\n  kubectl gpu repair -n gpu -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := p.validate(); err != nil {
@@ -28,15 +28,17 @@ func (p *plugin) newRepair() *cobra.Command {
 				return err
 			}
 			if r.Stopped {
-				if err := printLine(cmd.ErrOrStderr(), "Stopped: "+r.Reason+". Look for a common cause, and continue with "+
-					"kubectl gpu repair resume."); err != nil {
+				if err := printLine(cmd.ErrOrStderr(),
+					"Stopped: "+r.Reason+". Look for a common cause, and continue with "+
+						"kubectl gpu repair resume."); err != nil {
 					return err
 				}
 			}
 			return p.print(cmd.OutOrStdout(), r, func(w io.Writer) {
 				fmt.Fprintln(w, "NODE\tGPU\tSTATE\tSINCE\tREASON")
 				for _, s := range r.Repairs {
-					fmt.Fprintln(w, strings.Join([]string{s.Node, dash(s.GPU), s.State, age(s.Since), dash(s.Reason)}, "\t"))
+					fmt.Fprintln(w,
+						strings.Join([]string{s.Node, dash(s.GPU), s.State, age(s.Since), dash(s.Reason)}, "\t"))
 				}
 			})
 		},
