@@ -11,9 +11,9 @@ import (
 func (p *plugin) newRepair() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "repair", Short: "Show the repairs of GPUs by the daemon", Args: cobra.NoArgs,
-		Long: "repair shows the GPUs of the cluster that need a reset, what the daemon (health.repair) waits for, " +
-			"and\nthe resets of the last 24 hours with the states before and after. Nodes report in Leases in " +
-			"the\ndaemon's namespace, or in the one of --namespace.",
+		Long: "repair shows the GPUs of the cluster that need a reset, what the daemon (health.repair)\n" +
+			"waits for, and the resets of the last 24 hours with the states before and after. Nodes report\n" +
+			"in Leases in the daemon's namespace, or in the one of --namespace.",
 		Example: "  kubectl gpu repair\n  kubectl gpu repair -n gpu -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := p.validate(); err != nil {
