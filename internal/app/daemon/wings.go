@@ -36,7 +36,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
-// A program has what the process was started with, and its configuration. All wings use it.
+// A program has what the process was started with, and its configuration. All wings use it. Settings
+// that follow the file come from watcher.Configs.
 type program struct {
 	startup      config.Startup
 	watcher      *config.Watcher
@@ -93,8 +94,8 @@ func newGPUWing(ctx context.Context, p *program, l *leadership, counters *teleme
 	w.pci = &pciBus{root: nodeRoot(w.node)}
 	w.recordFromStart(ctx)
 	w.monitor = monitor.New(monitor.Options{
-		Driver: w.recorder.Driver(driverOf{Driver: w.driver}), Policy: p.watcher.Configs().Value().Health, StateDir: p.startup.StateDir,
-		BootID: BootID(w.node), Metrics: counters, Lead: l.lead.Check,
+		Driver: w.recorder.Driver(driverOf{Driver: w.driver}), Policy: p.watcher.Configs().Value().Health,
+		StateDir: p.startup.StateDir, BootID: BootID(w.node), Metrics: counters, Lead: l.lead.Check,
 		While: func(ctx context.Context, task func(context.Context) error) error {
 			return l.lead.While(ctx, "ledger", task)
 		},
