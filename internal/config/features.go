@@ -124,9 +124,11 @@ func setHealthEvents(c *Config, text string) error {
 	switch {
 	case text == "":
 	case !ok || !filepath.IsAbs(path) || strings.HasSuffix(path, "/"):
-		return fmt.Errorf("%q is not the address of a Unix socket, such as unix:///var/run/nvsentinel/nvsentinel.sock", text)
+		return fmt.Errorf("%q is not the address of a Unix socket, such as unix:///var/run/nvsentinel/nvsentinel.sock",
+			text)
 	case len(path) > statefile.MaxSocketPath:
-		return fmt.Errorf("the path of the socket has %d bytes; the kernel allows %d", len(path), statefile.MaxSocketPath)
+		return fmt.Errorf("the path of the socket has %d bytes; the kernel allows %d", len(path),
+			statefile.MaxSocketPath)
 	}
 	c.Features.HealthEvents = text
 	return nil
@@ -313,8 +315,8 @@ var clusterOptions = []option{
 	{
 		flag: "health-events-strategy", env: []string{"HEALTH_EVENTS_STRATEGY"}, key: "features.healthEventsStrategy",
 		fallback: "storeOnly",
-		usage: "what NVSentinel may do with these events: storeOnly; executeRemediation, also cordon, drain and repair " +
-			"the node by its rules",
+		usage: "what NVSentinel may do with these events: storeOnly; executeRemediation, also cordon, drain and " +
+			"repair the node by its rules",
 		set: choice(func(c *Config) *EventsStrategy { return &c.Features.HealthEventsStrategy }, StoreOnly,
 			ExecuteRemediation),
 	},
@@ -371,8 +373,8 @@ func (d *document) features(c *Config, s Sources) {
 			"settings; this program sends no health events")
 	}
 	if c.Features.HealthEvents != "" && s.Program == NodeAgent && c.NodeName == "" {
-		d.problem("features.healthEvents", d.line("features.healthEvents"), "needs the name of the node: set --node-name "+
-			"or NODE_NAME")
+		d.problem("features.healthEvents", d.line("features.healthEvents"),
+			"needs the name of the node: set --node-name or NODE_NAME")
 	}
 	needs := "features"
 	if s.Discovery {

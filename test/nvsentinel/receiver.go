@@ -140,6 +140,8 @@ func (r *Receiver) Stop() {
 }
 
 // handle is the method of the contract.
+//
+//nolint:revive // grpc.MethodHandler has this order
 func (r *Receiver) handle(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor,
 ) (any, error) {
 	batch := dynamicpb.NewMessage(r.contract)

@@ -160,8 +160,8 @@ func encodeEvent(node string, e gpuEvent) []byte {
 	if e.PCI != "" {
 		text = appendBytes(text, fieldEntities, pair("PCI", e.PCI))
 	}
-	at := appendNumber(nil, fieldKey, uint64(e.At.Unix()))       //nolint:gosec // after 1970
-	at = appendNumber(at, fieldValue, uint64(e.At.Nanosecond())) //nolint:gosec // not negative
+	at := appendNumber(nil, fieldKey, uint64(e.At.Unix()))
+	at = appendNumber(at, fieldValue, uint64(e.At.Nanosecond()))
 	text = appendBytes(text, fieldTime, at)
 	text = appendBytes(text, fieldNode, []byte(node))
 	strategy := uint64(storeOnly)

@@ -181,7 +181,8 @@ func (r *Reporter) update(s inventory.Snapshot, unproven map[string]string, f co
 	for _, g := range s.GPUs {
 		wanted, known := judge(g, s.Stale != "", unproven, f)
 		last, exists := r.state.GPUs[g.UUID]
-		if exists && !last.Healthy { // the receiver looks for what it has by its entities, and clears it only if it may act
+		// The receiver looks for what it has by its entities, and clears it only if it may act.
+		if exists && !last.Healthy {
 			wanted.PCI, wanted.Execute = last.PCI, wanted.Execute || last.Execute
 		}
 		if !known || g.UUID == "" || exists && wanted.isSame(last.Event) {

@@ -91,7 +91,8 @@ type Exporter struct {
 func New(o Options) *Exporter {
 	s := &Exporter{options: o, registry: prometheus.NewRegistry(), scrapes: make(chan struct{}, maxScrapes)}
 	s.registry.MustRegister(
-		o.Counters.calls, o.Counters.errors, o.Counters.rpcs, o.Counters.claims, o.Counters.requests, o.Counters.healthEvents,
+		o.Counters.calls, o.Counters.errors, o.Counters.rpcs, o.Counters.claims, o.Counters.requests,
+		o.Counters.healthEvents,
 		o.Counters.dropped,
 		o.Counters.switches,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
