@@ -66,6 +66,16 @@ func (l *left) install() {
 	)
 }
 
+// leads waits until the daemon leads: before, its socket has another name.
+func (l *left) leads() {
+	l.t.Helper()
+	poll.Until(l.t, "the daemon leads", func() bool {
+		all := l.ours()
+		return slices.ContainsFunc(all, func(path string) bool { return strings.HasSuffix(path, "/lead.sock") }) &&
+			!slices.ContainsFunc(all, func(path string) bool { return strings.HasSuffix(path, "/lead.new") })
+	})
+}
+
 // use has the node used by everything that leaves files: the daemon, claims and MPS.
 func (l *left) use() {
 	l.t.Helper()
@@ -142,7 +152,7 @@ func TestCleanup(t *testing.T) {
 		"nothing is left": {before: func(l *left) { l.checkpoint("") }, says: ""},
 		"a dry run": {before: func(l *left) { l.use(); l.checkpoint("") }, args: []string{"--dry-run"},
 			says: "would remove ", keeps: []string{""}},
-		"a daemon that runs": {before: func(l *left) { l.install() }, fails: true,
+		"a daemon that runs": {before: func(l *left) { l.install(); l.leads() }, fails: true,
 			says: "a daemon of this program runs on the node", keeps: []string{""}},
 		"a kubelet that is away": {
 			before: func(l *left) {
