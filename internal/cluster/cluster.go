@@ -215,8 +215,8 @@ func (c *Cluster) Outputs(d daemon.View) []daemon.Task {
 // sendHealthEvents sends the health of the GPUs to NVSentinel until ctx ends.
 func sendHealthEvents(ctx context.Context, d daemon.View) {
 	healthevents.New(healthevents.Options{
-		Configs: d.Configs, Snapshots: d.Snapshots, Unproven: d.Unproven, Lead: d.Lead.Check,
-		Node: d.Startup.NodeName, StateDir: d.Startup.StateDir, Sent: d.HealthEventsSent,
+		Configs: d.Configs, Snapshots: d.Snapshots, Unproven: d.Unproven, Repairs: d.Repairs,
+		Lead: d.Lead.Check, Node: d.Startup.NodeName, StateDir: d.Startup.StateDir, Sent: d.HealthEventsSent,
 	}).Run(klog.NewContext(ctx, klog.FromContext(ctx).WithName("healthevents")))
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 // File is the name of the file in the state directory.
@@ -50,6 +51,8 @@ type Options struct {
 	// Unproven returns why CUDA is not proven on devices, by UUID, and a channel that is closed when
 	// the result may have changed.
 	Unproven func(inventory.Snapshot) (map[string]string, <-chan struct{})
+	// Repairs is what the daemon does about GPUs whose remedy is a reset; nil if it does nothing.
+	Repairs *feed.Feed[repair.Status]
 	// Lead returns why this process does not lead; nil if it leads.
 	Lead func() error
 	// Node is the name of the node.
@@ -116,6 +119,9 @@ func New(o Options) *Reporter {
 	if o.Clock == nil {
 		o.Clock = clock.RealClock{}
 	}
+	if o.Repairs == nil {
+		o.Repairs = feed.New(repair.Status{})
+	}
 	if o.Timeout == 0 {
 		o.Timeout = sendTimeout
 	}
@@ -139,7 +145,8 @@ func (r *Reporter) Run(ctx context.Context) {
 		}
 		s, scanned := r.o.Snapshots.Latest()
 		unproven, proved := r.o.Unproven(s)
-		wait := r.update(s, unproven, c.Features)
+		repairs, repaired := r.o.Repairs.Latest()
+		wait := r.update(s, unproven, manual(repairs), c.Features)
 		r.save(ctx)
 		wait = min(wait, r.deliver(ctx, strings.TrimPrefix(c.Features.HealthEvents, config.UnixScheme)))
 		r.save(ctx)
@@ -148,9 +155,19 @@ func (r *Reporter) Run(ctx context.Context) {
 		case <-configured:
 		case <-scanned:
 		case <-proved:
+		case <-repaired:
 		case <-r.o.Clock.After(wait):
 		}
 	}
+}
+
+// manual returns the GPUs that the daemon's resets did not repair, by UUID.
+func manual(s repair.Status) map[string]bool {
+	all := map[string]bool{}
+	for _, step := range s.Steps {
+		all[step.UUID] = step.State == repair.Manual
+	}
+	return all
 }
 
 // recall reads the file. Without it, every GPU gets an event, and so does a receiver that already
@@ -176,10 +193,15 @@ func (r *Reporter) path() string { return filepath.Join(r.o.StateDir, File) }
 
 // update makes events of the states that have lasted long enough, and returns the time until the
 // next one may have.
-func (r *Reporter) update(s inventory.Snapshot, unproven map[string]string, f config.Features) time.Duration {
+func (r *Reporter) update(
+	s inventory.Snapshot, unproven map[string]string, manual map[string]bool, f config.Features,
+) time.Duration {
 	now, wait := r.o.Clock.Now(), socketInterval
 	for _, g := range s.GPUs {
 		wanted, known := judge(g, s.Stale != "", unproven, f)
+		if manual[g.UUID] && wanted.Action == ComponentReset {
+			wanted.Action = ContactSupport
+		}
 		last, exists := r.state.GPUs[g.UUID]
 		// The receiver looks for what it has by its entities, and clears it only if it may act.
 		if exists && !last.Healthy {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/healthevents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/nvsentinel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -31,6 +32,7 @@ type sender struct {
 	configs   *feed.Feed[config.Config]
 	snapshots *feed.Feed[inventory.Snapshot]
 	unproven  *feed.Feed[map[string]string]
+	repairs   *feed.Feed[repair.Status]
 	dir       string
 	timeout   time.Duration
 	leads     atomic.Bool
@@ -46,6 +48,7 @@ func newSender(t *testing.T, r *nvsentinel.Receiver) *sender {
 		t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)), dir: t.TempDir(),
 		configs:   feed.New(config.Config{Live: config.Live{Features: config.Features{HealthEvents: "unix://" + r.Socket}}}),
 		snapshots: feed.New(inventory.Snapshot{}), unproven: feed.New(map[string]string(nil)), stop: func() {},
+		repairs: feed.New(repair.Status{}),
 	}
 	s.leads.Store(true)
 	s.gpus(is(inventory.Healthy, ""), is(inventory.Healthy, ""))
@@ -61,6 +64,7 @@ func (s *sender) start() {
 	reporter := healthevents.New(healthevents.Options{
 		Configs: s.configs, Snapshots: s.snapshots, Node: "node-1", StateDir: s.dir, Clock: s.clock, Timeout: s.timeout,
 		Unproven: func(inventory.Snapshot) (map[string]string, <-chan struct{}) { return s.unproven.Latest() },
+		Repairs:  s.repairs,
 		Lead: func() error {
 			if !s.leads.Load() {
 				return errors.New("another process leads")
@@ -191,6 +195,22 @@ func TestActionsOfVMs(t *testing.T) {
 	s.gpus(is(inventory.Unhealthy, inventory.RemedyReset), is(inventory.Unhealthy, inventory.RemedyHardware))
 	s.gets(r, "execute action 15 XID 48"+gpu0, "execute action 25 XID 48"+gpu1, "execute healthy"+gpu0,
 		"store action 2 XID 48"+gpu0)
+}
+
+// TestResetsThatDidNotRepair: a GPU that the daemon's own resets did not repair needs a person, and no
+// third reset by NVSentinel.
+func TestResetsThatDidNotRepair(t *testing.T) {
+	t.Parallel()
+	r := nvsentinel.New(t)
+	r.Start()
+	s := newSender(t, r)
+	s.gpus(is(inventory.Unhealthy, inventory.RemedyReset), is(inventory.Unhealthy, inventory.RemedyReset))
+	want := []string{"store action 2 XID 48" + gpu0, "store action 2 XID 48" + gpu1}
+	s.gets(r, want...)
+	s.repairs.Publish(repair.Status{Mode: repair.Idle, Steps: []repair.Step{
+		{UUID: "GPU-0", State: repair.Manual}, {UUID: "GPU-1", State: repair.Waiting},
+	}})
+	s.gets(r, append(want, "store action 5 XID 48"+gpu0)...)
 }
 
 // TestHealthyNeedsProof: a repaired GPU is healthy for the receiver only when CUDA is proven on it,
