@@ -1,11 +1,14 @@
 package daemon
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/healthevents"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/nvsentinel"
 )
@@ -18,7 +21,8 @@ func TestHealthEvents(t *testing.T) {
 		t.Skip("waits twice for the half minute that a GPU must stay healthy")
 	}
 	receiver := nvsentinel.New(t)
-	s, _ := openAgent(t, "", "--health-events=unix://"+receiver.Socket)
+	folder := t.TempDir()
+	s, _ := openAgent(t, "", "--health-events=unix://"+receiver.Socket, "--state-dir", folder)
 	s.start()
 	s.shows(8, 8)
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 48})
@@ -43,6 +47,10 @@ func TestHealthEvents(t *testing.T) {
 		}
 	}
 	gets(7, 1)
+	s.eventually("the answers are on disk", func() bool { // else events are sent again, unchanged
+		text, err := os.ReadFile(filepath.Join(folder, healthevents.File))
+		return err == nil && strings.Count(strings.ReplaceAll(string(text), " ", ""), `"accepted":true`) == 8
+	})
 
 	killed := s.Running()
 	s.signal(killed, syscall.SIGKILL)
