@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -102,6 +103,12 @@ func runMake(ctx context.Context, folder string, o BuildOptions) error {
 	}
 	cmd := exec.CommandContext(ctx, "make", "-C", folder, fmt.Sprintf("-j%d", runtime.NumCPU()),
 		"SYSSRC="+source, "SYSOUT="+output, "modules")
+	// With the flags of a make that called this program, output may wait for the end of a recipe, or jobs
+	// for a jobserver that has no file descriptor here.
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		name, _, _ := strings.Cut(v, "=")
+		return name == "MAKEFLAGS" || name == "MFLAGS" || name == "MAKELEVEL"
+	})
 	cmd.Stdout, cmd.Stderr = o.Log, o.Log
 	// A signal to make alone would leave the compilers running.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
