@@ -1,7 +1,7 @@
 // Package kubeapi talks to the API server about the daemon's own node: it watches the Node, and
 // writes the Events, labels, conditions, taints and slices of its GPUs. It is the only package that
-// imports client-go, and uses only its transport: the typed clients include the types of all APIs,
-// and would add 16 MB to the program.
+// imports client-go, and uses its RESTClient: the typed clients include the types of all APIs, and
+// would add 16 MB to the program.
 //
 // Nothing between the driver and the kubelet waits for this package.
 package kubeapi
