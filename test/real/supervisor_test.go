@@ -145,9 +145,9 @@ func TestSupervisor(t *testing.T) {
 				t.Fatal(err)
 			}
 			_ = first.Wait()
-			if left := s.daemons(); !slices.Equal(left, []int{next}) {
-				t.Fatalf("a killed mps-control-daemon left %v, not %d: nothing is shown", left, next)
-			}
+			// Once in 16 runs /proc did not have the process at the first look.
+			poll.Until(t, "a killed mps-control-daemon leaves its control daemon",
+				func() bool { return slices.Equal(s.daemons(), []int{next}) })
 			last := s.begin(t)
 			s.serves(t, next)
 			if err := last.Process.Signal(syscall.SIGTERM); err != nil {
