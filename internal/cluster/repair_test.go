@@ -26,14 +26,14 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
-// A cure is what a reset does to a broken GPU.
-type cure int
+// An effect is what a reset does to a broken GPU.
+type effect int
 
 const (
-	cureWorks   cure = iota // the reset repairs the GPU
-	cureFails               // nvidia-smi refuses
-	cureAnother             // it repairs another GPU, and says that it repaired this one
-	cureLasting             // nvidia-smi says that it repaired the GPU, and the fault stays
+	resetWorks    effect = iota // the reset repairs the GPU
+	resetFails                  // nvidia-smi refuses
+	resetsAnother               // it repairs another GPU, and says that it repaired this one
+	faultStays                  // nvidia-smi says that it repaired the GPU, and the fault stays
 )
 
 // A ward is a cluster of nodes with GPUs that break.
@@ -61,7 +61,7 @@ type patient struct {
 	ended     sync.WaitGroup
 
 	mu        sync.Mutex // guards all following fields
-	cures     map[string]cure
+	effects   map[string]effect
 	holders   map[string]bool
 	withdrawn map[string]bool
 	resets    map[string][]time.Time
@@ -74,7 +74,7 @@ func (s *stage) ward(count, slots int, mode policy.Mode) *ward {
 	s.Helper()
 	w := &ward{stage: s, slots: slots, busy: map[string]bool{}}
 	for i := range count {
-		p := &patient{w: w, name: fmt.Sprintf("n%02d", i), dir: s.TempDir(), modes: feed.New(mode), cures: map[string]cure{},
+		p := &patient{w: w, name: fmt.Sprintf("n%02d", i), dir: s.TempDir(), modes: feed.New(mode), effects: map[string]effect{},
 			holders: map[string]bool{}, withdrawn: map[string]bool{}, resets: map[string][]time.Time{}}
 		snapshot := inventory.Snapshot{Generation: 1}
 		for g := range gpusOfANode {
@@ -181,7 +181,7 @@ func (p *patient) nvidiaSMI(ctx context.Context, gpus []inventory.GPU) error {
 	if p.holders[uuid] || recent >= policy.Budget {
 		p.w.problem("%s: %s is reset; in use %v, %d resets before", p.name, uuid, p.holders[uuid], recent)
 	}
-	does := p.cures[uuid]
+	does := p.effects[uuid]
 	p.mu.Unlock()
 	select {
 	case <-time.After(4 * time.Second):
@@ -189,13 +189,13 @@ func (p *patient) nvidiaSMI(ctx context.Context, gpus []inventory.GPU) error {
 		return context.Canceled // killed with the daemon
 	}
 	switch does {
-	case cureFails:
+	case resetFails:
 		return errors.New("Unknown Error")
-	case cureAnother:
+	case resetsAnother:
 		uuid = fmt.Sprintf("GPU-%d", (gpus[0].Index+1)%gpusOfANode)
-	case cureLasting:
+	case faultStays:
 		return nil
-	case cureWorks:
+	case resetWorks:
 		p.w.mu.Lock()
 		p.w.took = append(p.w.took, time.Since(began))
 		p.w.mu.Unlock()
@@ -225,10 +225,10 @@ func (p *patient) setHealth(uuid string, h inventory.Health) {
 }
 
 // fail breaks a GPU.
-func (p *patient) fail(gpu int, c cure) {
+func (p *patient) fail(gpu int, e effect) {
 	uuid := fmt.Sprintf("GPU-%d", gpu)
 	p.mu.Lock()
-	p.cures[uuid] = c
+	p.effects[uuid] = e
 	p.mu.Unlock()
 	p.setHealth(uuid, inventory.Health{State: inventory.Unhealthy, Reason: "XID 95", Remedy: inventory.RemedyReset, Since: time.Now()})
 }
@@ -305,7 +305,7 @@ func TestFleetRepairs(t *testing.T) {
 			}
 		}
 		sick.hold(2, true)
-		sick.fail(2, cureWorks)
+		sick.fail(2, resetWorks)
 		s.until("the Lease says what it waits for", func() bool { return strings.Contains(sick.shown().reason, "in use: GPU 2 by pod a/b") })
 		sick.hold(2, false)
 		s.until("the GPU is Healthy", func() bool { return sick.isHealthy(2) })
@@ -320,7 +320,7 @@ func TestFleetRepairs(t *testing.T) {
 		w.check()
 		w.nodes[1].modes.Publish(policy.Plan)
 		w.nodes[1].configure(func(c *config.Config) { c.Repair = policy.Plan })
-		w.nodes[1].fail(0, cureWorks)
+		w.nodes[1].fail(0, resetWorks)
 		s.until("the Lease shows the plan", func() bool { return strings.Contains(w.nodes[1].shown().reason, "repair: idle would reset it now") })
 		s.pass(time.Hour)
 		if w.nodes[1].isHealthy(0) {
@@ -355,11 +355,11 @@ func TestManyNodesAskForARepair(t *testing.T) {
 	onStage(t, func(s *stage) {
 		w := s.ward(10, 1, policy.Idle)
 		for _, p := range w.nodes[:2] { // 20 percent
-			p.fail(0, cureWorks)
+			p.fail(0, resetWorks)
 			s.until("it is repaired", func() bool { return p.isHealthy(0) })
 		}
 		for _, p := range w.nodes[2:6] {
-			p.fail(0, cureWorks)
+			p.fail(0, resetWorks)
 		}
 		isStopped := func() bool { return slices.Contains(w.leases(), policy.Stopped) }
 		s.until("the repairs are stopped", isStopped)
@@ -411,7 +411,7 @@ func TestRandomFaults(t *testing.T) {
 		repairable := func() (broken []string) {
 			for _, p := range w.nodes {
 				for gpu, g := range p.snapshots.Value().GPUs {
-					if p.cures[g.UUID] == cureWorks && !p.isHealthy(gpu) {
+					if p.effects[g.UUID] == resetWorks && !p.isHealthy(gpu) {
 						broken = append(broken, fmt.Sprintf("%s %s: %s", p.name, g.UUID, p.reason()))
 					}
 				}
@@ -423,7 +423,7 @@ func TestRandomFaults(t *testing.T) {
 			p.hold(random.IntN(gpusOfANode), random.IntN(3) == 0)
 			if p.isHealthy(gpu) {
 				injected++
-				p.fail(gpu, []cure{cureWorks, cureWorks, cureWorks, cureWorks, cureWorks, cureWorks, cureFails, cureAnother, cureLasting}[random.IntN(9)])
+				p.fail(gpu, []effect{resetWorks, resetWorks, resetWorks, resetWorks, resetWorks, resetWorks, resetFails, resetsAnother, faultStays}[random.IntN(9)])
 			}
 			switch random.IntN(12) {
 			case 0:
