@@ -1,0 +1,121 @@
+// Package driverapi is what the program gpu-driver offers on a node: it places driver folders, and
+// changes the loaded driver from one folder to another. gpu-node-agent decides when, and whether the
+// new driver works; see package driverswap. The calls go through a control socket (package control).
+//
+// gpu-driver has the only journal of a change. Each call may be repeated: a call whose work is done
+// or under way changes nothing.
+package driverapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+)
+
+const (
+	// DefaultSocket is the control socket of gpu-driver.
+	DefaultSocket = "/run/gpu-device-plugin/driver.sock"
+	// DefaultDirectory has a folder DIGEST for each driver of the node, the link Current to the folder
+	// that the node loads at its next boot, and the journal.
+	DefaultDirectory = "/var/lib/gpu-device-plugin/driver"
+	// Current is the name of the link. Driver roots follow it.
+	Current = "current"
+)
+
+// The calls. All but CallStatus have Arguments, and all return a Status.
+const (
+	CallStatus = "driver-status"
+	// CallPlace copies a folder of the sources into the directory and verifies it. The loaded driver
+	// stays.
+	CallPlace = "driver-place"
+	// CallSwap unloads the present driver and loads another one. It fails if the driver must not be
+	// changed on this node (Status.Refusals), or if another change is under way. While something uses
+	// the driver, the change waits in StepUnloading and names the users; CallCancel ends the wait.
+	CallSwap = "driver-swap"
+	// CallNextBoot makes the next boot load another driver. The loaded driver stays until then.
+	CallNextBoot = "driver-next-boot"
+	// CallConfirm ends a change in StepUnproven: the driver works.
+	CallConfirm = "driver-confirm"
+	// CallRevert ends a change in StepUnproven: the driver does not work, for Arguments.Reason. The
+	// driver before it is loaded again, and the change has failed.
+	CallRevert = "driver-revert"
+	// CallCancel ends a change that has not unloaded anything yet, and forgets one that failed.
+	CallCancel = "driver-cancel"
+)
+
+// Arguments are the arguments of a call.
+type Arguments struct {
+	Digest string `json:"digest"`           // of the wanted folder, in hexadecimal
+	Reason string `json:"reason,omitempty"` // of CallRevert
+}
+
+// A Status is what gpu-driver knows about the node.
+type Status struct {
+	Kernel string `json:"kernel"` // release of the running kernel
+	BootID string `json:"bootID"`
+	// LoadedVersion is the version of the loaded driver, and LoadedDigest the folder that it was loaded
+	// from. LoadedDigest is empty if no driver is loaded or another program loaded it.
+	LoadedVersion string `json:"loadedVersion,omitempty"`
+	LoadedDigest  string `json:"loadedDigest,omitempty"`
+	// Current is the digest of the folder that the next boot loads; empty for none.
+	Current string   `json:"current,omitempty"`
+	Folders []Folder `json:"folders,omitempty"`
+	// Refusals are sentences that say why the driver of this node must not be changed by this program,
+	// such as a package manager that owns it; none if it may.
+	Refusals []string `json:"refusals,omitempty"`
+	Change   *Change  `json:"change,omitempty"` // the latest change that is not confirmed; nil for none
+}
+
+// A Folder is a driver folder on the node or among the sources.
+type Folder struct {
+	Digest  string   `json:"digest"`
+	Version string   `json:"version"`
+	Kernels []string `json:"kernels,omitempty"` // releases for which the folder has modules
+	IsHere  bool     `json:"isHere"`            // it is in the directory, whole
+	// Source is the path of the folder among the sources, such as an image volume; empty if the folder
+	// is not there.
+	Source string `json:"source,omitempty"`
+	// Problem says why the folder cannot be loaded on this node: no modules for the running kernel,
+	// modules that the kernel refuses, or a driver that does not support the node's GPUs; empty if it
+	// can.
+	Problem string `json:"problem,omitempty"`
+}
+
+// A Step is the progress of a change.
+type Step string
+
+// The steps of a change, in their order. Only Unproven, NextBoot and Failed wait for a call.
+const (
+	StepPlacing   Step = "placing"
+	StepUnloading Step = "unloading" // stops services, and takes modules out
+	StepLoading   Step = "loading"   // sets the link, loads modules, creates device nodes, starts services
+	StepUnproven  Step = "unproven"  // the driver is loaded; CallConfirm or CallRevert ends the change
+	StepReverting Step = "reverting" // loads the driver before it again
+	StepNextBoot  Step = "next-boot" // the next boot loads the driver
+	StepFailed    Step = "failed"    // the driver before it is loaded, or Reason says why none is
+)
+
+// A Change is a change of the driver.
+type Change struct {
+	From string `json:"from,omitempty"` // digest; empty for none of this program's folders
+	To   string `json:"to"`             // digest
+	Step Step   `json:"step"`
+	// Percent is the progress of StepPlacing by bytes, and of the others by their steps; 0 to 100.
+	Percent int       `json:"percent"`
+	Since   time.Time `json:"since"` // begin of the step
+	// Reason says why the change waits or has failed; empty otherwise.
+	Reason string `json:"reason,omitempty"`
+	// Holders are the users of the driver for which StepUnloading waits.
+	Holders []preflight.Holder `json:"holders,omitempty"`
+	// Loads is how often the node has tried to load To, in all boots.
+	Loads int `json:"loads,omitempty"`
+}
+
+// Call makes a call at the control socket of gpu-driver. The errors are those of control.Call.
+func Call(ctx context.Context, socket, call string, a Arguments) (Status, error) {
+	var s Status
+	err := control.Call(ctx, socket, call, a, &s)
+	return s, err
+}
