@@ -15,8 +15,9 @@ import (
 )
 
 const (
-	// DefaultSocket is the control socket of gpu-driver.
-	DefaultSocket = "/run/gpu-device-plugin/driver.sock"
+	// DefaultSocket is the control socket of gpu-driver. The pod of gpu-node-agent has its folder, which it
+	// cannot write to.
+	DefaultSocket = DefaultDirectory + "/driver.sock"
 	// DefaultDirectory has a folder DIGEST for each driver of the node, the link Current to the folder
 	// that the node loads at its next boot, and the journal.
 	DefaultDirectory = "/var/lib/gpu-device-plugin/driver"
