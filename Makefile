@@ -320,7 +320,7 @@ vulncheck: ## test: Look for known vulnerabilities in the code that is used (VUL
 	esac
 
 .PHONY: image
-image: ## build: Build the container image with docker (DOCKER=podman, PLATFORM=linux/amd64,linux/arm64, TARGET=compat)
+image: ## build: Build the container image with docker (DOCKER=podman, PLATFORM=linux/amd64,linux/arm64, TARGET=compat, or driver)
 	@command -v $(DOCKER) >/dev/null || { echo 'no $(DOCKER): apt-get install podman; make image DOCKER=podman'; exit 1; }
 	$(DOCKER) build $(if $(PLATFORM),--platform $(PLATFORM)) $(if $(TARGET),--target $(TARGET)) --build-arg GO_IMAGE=$(GO_IMAGE) \
 	  -t $(IMAGE):$(VERSION)$(if $(TARGET),-$(TARGET)) .

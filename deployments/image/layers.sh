@@ -1,7 +1,7 @@
 #!/bin/sh
-# Lays out the layers of the images: FOLDER/plugin, FOLDER/agent and FOLDER/compat.
+# Lays out the layers of the images: FOLDER/plugin, FOLDER/agent, FOLDER/compat and FOLDER/driver.
 #
-#   layers.sh FOLDER GPU-DEVICE-PLUGIN GPU-NODE-AGENT STATIC-BUSYBOX [DEBIAN]
+#   layers.sh FOLDER GPU-DEVICE-PLUGIN GPU-NODE-AGENT STATIC-GPU-DRIVER STATIC-BUSYBOX [DEBIAN]
 #
 # DEBIAN is the root of a Debian of the programs' architecture, with libc6 and busybox-static; this machine's if it is not given.
 set -eu
@@ -9,8 +9,9 @@ set -eu
 layers=$1
 plugin=$2
 agent=$3
-busybox=$4
-debian=${5:-}
+driver=$4
+busybox=$5
+debian=${6:-}
 
 # The programs, under the names by which NVIDIA's charts and operator start theirs too.
 install -D -m 0755 "$plugin" "$layers/plugin/usr/bin/gpu-device-plugin"
@@ -50,3 +51,6 @@ printf '#!/bin/sh\nexec sh "$@"\n' >"$root/usr/bin/bash"
 chmod 0755 "$root/usr/bin/bash"
 ln -s usr/bin "$root/bin"
 install -D -m 0644 "$debian/usr/share/doc/busybox-static/copyright" "$root/usr/share/doc/busybox-static/copyright"
+
+# The program that changes the driver of a node is static, because it also runs in the root of a driver's image.
+install -D -m 0755 "$driver" "$layers/driver/usr/bin/gpu-driver"

@@ -67,12 +67,14 @@ daemon() {
     cd "$root"
     # As make build does; go-nvml wraps all of NVML, what is deprecated in it too.
     CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
-      again go build -trimpath -tags grpcnotrace,nethttpomithttp2 -ldflags "-s -w" -o "$work/" ./cmd/...
+      again go build -trimpath -tags grpcnotrace,nethttpomithttp2 -ldflags "-s -w" -o "$work/" ./cmd/gpu-device-plugin ./cmd/gpu-node-agent
+    CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$work/" ./cmd/gpu-driver
   )
   (cd "$root" && go build -o "$work/nvidia-cuda-mps-control" ./test/mps)
   (cd "$root/cmd/kubectl-gpu" && again go build -o "$work/kubectl-gpu" .)
   make --no-print-directory -C "$root" chart DIST="$work"
-  "$root/deployments/image/layers.sh" "$work/image" "$work/gpu-device-plugin" "$work/gpu-node-agent" /bin/busybox
+  "$root/deployments/image/layers.sh" "$work/image" "$work/gpu-device-plugin" "$work/gpu-node-agent" "$work/gpu-driver" \
+    /bin/busybox
 }
 
 tests() (

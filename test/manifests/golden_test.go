@@ -24,6 +24,7 @@ var goldens = map[string]string{
 	"units":        "{config: {map: {default: \"version: v1\\nselectors: [{indices: [0], units: true}]\"}}}",
 	"simulated":    "{simulate: dgx-h100, affinity: null}",
 	"gfd":          "{gfd: {enabled: true}}",
+	"driver":       "{driver: {images: {r580: {reference: \"registry.example.com/driver:580.95.05\"}}}}",
 	"mps":          "{config: {map: {default: \"version: v1\\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\"}}}",
 	"node-config":  "{config: {map: {default: \"version: v1\", mig: \"version: v1\\nflags: {migStrategy: mixed}\"}}}",
 	"features-on": "{features: {labels: nodeFeature, events: pods, condition: true, taint: true, changeTaint: true, nodeConfig: true}, " +

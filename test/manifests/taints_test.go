@@ -36,7 +36,7 @@ func TestOwnTaintsAreTolerated(t *testing.T) {
 			found++
 			for _, taint := range kubeapi.OwnTaints() {
 				if !slices.ContainsFunc(set.Spec.Template.Spec.Tolerations, func(o corev1.Toleration) bool {
-					return o.Key == taint.String() && o.Operator == corev1.TolerationOpExists && o.Effect == ""
+					return (o.Key == taint.String() || o.Key == "") && o.Operator == corev1.TolerationOpExists && o.Effect == ""
 				}) {
 					t.Errorf("%s: the DaemonSet %s does not tolerate the taint %s", name, set.Name, taint)
 				}

@@ -187,17 +187,18 @@ in any case. */}}
 {{- /* The node's folder that is the driver root in the container: of the value, or else of the file. */}}
 {{- define "gpu-device-plugin.driverRoot" -}}
 {{- $roots := dict }}
+{{- $default := ternary (printf "%s/current" (include "gpu-device-plugin.driverDirectory" .)) "/" (ne "" (include "gpu-device-plugin.changesDriver" .)) }}
 {{- if .Values.nvidiaDriverRoot }}
 {{- $_ := set $roots .Values.nvidiaDriverRoot true }}
 {{- else }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
-{{- $_ := set $roots (default "/" (default dict (fromYaml .).flags).nvidiaDriverRoot) true }}
+{{- $_ := set $roots (default $default (default dict (fromYaml .).flags).nvidiaDriverRoot) true }}
 {{- end }}
 {{- end }}
 {{- if gt (len $roots) 1 }}
 {{- fail (printf "the files of config.map have several driver roots (%s), and a pod has one: set nvidiaDriverRoot" (keys $roots | sortAlpha | join ", ")) }}
 {{- end }}
-{{- keys $roots | first | default "/" }}
+{{- keys $roots | first | default $default }}
 {{- end }}
 
 {{- /* The mountPropagation of a mount of the node that may have other file systems below it. Without propagation, the pod pins each of
@@ -654,6 +655,7 @@ chart with the same fullnameOverride. */}}
 {{- $namespace := include "gpu-device-plugin.namespace" . }}
 {{- $sets := list (list (include "gpu-device-plugin.fullname" .) (include "gpu-device-plugin.selector" .)) }}
 {{- if include "gpu-device-plugin.mps" . }}{{ $sets = append $sets (list (include "gpu-device-plugin.mpsName" .) (include "gpu-device-plugin.mpsSelector" .)) }}{{ end }}
+{{- if include "gpu-device-plugin.changesDriver" . }}{{ $sets = append $sets (list (include "gpu-device-plugin.driverName" .) (include "gpu-device-plugin.driverSelector" .)) }}{{ end }}
 {{- range $sets }}
 {{- $name := first . }}
 {{- $ours := last . | fromYaml }}
@@ -686,6 +688,51 @@ chart with the same fullnameOverride. */}}
 {{- fail (printf "there is a DeviceClass %s, which is not of this release: %s" $name $remedy) }}
 {{- end }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Whether gpu-driver changes the driver of the nodes. */}}
+{{- define "gpu-device-plugin.changesDriver" -}}
+{{- if (default dict .Values.driver).images }}true{{ end }}
+{{- end }}
+
+{{- /* The node's directory with a folder for each driver, as package driverapi has it. */}}
+{{- define "gpu-device-plugin.driverDirectory" -}}
+/var/lib/gpu-device-plugin/driver
+{{- end }}
+
+{{- /* Whether the drivers' images are volumes, which Kubernetes has on by default since 1.35 and for good since 1.36. */}}
+{{- define "gpu-device-plugin.imageVolumes" -}}
+{{- $on := semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version }}
+{{- if not (kindIs "invalid" .Values.driver.imageVolumes) }}{{ $on = .Values.driver.imageVolumes }}{{ end }}
+{{- if $on }}true{{ end }}
+{{- end }}
+
+{{- define "gpu-device-plugin.driverName" -}}
+{{- include "gpu-device-plugin.cut" (list 55 (include "gpu-device-plugin.fullname" .)) }}-driver
+{{- end }}
+
+{{- /* Another name, so that no DaemonSet selects the pods of another. */}}
+{{- define "gpu-device-plugin.driverSelector" -}}
+app.kubernetes.io/name: {{ include "gpu-device-plugin.cut" (list 55 (include "gpu-device-plugin.name" .)) }}-driver
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
+{{- if (default dict .Values.componentSelectorLabels).enabled }}
+app.kubernetes.io/component: driver
+{{- end }}
+{{- end }}
+
+{{- /* Drivers beside values with which no driver could ever be changed. */}}
+{{- define "gpu-device-plugin.refuseDriver" -}}
+{{- if include "gpu-device-plugin.changesDriver" . }}
+{{- if include "gpu-device-plugin.mps" . }}
+{{- fail "driver.images is given, and GPUs are shared by MPS: its control daemons use the driver all the time, so that it could never be changed; leave one of them out" }}
+{{- end }}
+{{- if .Values.nvidiaDriverRootFolders }}
+{{- fail "driver.images and nvidiaDriverRootFolders are given: the pod would keep these folders of the driver with which it started; leave nvidiaDriverRootFolders out" }}
+{{- end }}
+{{- if .Values.gpuOperatorClient }}
+{{- fail "driver.images is given, and gpuOperatorClient is true: NVIDIA's GPU operator changes the driver of its nodes itself; leave one of them out" }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -912,11 +959,11 @@ nvidiaDriverRootFolders. A JSON list. */}}
 {{- default (list "") .Values.nvidiaDriverRootFolders | toJson }}
 {{- end }}
 
-{{- /* The folder above the driver root of a driver container, which the pod has where it stays while the driver changes: a mount of the root
-itself would keep the old driver container's files. Empty where the pod has the root itself. */}}
+{{- /* The folder above the driver root of a driver container or of the drivers' folders, which the pod has where it stays while the driver changes:
+a mount of the root itself would keep the old driver's files. Empty where the pod has the root itself. */}}
 {{- define "gpu-device-plugin.driverParent" -}}
 {{- $root := include "gpu-device-plugin.driverRoot" . | trimSuffix "/" }}
-{{- if and (include "gpu-device-plugin.inPlace" .) $root }}{{ dir $root }}{{ end }}
+{{- if and (or (include "gpu-device-plugin.inPlace" .) (include "gpu-device-plugin.changesDriver" .)) $root }}{{ dir $root }}{{ end }}
 {{- end }}
 
 {{- /* Values that ask for what this chart does not do: better refused than passed over. */}}
@@ -931,6 +978,7 @@ itself would keep the old driver container's files. Empty where the pod has the 
 {{- fail "the namespace is default: give another one with --namespace, or set allowDefaultNamespace to true" }}
 {{- end }}
 {{- include "gpu-device-plugin.refuseNames" . }}
+{{- include "gpu-device-plugin.refuseDriver" . }}
 {{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
 {{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
@@ -1023,7 +1071,7 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "REPAIR" (ternary "off" .Values.repair (eq "false" (toString .Values.repair))))
   (list "LOGGING_FORMAT" .Values.loggingFormat)
   (list "PRE_START_CHECKS" .Values.preStartChecks)
-  (list "NVIDIA_DRIVER_ROOT" .Values.nvidiaDriverRoot)
+  (list "NVIDIA_DRIVER_ROOT" (default (ternary (include "gpu-device-plugin.driverRoot" .) "" (ne "" (include "gpu-device-plugin.changesDriver" .))) .Values.nvidiaDriverRoot))
   (list "DRIVER_ROOT_CTR_PATH" (ternary "" (printf "/driver-root/%s" (include "gpu-device-plugin.driverRoot" . | base)) (empty (include "gpu-device-plugin.driverParent" .))))
   (list "NVIDIA_DEV_ROOT" .Values.nvidiaDevRoot)
   (list "LIBRARY_SEARCH_PATH" .Values.librarySearchPath)

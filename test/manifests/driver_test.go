@@ -1,0 +1,119 @@
+package manifests
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const twoDrivers = "driver: {images: {r570: {reference: r.example/driver:570}, r580: {reference: r.example/driver:580, pullPolicy: Always}}}"
+
+// TestDriver: the drivers' images are volumes, and init containers copy them before Kubernetes has
+// those. The daemon uses the driver of the node's current folder, and cannot write any.
+func TestDriver(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ version, values string }{
+		{"1.37", "{" + twoDrivers + "}"}, {"1.36", "{" + twoDrivers + "}"},
+		{"1.35", "{" + strings.Replace(twoDrivers, "{images", "{imageVolumes: true, images", 1) + "}"},
+	} {
+		pod := driverPod(t, test.version, test.values)
+		mounts(t, pod)
+		if len(pod.InitContainers) > 0 || !*pod.Containers[0].SecurityContext.Privileged || !pod.HostPID {
+			t.Errorf("%s: pod %+v", test.version, pod)
+		}
+		images := map[string]string{}
+		for _, v := range pod.Volumes {
+			if v.Image != nil {
+				images[v.Name] = v.Image.Reference + string(v.Image.PullPolicy)
+			}
+		}
+		want := map[string]string{"driver-r570": "r.example/driver:570", "driver-r580": "r.example/driver:580Always"}
+		if diff := cmp.Diff(want, images); diff != "" {
+			t.Errorf("%s: images (-want +got):\n%s", test.version, diff)
+		}
+	}
+	for _, test := range []struct{ version, values string }{
+		{"1.35", "{" + twoDrivers + "}"},
+		{"1.37", "{" + strings.Replace(twoDrivers, "{images", "{imageVolumes: false, images", 1) + "}"},
+	} {
+		pod := driverPod(t, test.version, test.values)
+		var copies []string
+		for _, c := range pod.InitContainers {
+			copies = append(copies, c.Image+" "+strings.Join(append(c.Command, c.Args...), " "))
+			if s := c.SecurityContext; s.Privileged != nil || *s.AllowPrivilegeEscalation {
+				t.Errorf("%s: the init container %s has %+v", test.version, c.Name, s)
+			}
+		}
+		want := []string{
+			"ghcr.io/gpu-device-plugin/gpu-device-plugin:" + number(t) + "-driver copy-self /tools/gpu-driver",
+			"r.example/driver:570 /tools/gpu-driver place --from=/ --directory=/var/lib/gpu-device-plugin/driver",
+			"r.example/driver:580 /tools/gpu-driver place --from=/ --directory=/var/lib/gpu-device-plugin/driver",
+		}
+		if diff := cmp.Diff(want, copies); diff != "" {
+			t.Errorf("%s: init containers (-want +got):\n%s", test.version, diff)
+		}
+		for _, v := range pod.Volumes {
+			if v.Image != nil {
+				t.Errorf("%s: an image volume %s", test.version, v.Name)
+			}
+		}
+	}
+	daemon := daemonSet(t, decode(t, "chart", render(t, "{"+twoDrivers+"}")), "gpu-device-plugin").Spec.Template.Spec
+	env := map[string]string{}
+	for _, e := range daemon.Containers[0].Env {
+		env[e.Name] = e.Value
+	}
+	if env["NVIDIA_DRIVER_ROOT"] != "/var/lib/gpu-device-plugin/driver/current" || env["DRIVER_ROOT_CTR_PATH"] != "/driver-root/current" {
+		t.Errorf("driver root %q, in the container %q", env["NVIDIA_DRIVER_ROOT"], env["DRIVER_ROOT_CTR_PATH"])
+	}
+	folders := map[string]string{}
+	for _, v := range daemon.Volumes {
+		if v.HostPath != nil {
+			folders[v.Name] = v.HostPath.Path
+		}
+	}
+	for _, m := range daemon.Containers[0].VolumeMounts {
+		if strings.HasPrefix(folders[m.Name], "/var/lib/gpu-device-plugin/driver") && !m.ReadOnly {
+			t.Errorf("the daemon can write to %s", folders[m.Name])
+		}
+	}
+}
+
+func driverPod(t *testing.T, version, values string) corev1.PodSpec {
+	t.Helper()
+	objects, _, err := renderFor(version, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range decode(t, "chart", objects) {
+		if set, ok := o.(*appsv1.DaemonSet); ok && set.Name == "gpu-device-plugin-driver" {
+			return set.Spec.Template.Spec
+		}
+	}
+	t.Fatalf("no DaemonSet for %s with %s", version, values)
+	return corev1.PodSpec{}
+}
+
+// TestDriverRefused: values with which a driver could never be changed.
+func TestDriverRefused(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]string{
+		"mps: {enabled: true}":                                "GPUs are shared by MPS",
+		"nvidiaDriverRootFolders: [/usr]":                     "leave nvidiaDriverRootFolders out",
+		"gpuOperatorClient: true":                             "changes the driver of its nodes itself",
+		"driver: {images: {R580: {reference: a}}}":            "",
+		"driver: {images: {r580: {}}}":                        "",
+		"driver: {images: {r580: {reference: \"a b\"}}}":      "",
+		"driver: {images: {r580: {reference: a, sha256: b}}}": "",
+	} {
+		if !strings.HasPrefix(values, "driver") {
+			values += ", " + twoDrivers
+		}
+		if _, _, err := renderFor(newest, "{"+values+"}"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", values, err, want)
+		}
+	}
+}
