@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,16 +28,20 @@ func smallRelease(t *testing.T) (folder string, artefacts []string) {
 	t.Helper()
 	folder, bin := t.TempDir(), t.TempDir()
 	for program, source := range map[string]string{
-		"gpu-device-plugin": "./hack/image/write", "gpu-node-agent": "./hack/provenance", "kubectl-gpu": "./hack/provenance"} {
+		"gpu-device-plugin": "./hack/image/write", "gpu-node-agent": "./hack/provenance", "kubectl-gpu": "./hack/provenance",
+		"gpu-driver": "./hack/image/write"} {
 		name := program + "-" + version.Number + "-linux-" + runtime.GOARCH
 		file := filepath.Join(folder, name)
 		command(t, root, nil, "go", "build", "-o", file, source)
-		put(t, file+sbomSuffix,
-			command(t, root, []string{"SOURCE_DATE_EPOCH=1790000000"}, "go", "run", "./hack/sbom", "-libc", "2.36+1", file))
+		sbom := []string{"run", "./hack/sbom", "-libc", "2.36+1", file}
+		if program == "gpu-driver" { // which has no C library
+			sbom = slices.Delete(sbom, 2, 4)
+		}
+		put(t, file+sbomSuffix, command(t, root, []string{"SOURCE_DATE_EPOCH=1790000000"}, "go", sbom...))
 		artefacts = append(artefacts, name)
 	}
 	put(t, filepath.Join(bin, "program"), "a program")
-	for _, tag := range []string{version.Number, version.Number + "-compat"} {
+	for _, tag := range []string{version.Number, version.Number + "-compat", version.Number + "-driver"} {
 		name := "gpu-device-plugin-" + tag + archiveSuffix
 		if err := image.FromFolder(bin, []string{"/program"}, "registry.example.com/x/gpu-device-plugin:"+tag,
 			filepath.Join(folder, name)); err != nil {
@@ -146,8 +151,10 @@ func names(t *testing.T, folder string, files map[string]string) {
 	purl := `"pkg:oci/gpu-device-plugin@` + strings.ReplaceAll(digest, ":", "%3A") +
 		"?repository_url=registry.example.com/x/gpu-device-plugin&tag=" + version.Number + `"`
 	compat := "gpu-device-plugin-" + version.Number + "-compat" + archiveSuffix
+	driver := "gpu-device-plugin-" + version.Number + "-driver" + archiveSuffix
 	for name, want := range map[string][]string{
 		archive: {purl, "SPDXRef-write-" + runtime.GOARCH, "SPDXRef-provenance-" + runtime.GOARCH, "SPDXRef-libc6-" + runtime.GOARCH},
+		driver:  {"SPDXRef-write-" + runtime.GOARCH},
 		compat:  {"SPDXRef-write-" + runtime.GOARCH, "SPDXRef-busybox-static-amd64", "SPDXRef-busybox-static-arm64"},
 		"gpu-device-plugin-" + strings.TrimPrefix(version.Number, "v") + ".tgz": {purl, `"DEPENDS_ON"`},
 	} {
@@ -159,6 +166,9 @@ func names(t *testing.T, folder string, files map[string]string) {
 	}
 	if strings.Contains(files[archive+sbomSuffix], "busybox") {
 		t.Error("the SBOM of the image without a shell has busybox")
+	}
+	if strings.Contains(files[driver+sbomSuffix], "libc6") {
+		t.Error("the SBOM of the image of gpu-driver has a C library")
 	}
 }
 
