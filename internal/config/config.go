@@ -25,6 +25,8 @@ const (
 type Config struct {
 	Startup
 	Live
+	// started are the values of the options with restart, by their flags.
+	started map[string]string
 }
 
 // Startup has the settings that need a restart. The daemon uses their values from its start; a
@@ -64,8 +66,7 @@ type Startup struct {
 	RecordRedact bool
 	// StateDir is the directory for state that survives a restart; empty for none.
 	StateDir string
-	// Driver has the paths of the driver. CDI specs and device nodes follow a change of the file
-	// at once, but NVML stays the library of the start until a restart.
+	// Driver has the paths of the driver.
 	Driver Driver
 	// CDIDir is the directory of CDI specs.
 	CDIDir string

@@ -30,6 +30,7 @@ type document struct {
 	nulls    map[string]bool // key paths whose value is null
 	problems remarks
 	warnings remarks
+	restarts bool // an option has another value, which needs a restart
 	nodes    int
 	keys     map[reflect.Type]string // of blocks, for messages
 	flags    *pflag.FlagSet          // of the command; nil for none

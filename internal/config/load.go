@@ -32,6 +32,9 @@ type Sources struct {
 	// Chosen is the configuration file chosen by a label; nil for the file of the flags or the
 	// environment.
 	Chosen *feed.Feed[Chosen]
+
+	// started are the values that options with restart keep, by their flags; nil for none.
+	started map[string]string
 }
 
 // A Program is a program that runs with a Config. It refuses unsupported options.
@@ -128,13 +131,33 @@ func (d *document) reads(flags ...string) bool {
 	return !slices.ContainsFunc(flags, func(name string) bool { return !isRead(d.flags, name) })
 }
 
+// keep returns the setting that an option with restart has: the one of the start, whatever the file
+// says now. A changed value must be valid, because the next process uses it.
+func (d *document) keep(o *option, now setting, started map[string]string) setting {
+	text, running := started[o.flag]
+	if !running || text == now.text {
+		return now
+	}
+	if err := o.set(new(Config), now.text); err != nil && !errors.As(err, new(caution)) {
+		d.problem(now.where, now.line, err.Error())
+	}
+	d.restarts = true
+	d.warn(now.where, now.line, fmt.Sprintf("a change needs a restart of the daemon; %q stays in use until then", text))
+	return setting{text: text, where: now.where, line: now.line, fallback: now.fallback}
+}
+
 // resolve puts the effective values into the Config, and records what is wrong with them.
 func (d *document) resolve(c *Config, s Sources) {
 	d.flags = s.Flags
+	c.started = map[string]string{}
 	options := s.options()
 	for i := range options {
 		o := &options[i]
 		chosen := o.resolve(d, s.Env, s.Flags)
+		if o.restart {
+			chosen = d.keep(o, chosen, s.started)
+			c.started[o.flag] = chosen.text
+		}
 		if s.Flags != nil && o.isRead(s.Flags) {
 			if names := o.namesSet(s.Flags); len(names) > 1 {
 				d.problem(names[0], 0, "is also given as "+names[1]+"; give one of them")

@@ -32,7 +32,7 @@ const (
 )
 
 // A Watcher reads the configuration file again after every change, and publishes valid
-// configurations. NewWatcher returns it.
+// configurations, whose Startup is that of the first one. NewWatcher returns it.
 type Watcher struct {
 	sources Sources
 	clock   clock.WithTicker
@@ -49,6 +49,7 @@ type Watcher struct {
 // NewWatcher returns a Watcher of the file of first, which Load made from the same sources. It
 // publishes first at once, and starts with Run.
 func NewWatcher(s Sources, first Config, c clock.WithTicker) *Watcher {
+	s.started = first.started
 	w := &Watcher{
 		sources: s, clock: c, configs: feed.New(first), errors: feed.New[error](nil), reload: make(chan struct{}, 1),
 		pulse: supervise.NewPulse(),
@@ -230,11 +231,13 @@ func (w *Watcher) look(ctx context.Context, path string, seen []byte, asked bool
 	if w.errors.Value() != w.chosen { //nolint:errorlint // the value itself, which is nil or from chosen
 		w.errors.Publish(w.chosen)
 	}
+	if !same || doc.restarts {
+		for _, warning := range doc.warnings.list() {
+			logger.Info("Configuration warning", "path", path, "warning", warning.String())
+		}
+	}
 	if same {
 		return data
-	}
-	for _, warning := range doc.warnings.list() {
-		logger.Info("Configuration warning", "path", path, "warning", warning.String())
 	}
 	logger.Info("Configuration changed", "path", path)
 	w.changes.Add(1) // before the feed wakes readers of the generation

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
@@ -106,6 +107,39 @@ func TestWatchPublishesValidFiles(t *testing.T) {
 	write(t, path, "flags: {migStrategy: single}")
 	await(t, w, resource.MIGSingle)
 	awaitFault(t, w, "")
+}
+
+// TestWatchKeepsStartup: a changed file changes nothing for which the daemon must be restarted, and
+// the log says so. The paths of the driver in CDI specs would otherwise not fit the loaded NVML.
+func TestWatchKeepsStartup(t *testing.T) {
+	t.Parallel()
+	logged := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	text := func() string { return logged.GetSink().(ktesting.Underlier).GetBuffer().String() }
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, path, "flags: {nvidiaDriverRoot: /a, migStrategy: single}")
+	w := watchIn(klog.NewContext(t.Context(), logged), t, path, clock.RealClock{})
+	before := w.Configs().Value()
+
+	write(t, path, "flags: {nvidiaDriverRoot: /b, migStrategy: mixed}")
+	await(t, w, resource.MIGMixed)
+	after := w.Configs().Value()
+	if diff := cmp.Diff(before.Startup, after.Startup); diff != "" {
+		t.Errorf("Startup (-before +after):\n%s", diff)
+	}
+	if after.CDI.DriverRoot != "/a" || after.Edits.DevRoot != "/a" {
+		t.Errorf("CDI specs have the driver root %s, device nodes %s", after.CDI.DriverRoot, after.Edits.DevRoot)
+	}
+	const waits = `line 1: flags.nvidiaDriverRoot: a change needs a restart of the daemon; \"/a\" stays in use until then`
+	if !strings.Contains(text(), waits) {
+		t.Errorf("the log has no %s:\n%s", waits, text())
+	}
+
+	write(t, path, "flags: {nvidiaDriverRoot: /a, migStrategy: mixed, failOnInitError: false}")
+	poll.Until(t, "a warning without another change", func() bool {
+		return strings.Contains(text(), `flags.failOnInitError: a change needs a restart of the daemon; \"true\" stays`)
+	})
+	write(t, path, "flags: {migStrategy: mixed, failOnInitError: perhaps}")
+	awaitFault(t, w, "line 1: flags.failOnInitError")
 }
 
 func TestWatchSeesTheSwapOfAConfigMap(t *testing.T) {
