@@ -1,4 +1,5 @@
-// Command gpu-driver packs NVIDIA drivers into folders and images for the nodes of a cluster.
+// Command gpu-driver packs NVIDIA drivers into folders and images for the nodes of a cluster, and
+// changes the driver of a node.
 package main
 
 import (

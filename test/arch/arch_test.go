@@ -80,7 +80,9 @@ var narrower = map[string]string{
 const lean = "cmd/gpu-device-plugin"
 
 var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/cluster",
-	module + "internal/dra/draplugin", module + "internal/maintenance/driver/driverpack"}
+	module + "internal/dra/draplugin", module + "internal/maintenance/driver/driverpack",
+	module + "internal/maintenance/driver/driverhost", module + "internal/maintenance/driver/driverkernel",
+	module + "internal/maintenance/driver/driverstore"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {

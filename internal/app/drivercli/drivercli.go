@@ -1,5 +1,5 @@
 // Package drivercli is the command line of the program gpu-driver. Package cli does not import it, so
-// the daemon's program contains no code for packing drivers.
+// the daemon's program contains no code for packing and loading drivers.
 package drivercli
 
 import (
@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverpack"
 )
@@ -46,16 +47,28 @@ func Execute(ctx context.Context, args []string, output io.Writer) error {
 func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "gpu-driver",
-		Short: "Pack NVIDIA drivers for the nodes of a cluster",
+		Short: "Pack NVIDIA drivers, and change the driver of a node",
 		Long: "gpu-driver makes a folder and an OCI image out of NVIDIA's .run file of a driver: the user space as\n" +
 			"NVIDIA's installer lays it out, kernel modules for any number of kernels, and a manifest with the\n" +
-			"digest of every file. It runs on any Linux machine, without a GPU and without root.",
+			"digest of every file. That runs on any Linux machine, without a GPU and without root.\n\n" +
+			"On a node, gpu-driver serve loads the driver of such a folder, and changes it on request.",
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
-	root.AddCommand(newPackCommand(), newBuildCommand(), newVerifyCommand(), newVersionCommand())
+	root.AddCommand(newPackCommand(), newBuildCommand(), newVerifyCommand(), newVersionCommand(),
+		newServeCommand(), newStatusCommand(), newPlaceCommand(), newSwapCommand(), newCopySelfCommand(),
+		newCallCommand("next-boot DIGEST|VERSION", driverapi.CallNextBoot, "Change the driver at the next boot of this node",
+			"next-boot places a driver folder. The loaded driver stays until the node restarts."),
+		newCallCommand("confirm", driverapi.CallConfirm, "End a change: the new driver works",
+			"confirm ends a change whose step is unproven. The former driver folder stays until a third one is placed."),
+		newCallCommand("revert", driverapi.CallRevert, "Take a change back: the new driver does not work",
+			"revert unloads the driver of a change whose step is unproven, and loads the former one. The change has\n"+
+				"then failed; `gpu-driver cancel` forgets it."),
+		newCallCommand("cancel", driverapi.CallCancel, "End a change that has not unloaded the driver",
+			"cancel ends a change that copies a folder, waits for users of the driver or waits for a boot, and forgets\n"+
+				"one that has failed. The loaded driver stays."))
 	return root
 }
 

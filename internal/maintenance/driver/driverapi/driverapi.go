@@ -75,6 +75,7 @@ type Folder struct {
 	Version string   `json:"version"`
 	Kernels []string `json:"kernels,omitempty"` // releases for which the folder has modules
 	IsHere  bool     `json:"isHere"`            // it is in the directory, whole
+	Percent int      `json:"percent,omitempty"` // of CallPlace, by bytes; 0 if the folder is not being copied
 	// Source is the path of the folder among the sources, such as an image volume; empty if the folder
 	// is not there.
 	Source string `json:"source,omitempty"`

@@ -217,6 +217,13 @@ func driver(kernel root) preflight.Driver {
 	return d
 }
 
+// Loaded returns the rows of /proc/modules, and the version of the loaded driver, in the node's root.
+// The version is empty if no driver is loaded.
+func Loaded(host fs.FS) ([]preflight.LoadedModule, string, error) {
+	modules, err := loaded(root{FS: host})
+	return modules, driver(root{FS: host}).Version, err
+}
+
 // isVersion reports whether a word is a driver version, such as 580.95.05.
 func isVersion(word string) bool {
 	parts := strings.Split(word, ".")

@@ -131,6 +131,9 @@ func modinfo(file io.ReaderAt) (map[string]string, error) {
 	return nil, errNoModule
 }
 
+// ModuleInfo returns the section .modinfo of a module file: the first value of each key.
+func ModuleInfo(file io.ReaderAt) (map[string]string, error) { return modinfo(file) }
+
 // maxValue limits a value of .modinfo and the name of a signer, in bytes.
 const maxValue = 256
 

@@ -45,6 +45,9 @@ var kinds = []string{KindPod, KindClaim, KindService, KindProcess, KindModule, K
 // ownModules are the modules of the driver itself, which are unloaded with it.
 var ownModules = []string{"nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
 
+// IsOwnModule reports whether a loaded module belongs to the driver.
+func IsOwnModule(name string) bool { return slices.Contains(ownModules, name) }
+
 // ownPrograms are the names of this project's programs, as the kernel cuts them.
 var ownPrograms = []string{"gpu-device-plug", "gpu-node-agent"}
 

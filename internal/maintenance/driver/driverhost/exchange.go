@@ -1,0 +1,209 @@
+package driverhost
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+)
+
+// clients are the services that are stopped for a change and started again: they use the driver, and
+// run no workload of users.
+var clients = []string{"nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-imex.service",
+	"nvidia-dcgm.service", "dcgm.service", "nvidia-dcgm-exporter.service", "dcgm-exporter.service",
+	"nvidia-powerd.service", "nvidia-topologyd.service"}
+
+// unload takes the present driver out, and begins to load the new one.
+func (h *Host) unload(ctx context.Context) (time.Duration, error) {
+	if pause, err := h.takeOut(ctx); pause > 0 || err != nil {
+		return pause, err
+	}
+	err := h.enter(driverapi.StepLoading, func(j *journal) {
+		j.Loaded = loaded{j.Change.To, h.boot}
+		j.Change.Loads++
+	})
+	if err != nil { // such as a full disk: the node must not stay without a driver
+		return 0, errors.Join(err, h.restore(ctx))
+	}
+	h.counted = true
+	return 0, nil
+}
+
+// takeOut unloads the loaded driver. It returns a pause while something uses the driver, which then
+// stays whole.
+func (h *Host) takeOut(ctx context.Context) (time.Duration, error) {
+	state, err := h.kernel.State()
+	if err != nil {
+		return 0, err
+	}
+	switch {
+	case len(state.Own) == 0:
+		return 0, nil
+	case h.loaded() == "":
+		return 0, fmt.Errorf("driver %s was loaded by another program", state.Version)
+	case state.IsUsed():
+		return h.free(ctx)
+	}
+	switch err := h.kernel.Unload(h.progress); {
+	case errors.Is(err, driverkernel.ErrInUse): // since a moment ago
+		return h.o.Pause, h.restore(ctx)
+	case err != nil:
+		return 0, errors.Join(err, h.restore(ctx))
+	}
+	return 0, nil
+}
+
+// restore loads the modules of the present driver that are out, so that its users have a whole driver.
+func (h *Host) restore(ctx context.Context) error {
+	if digest := h.loaded(); digest != "" {
+		return h.loadFolder(ctx, digest)
+	}
+	return nil
+}
+
+// free stops the services that use the driver, and names its other users.
+func (h *Host) free(ctx context.Context) (time.Duration, error) {
+	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
+	facts.Devices.Missing, facts.Claims.Missing = "", ""
+	holders := preflight.Examine(facts).Holders
+	var services, names []string
+	for _, one := range holders {
+		names = append(names, one.Kind+" "+one.Name)
+		if one.Kind == preflight.KindService && slices.Contains(clients, one.Name) {
+			services = append(services, one.Name)
+		}
+	}
+	reason := "the driver is in use by " + strings.Join(names, ", ")
+	if len(names) == 0 {
+		reason = "the driver is in use, by what is not known"
+	}
+	h.waits(reason, holders)
+	for _, name := range services {
+		if !slices.Contains(h.Services, name) {
+			if err := h.write(func(j *journal) { j.Services = append(j.Services, name) }); err != nil {
+				return 0, err
+			}
+		}
+		klog.FromContext(ctx).Info("Stopping a service that uses the driver", "service", name)
+		if err := h.kernel.Calls.Run(ctx, "systemctl", "stop", name); err != nil {
+			return 0, fmt.Errorf("stop the service %s, which uses the driver: %w", name, err)
+		}
+	}
+	return h.o.Pause, nil
+}
+
+// startServices starts the services that were stopped. A service that does not start is named in the
+// log: it may not fit the new driver.
+func (h *Host) startServices(ctx context.Context) error {
+	if len(h.Services) == 0 {
+		return nil
+	}
+	for _, name := range h.Services {
+		if err := h.kernel.Calls.Run(ctx, "systemctl", "start", name); err != nil {
+			klog.FromContext(ctx).Error(err, "A service of the driver does not start again", "service", name)
+		}
+	}
+	return h.write(func(j *journal) { j.Services = nil })
+}
+
+// load loads the new driver. No module of another one is loaded.
+func (h *Host) load(ctx context.Context) (time.Duration, error) {
+	if reason := h.foreign(); reason != "" {
+		return 0, h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = reason })
+	}
+	if !h.counted {
+		if h.Change.Loads >= maxLoads {
+			return 0, h.enter(driverapi.StepReverting, func(j *journal) {
+				j.Change.Reason = fmt.Sprintf("the node has loaded the driver %d times, and ended or restarted before "+
+					"the driver was confirmed", j.Change.Loads)
+			})
+		}
+		err := h.write(func(j *journal) {
+			j.Loaded = loaded{j.Change.To, h.boot}
+			j.Change.Loads++
+			j.Change.BootID = h.boot
+		})
+		if err != nil {
+			return 0, err
+		}
+		h.counted = true
+	}
+	if err := h.store.SetCurrent(h.Change.To); err != nil {
+		return 0, err
+	}
+	switch err := h.loadFolder(ctx, h.Change.To); {
+	case ctx.Err() != nil:
+		return 0, ctx.Err()
+	case err != nil:
+		return 0, h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = err.Error() })
+	}
+	if err := h.startServices(ctx); err != nil {
+		return 0, err
+	}
+	return 0, h.enter(driverapi.StepUnproven, nil)
+}
+
+// foreign returns why another driver is loaded than that of the journal; empty if none is.
+func (h *Host) foreign() string {
+	state, err := h.kernel.State()
+	switch {
+	case err != nil:
+		return ""
+	case state.Nouveau:
+		return "the kernel has loaded nouveau, which has the GPUs"
+	case len(state.Own) > 0 && h.loaded() == "":
+		return "another program has loaded driver " + state.Version
+	}
+	return ""
+}
+
+// revert loads the former driver again.
+func (h *Host) revert(ctx context.Context) (time.Duration, error) {
+	from, to := h.Change.From, h.Change.To
+	foreign := h.foreign()
+	if foreign == "" && h.loaded() == to {
+		if pause, err := h.takeOut(ctx); pause > 0 || err != nil {
+			return pause, err
+		}
+	}
+	if foreign == "" && h.loaded() != from {
+		h.loadsAgain(ctx, loaded{from, h.boot})
+	}
+	if err := h.store.SetCurrent(from); err != nil {
+		return 0, err
+	}
+	reason := h.Change.Reason
+	if foreign == "" && from != "" {
+		if err := h.loadModules(ctx, from); err != nil {
+			if ctx.Err() != nil {
+				return 0, ctx.Err()
+			}
+			reason += "; the former driver cannot be loaded either: " + err.Error()
+		}
+	}
+	if err := h.startServices(ctx); err != nil {
+		return 0, err
+	}
+	return 0, h.fail(reason)
+}
+
+// loadsAgain records that the modules of the former driver may be loaded. If the disk is full, the
+// record stays in memory and the former driver is loaded nevertheless: at worst the next process
+// unloads and loads it once more.
+func (h *Host) loadsAgain(ctx context.Context, now loaded) {
+	if err := h.write(func(j *journal) { j.Loaded = now }); err != nil {
+		klog.FromContext(ctx).Error(err, "The journal of driver changes was not written")
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.Loaded = now
+	}
+}

@@ -1,0 +1,202 @@
+package driverhost
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverstore"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+)
+
+// status returns what the host knows.
+func (h *Host) status(ctx context.Context) (driverapi.Status, error) {
+	release, err := h.kernel.Release()
+	if err != nil {
+		return driverapi.Status{}, err
+	}
+	state, err := h.kernel.State()
+	if err != nil {
+		return driverapi.Status{}, err
+	}
+	s := driverapi.Status{Kernel: release, BootID: h.boot, LoadedVersion: state.Version}
+	v := h.judge(ctx, factsAge)
+	s.Refusals = v.refusals
+	if s.Current, err = h.store.Current(); err != nil {
+		s.Refusals = append(s.Refusals, err.Error())
+	}
+	s.Folders = h.folders(v)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if state.Version != "" {
+		s.LoadedDigest = h.loaded()
+	}
+	if c := h.Change; c != nil {
+		s.Change = &driverapi.Change{From: c.From, To: c.To, Step: c.Step, Percent: h.percent, Since: c.Since,
+			Reason: c.Reason, Holders: h.holders, Loads: c.Loads}
+		if h.reason != "" {
+			s.Change.Reason = strings.TrimPrefix(c.Reason+"; "+h.reason, "; ")
+		}
+		switch c.Step {
+		case driverapi.StepUnproven, driverapi.StepNextBoot, driverapi.StepFailed:
+			s.Change.Percent = 100
+		default:
+		}
+	}
+	return s, nil
+}
+
+// folders returns the folders of the directory and of the sources, in the order of version and digest.
+func (h *Host) folders(v judged) []driverapi.Folder {
+	all := map[string]driverapi.Folder{}
+	add := func(f driverstore.Folder, edit func(*driverapi.Folder)) {
+		one, known := all[f.Digest]
+		if !known {
+			one = driverapi.Folder{Digest: f.Digest, Version: f.Manifest.Version, Kernels: f.Manifest.Releases(),
+				Problem: v.problems[f.Digest]}
+		}
+		edit(&one)
+		all[f.Digest] = one
+	}
+	here, _ := h.store.Folders()                // an unreadable directory has none
+	sources, _ := driverstore.Find(h.o.Sources) // the log has the errors
+	for _, f := range here {
+		add(f, func(one *driverapi.Folder) { one.IsHere = true })
+	}
+	for _, f := range sources {
+		add(f, func(one *driverapi.Folder) { one.Source = f.Path })
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for digest, problem := range h.problems {
+		if one, known := all[digest]; known && one.Problem == "" {
+			one.Problem = problem
+			all[digest] = one
+		}
+	}
+	for digest, percent := range h.placing {
+		if one, known := all[digest]; known {
+			one.Percent = percent
+			all[digest] = one
+		}
+	}
+	return slices.SortedFunc(maps.Values(all), func(a, b driverapi.Folder) int {
+		return strings.Compare(a.Version+" "+a.Digest, b.Version+" "+b.Digest)
+	})
+}
+
+// factsAge is how old the facts of a status may be. Reading them takes up to a second.
+const factsAge = time.Minute
+
+// judged is what the node says about the folders and about the owner of its driver.
+type judged struct {
+	at       time.Time
+	refusals []string
+	problems map[string]string // why a folder cannot be loaded, by digest
+	sources  string            // errors of the sources
+}
+
+// judging lets one call at a time read the facts.
+var judging sync.Mutex
+
+// judge returns the facts, which are at most of the given age.
+func (h *Host) judge(ctx context.Context, age time.Duration) judged {
+	judging.Lock()
+	defer judging.Unlock()
+	h.mu.Lock()
+	last := h.judged
+	h.mu.Unlock()
+	if age > 0 && time.Since(last.at) < age && !h.hasNew(last) {
+		return last
+	}
+	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.Read(ctx)
+	facts.NextBoot.Missing = "The kernel of the next boot is not judged here"
+	next := judged{at: time.Now(), problems: map[string]string{}}
+	next.refusals = h.refusals(facts)
+	for _, f := range h.everyFolder() {
+		if _, known := next.problems[f.Digest]; !known {
+			next.problems[f.Digest] = problem(f, facts)
+		}
+	}
+	if _, err := driverstore.Find(h.o.Sources); err != nil {
+		if next.sources = err.Error(); next.sources != last.sources {
+			klog.FromContext(ctx).Error(err, "A folder among the sources cannot be used")
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.judged = next
+	return next
+}
+
+// hasNew reports whether a folder is there that was not judged.
+func (h *Host) hasNew(v judged) bool {
+	return slices.ContainsFunc(h.everyFolder(), func(f driverstore.Folder) bool {
+		_, known := v.problems[f.Digest]
+		return !known
+	})
+}
+
+func (h *Host) everyFolder() []driverstore.Folder {
+	here, _ := h.store.Folders()
+	sources, _ := driverstore.Find(h.o.Sources)
+	return append(here, sources...)
+}
+
+// problem returns why the running kernel or the GPUs of the node refuse a folder; empty if they do not.
+func problem(f driverstore.Folder, facts preflight.Facts) string {
+	facts.Target = driverfacts.Target(f.Path, os.DirFS(f.Path))
+	for _, finding := range preflight.ExamineNextBoot(facts) {
+		if finding.Severity == diagnosis.Error {
+			return finding.Message
+		}
+	}
+	return ""
+}
+
+// refusals returns why the driver of the node must not be changed by this program.
+func (h *Host) refusals(facts preflight.Facts) (all []string) {
+	h.mu.Lock()
+	digest := h.loaded()
+	h.mu.Unlock()
+	state, err := h.kernel.State()
+	switch {
+	case err != nil:
+		all = append(all, fmt.Sprintf("the loaded modules cannot be read: %v", err))
+	case state.Nouveau:
+		all = append(all, "nouveau is loaded, and has the GPUs: add it to the modules that the kernel must not load "+
+			"(blacklist nouveau), and restart the node")
+	case len(state.Own) > 0 && digest == "":
+		all = append(all, fmt.Sprintf("driver %s is loaded, and gpu-driver has not loaded it: remove what loads it, and "+
+			"restart the node", state.Version))
+	}
+	for _, missing := range []string{facts.Owners.Missing, facts.Sets.Missing} {
+		if missing != "" {
+			all = append(all, "what installed the driver is not known: "+missing)
+		}
+	}
+	for _, o := range facts.Owners.Value {
+		if o.Kind == preflight.Image {
+			continue // without modules, the image brings no driver
+		}
+		all = append(all, fmt.Sprintf("the driver of this node belongs to %s (%s): remove it there first", o.Kind,
+			o.Evidence))
+	}
+	for _, set := range facts.Sets.Value {
+		if len(set.Files) > 0 && set.Release == facts.Kernel.Value && len(all) == 0 {
+			all = append(all, fmt.Sprintf("the node has a driver of its own, which the next boot may load (%s): remove it "+
+				"first", set.Files[0].Path))
+		}
+	}
+	return all
+}
