@@ -201,14 +201,12 @@ func (h *Host) rest(ctx context.Context, step driverapi.Step) (time.Duration, er
 		default:
 		}
 	}
+	var problem error
 	if !h.isSettled {
-		if err := h.settle(ctx); err != nil {
-			return 0, err
-		}
-		h.isSettled = true
-		h.waits("", nil)
+		problem = h.settle(ctx)
+		h.isSettled = problem == nil
 	}
-	if step == driverapi.StepPlacing {
+	if step == driverapi.StepPlacing { // also if the present driver cannot be loaded
 		return h.place(ctx)
 	}
 	for digest := range h.snapshotOfPlacing() {
@@ -216,7 +214,10 @@ func (h *Host) rest(ctx context.Context, step driverapi.Step) (time.Duration, er
 			klog.FromContext(ctx).Error(err, "A driver folder was not placed", "digest", digest)
 		}
 	}
-	return idle, nil
+	if problem == nil {
+		h.waits("", nil)
+	}
+	return idle, problem
 }
 
 // settle makes the loaded driver whole: after a boot, and after a change that was ended in the middle.

@@ -7,8 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverhost"
@@ -20,6 +22,15 @@ const (
 	oldVersion = "570.86.15"
 	newVersion = "580.95.05"
 )
+
+// TestMain keeps the folders in memory, because each change is synced, and the log out of the output.
+func TestMain(m *testing.M) {
+	if info, err := os.Stat("/dev/shm"); err == nil && info.IsDir() {
+		_ = os.Setenv("TMPDIR", "/dev/shm")
+	}
+	klog.SetLogger(logr.Discard())
+	m.Run()
+}
 
 // A node is a node with two drivers among the sources.
 type node struct {
@@ -53,10 +64,7 @@ func (n *node) stop() {
 func (n *node) start() {
 	n.Helper()
 	n.stop()
-	host, err := driverhost.New(driverhost.Options{
-		Directory: n.directory, Sources: n.sources, Pause: time.Second, Step: n.step,
-		Kernel: &driverkernel.Kernel{Root: n.kernel.Root, Calls: n.kernel},
-	})
+	host, err := n.open()
 	if err != nil {
 		n.Fatal(err)
 	}
@@ -64,9 +72,17 @@ func (n *node) start() {
 	n.drive()
 }
 
+// open returns a new host.
+func (n *node) open() (*driverhost.Host, error) {
+	return driverhost.New(driverhost.Options{
+		Directory: n.directory, Sources: n.sources, Pause: time.Second, Step: n.step,
+		Kernel: &driverkernel.Kernel{Root: n.kernel.Root, Calls: n.kernel},
+	})
+}
+
 // drive lets the host act until it waits.
 func (n *node) drive() {
-	for n.host.Act(n.Context()) == 0 {
+	for n.host.Act(n.Context()) < time.Second {
 	}
 }
 
@@ -248,9 +264,7 @@ func TestTwoHosts(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.start()
-	_, err := driverhost.New(driverhost.Options{Directory: n.directory,
-		Kernel: &driverkernel.Kernel{Root: n.kernel.Root, Calls: n.kernel}})
-	if err == nil || !strings.Contains(err.Error(), "another instance has the lock") {
+	if _, err := n.open(); err == nil || !strings.Contains(err.Error(), "another instance has the lock") {
 		t.Errorf("a second host: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package driverhost
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,18 +76,15 @@ func (h *Host) free(ctx context.Context) (time.Duration, error) {
 	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
 	facts.Devices.Missing, facts.Claims.Missing = "", ""
 	holders := preflight.Examine(facts).Holders
-	var services, names []string
-	for _, one := range holders {
-		names = append(names, one.Kind+" "+one.Name)
-		if one.Kind == preflight.KindService && slices.Contains(clients, one.Name) {
-			services = append(services, one.Name)
+	h.waits(inUse(holders), holders)
+	var services []string
+	others := slices.DeleteFunc(slices.Clone(holders), func(one preflight.Holder) bool {
+		if one.Kind != preflight.KindService || !slices.Contains(clients, one.Name) {
+			return false
 		}
-	}
-	reason := "the driver is in use by " + strings.Join(names, ", ")
-	if len(names) == 0 {
-		reason = "the driver is in use, by what is not known"
-	}
-	h.waits(reason, holders)
+		services = append(services, one.Name)
+		return true
+	})
 	for _, name := range services {
 		if !slices.Contains(h.Services, name) {
 			if err := h.write(func(j *journal) { j.Services = append(j.Services, name) }); err != nil {
@@ -98,7 +96,20 @@ func (h *Host) free(ctx context.Context) (time.Duration, error) {
 			return 0, fmt.Errorf("stop the service %s, which uses the driver: %w", name, err)
 		}
 	}
+	if state, err := h.kernel.State(); len(services) > 0 && err == nil && !state.IsUsed() {
+		return time.Millisecond, nil
+	}
+	h.waits(inUse(others), others)
 	return h.o.Pause, nil
+}
+
+// inUse returns the sentence about the users of the driver.
+func inUse(holders []preflight.Holder) string {
+	var names []string
+	for _, one := range holders {
+		names = append(names, one.Kind+" "+one.Name)
+	}
+	return "the driver is in use by " + cmp.Or(strings.Join(names, ", "), "something that was not found")
 }
 
 // startServices starts the services that were stopped. A service that does not start is named in the

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverstore"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
@@ -155,6 +156,9 @@ func (h *Host) everyFolder() []driverstore.Folder {
 
 // problem returns why the running kernel or the GPUs of the node refuse a folder; empty if they do not.
 func problem(f driverstore.Folder, facts preflight.Facts) string {
+	if release := facts.Kernel.Value; release != "" && !f.Manifest.HasKernel(release) {
+		return driverkernel.NoModules(f.Manifest, release).Error()
+	}
 	facts.Target = driverfacts.Target(f.Path, os.DirFS(f.Path))
 	for _, finding := range preflight.ExamineNextBoot(facts) {
 		if finding.Severity == diagnosis.Error {

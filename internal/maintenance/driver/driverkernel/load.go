@@ -87,12 +87,7 @@ func (k *Kernel) Load(ctx context.Context, folder string, m driverfolder.Manifes
 func openModules(folder string, m driverfolder.Manifest, release string) (all []module, err error) {
 	files := m.ModuleFiles(release)
 	if len(files) == 0 {
-		has := "none"
-		if len(m.Kernels) > 0 {
-			has = strings.Join(m.Releases(), ", ")
-		}
-		return nil, fmt.Errorf("driver %s has no modules for the kernel %s; it has those for: %s. Pack it again with "+
-			"the modules for this kernel", m.Version, release, has)
+		return nil, NoModules(m, release)
 	}
 	root, err := os.OpenRoot(folder)
 	if err != nil {
@@ -110,6 +105,12 @@ func openModules(folder string, m driverfolder.Manifest, release string) (all []
 		all = append(all, one)
 	}
 	return inOrder(all), nil
+}
+
+// NoModules returns the error for a folder without modules for a kernel.
+func NoModules(m driverfolder.Manifest, release string) error {
+	return fmt.Errorf("driver %s has no modules for the kernel %s; it has those for: %s. Pack it again with the modules "+
+		"for this kernel", m.Version, release, cmp.Or(strings.Join(m.Releases(), ", "), "none"))
 }
 
 // openModule opens a module file and compares its digest.

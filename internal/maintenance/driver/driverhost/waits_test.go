@@ -1,0 +1,170 @@
+package driverhost_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/standinkernel"
+)
+
+// A change waits for users of the driver, names them, and goes on when they are gone. The driver's own
+// services are stopped, and started at the end.
+func TestUsersOfTheDriver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	const service = "nvidia-persistenced.service"
+	n.kernel.Hold(900, "nvidia-persistenced", service)
+	n.kernel.Hold(77, "train", "user.slice")
+	n.kernel.Refresh()
+	s := n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepUnloading, "in use by process train (77)")
+	if len(s.Change.Holders) != 1 || s.Change.Holders[0].Release != "end the process: kill 77" {
+		t.Errorf("holders: %+v", s.Change.Holders)
+	}
+	n.has(n.old)
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new}) // is under way
+
+	n.do(driverapi.CallCancel, driverapi.Arguments{})
+	n.has(n.old)
+	calls := "systemctl stop " + service + "\nsystemctl start " + service + "\n"
+	if diff := cmp.Diff(calls, n.kernel.Calls()); diff != "" {
+		t.Errorf("calls after the end of the change (-want +got):\n%s", diff)
+	}
+	n.kernel.Forget()
+	n.kernel.Hold(900, "nvidia-persistenced", service)
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.start() // another process goes on
+	n.isIn(driverapi.StepUnloading, "in use by process train (77)")
+	n.kernel.Release(77)
+	n.kernel.Refresh()
+	n.drive()
+	n.isIn(driverapi.StepUnproven, "")
+	n.has(n.new)
+	if got := n.kernel.Calls(); !strings.HasPrefix(got, "systemctl stop") || !strings.HasSuffix(got, "systemctl start "+
+		service+"\n") {
+		t.Errorf("calls: %s", got)
+	}
+
+	// The same users may be there when the change is taken back.
+	n.kernel.Hold(77, "train", "user.slice")
+	n.kernel.Refresh()
+	n.do(driverapi.CallRevert, driverapi.Arguments{Reason: "no CUDA"})
+	n.isIn(driverapi.StepReverting, "no CUDA; the driver is in use by process train (77)")
+	n.has(n.new)
+	n.boot() // ends them as well
+	n.isIn(driverapi.StepFailed, "no CUDA")
+	n.has(n.old)
+}
+
+// A user that comes while modules are unloaded finds a whole driver.
+func TestUserAtTheLastMoment(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.step = func(name string) {
+		if name == "before unload nvidia" && n.kernel.Calls() == "unload nvidia_uvm\nunload nvidia_modeset\n" {
+			n.kernel.Hold(77, "train", "user.slice") // the counts of /proc/modules are old
+		}
+	}
+	n.start()
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepUnloading, "")
+	n.has(n.old)
+}
+
+func TestNextBoot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.kernel.Hold(77, "train", "user.slice")
+	n.kernel.Refresh()
+	n.do(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepNextBoot, "")
+	n.has(n.old)
+	n.start()
+	n.has(n.old)
+	n.kernel.Release(77)
+	n.boot()
+	n.isIn(driverapi.StepUnproven, "")
+	n.has(n.new)
+	n.do(driverapi.CallConfirm, driverapi.Arguments{})
+	n.do(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.old})
+	n.do(driverapi.CallCancel, driverapi.Arguments{})
+	n.boot()
+	n.has(n.new)
+}
+
+// A node that restarts again and again before the new driver is confirmed comes back with the old one.
+func TestNodeThatRestartsAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.boot()
+	n.isIn(driverapi.StepUnproven, "")
+	n.has(n.new)
+	n.boot()
+	n.isIn(driverapi.StepFailed, "the node has loaded the driver 2 times")
+	n.has(n.old)
+	n.boot()
+	n.has(n.old)
+}
+
+// A driver that cannot be loaded at a boot does not keep the node from getting another one.
+func TestKernelWithoutModules(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	other := standinkernel.Driver(t, n.sources, "other", "575.1.1", "5.15.0-1")
+	n.withOld()
+	n.refused(driverapi.CallSwap, driverapi.Arguments{Digest: other}, "driver 575.1.1 has no modules for the kernel "+
+		standinkernel.Release+"; it has those for: 5.15.0-1")
+	if problem := n.status().Folders[1].Problem; !strings.Contains(problem, "has no modules for the kernel") {
+		t.Errorf("the folder's problem is %q", problem)
+	}
+	n.kernel.Refuse("nvidia="+oldVersion, unix.ENOEXEC)
+	n.boot()
+	s := n.status()
+	if s.LoadedVersion != "" || !strings.Contains(s.Folders[0].Problem, "it was built for another kernel") {
+		t.Errorf("a kernel that refuses the driver: %+v", s)
+	}
+	n.swap(n.new)
+	n.has(n.new)
+}
+
+func TestOwnersOfTheDriver(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		file, content, want string
+	}{
+		"packages": {"var/lib/dpkg/status", "Package: nvidia-driver-570\nStatus: install ok installed\nVersion: 570.86.15-1\n\n",
+			"the driver of this node belongs to dpkg packages (/var/lib/dpkg/status: nvidia-driver-570)"},
+		"operator": {"run/nvidia/driver/usr/bin/nvidia-smi", "", "belongs to the GPU operator's driver container"},
+		"a module that the next boot loads": {"lib/modules/" + standinkernel.Release + "/updates/nvidia.ko", "",
+			"the node has a driver of its own"},
+		"another driver": {"proc/modules", "nvidia 1000 0 - Live 0x0\n", "gpu-driver has not loaded it"},
+		"nouveau":        {"proc/modules", "nouveau 1000 0 - Live 0x0\n", "nouveau is loaded"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			file := filepath.Join(n.kernel.Root, tt.file)
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(tt.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n.start()
+			n.refused(driverapi.CallSwap, driverapi.Arguments{Digest: n.new}, tt.want)
+			if s := n.status(); len(s.Refusals) == 0 || !strings.Contains(s.Refusals[0], tt.want) || s.Change != nil {
+				t.Errorf("status: %+v", s)
+			}
+			if got := n.kernel.Calls(); got != "" {
+				t.Errorf("it has changed the node: %s", got)
+			}
+		})
+	}
+}
