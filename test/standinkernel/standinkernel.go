@@ -200,7 +200,10 @@ func (k *Kernel) Load(module *os.File, parameters string) error {
 	}
 	on := strings.Split(info["depends"], ",")
 	for _, one := range on {
-		if one != "" && !slices.Contains(names, strings.ReplaceAll(one, "-", "_")) {
+		if !strings.HasPrefix(one, "nvidia") {
+			continue // of the kernel
+		}
+		if !slices.Contains(names, strings.ReplaceAll(one, "-", "_")) {
 			return unix.ENOENT
 		}
 		depends[name] = append(depends[name], strings.ReplaceAll(one, "-", "_"))
@@ -245,7 +248,8 @@ func (k *Kernel) Unload(name string) error {
 
 // MakeNode writes the number into a file.
 func (k *Kernel) MakeNode(path string, mode uint32, device uint64) error {
-	return os.WriteFile(path, fmt.Appendf(nil, "%d:%d", unix.Major(device), unix.Minor(device)), os.FileMode(mode))
+	return errors.Join(os.WriteFile(path, fmt.Appendf(nil, "%d:%d", unix.Major(device), unix.Minor(device)), 0o600),
+		os.Chmod(path, os.FileMode(mode)))
 }
 
 // Run records a program. systemctl stop ends the process of a service, and start starts it.

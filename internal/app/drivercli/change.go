@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -36,14 +37,15 @@ type client struct {
 
 func (c client) call(name string, a driverapi.Arguments) (driverapi.Status, error) {
 	s, err := driverapi.Call(c.ctx, c.socket, name, a)
-	if errors.Is(err, control.ErrNoDaemon) {
-		err = fmt.Errorf("`gpu-driver serve` does not answer at %s: is its pod running? --socket names another "+
-			"socket: %w", c.socket, errors.Unwrap(err))
+	var reason *net.OpError
+	if errors.Is(err, control.ErrNoDaemon) && errors.As(err, &reason) {
+		err = fmt.Errorf("`gpu-driver serve` does not answer: start its pod, or name its socket with --socket: %w", reason)
 	}
 	return s, err
 }
 
-// digest returns the digest of the folder that the user named by its digest or its version.
+// digest returns the digest of the folder that the user named: by its digest or the begin of it, or by
+// its version or its branch.
 func (c client) digest(name string) (string, error) {
 	s, err := c.call(driverapi.CallStatus, driverapi.Arguments{})
 	if err != nil {
@@ -53,7 +55,7 @@ func (c client) digest(name string) (string, error) {
 	const shortest = 6
 	var found, all []string
 	for _, f := range s.Folders {
-		if f.Version == name || len(name) >= shortest && strings.HasPrefix(f.Digest, name) {
+		if f.Version == name || strings.HasPrefix(f.Version, name+".") || len(name) >= shortest && strings.HasPrefix(f.Digest, name) {
 			found = append(found, f.Digest)
 		}
 		all = append(all, f.Version+" (sha256:"+f.Digest+")")

@@ -221,6 +221,7 @@ func explainLoad(name, release string, err error) string {
 		{unix.EBUSY, "another driver, such as nouveau or vfio-pci, has the GPUs"},
 		{unix.ENOENT, "it needs a symbol that this kernel does not have; the kernel log has the name"},
 		{unix.EINVAL, "a parameter or a symbol does not fit; the kernel log has the reason"},
+		{unix.ENOSYS, "it cannot load modules at all"},
 		{unix.ENOMEM, "the kernel has no memory for it"},
 	} {
 		if errors.Is(err, known.is) {
