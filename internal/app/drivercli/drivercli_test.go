@@ -32,9 +32,14 @@ func TestWrongCalls(t *testing.T) {
 		"build-modules a": "--sha256 is missing: SHA-256 digest of the .run file",
 		"build-modules a --sha256 " + digest + " --folder f":                       "--kernel-source is missing: folder with the headers",
 		"build-modules a --sha256 " + digest + " --folder f --kernel-source /none": "/none is not the folder of a built kernel or of its headers",
-		"verify":       "verify needs the path of a driver folder: gpu-driver verify FOLDER",
-		"verify /none": "/none: no such file or directory",
-		"unpack":       `unknown command "unpack"`,
+		"verify":                          "verify needs the path of a driver folder: gpu-driver verify FOLDER",
+		"verify /none":                    "/none: no such file or directory",
+		"place":                           "place needs a digest or a version, or --from: gpu-driver place",
+		"place a --from b":                "place needs a digest or a version, or --from",
+		"swap":                            "swap needs the digest or the version of a driver folder: gpu-driver swap DIGEST|VERSION",
+		"status --socket /none/s":         "`gpu-driver serve` does not answer: start its pod, or name its socket with --socket: dial",
+		"serve --module-parameter nvidia": "--module-parameter nvidia is not like MODULE.NAME=VALUE",
+		"unpack":                          `unknown command "unpack"`,
 	} {
 		if _, err := run(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("gpu-driver %s: %v, want %s", args, err, want)

@@ -145,8 +145,11 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	if len(v.refusals) > 0 {
 		return errors.New(v.refusals[0])
 	}
-	// At the next boot, the kernel may be another one.
-	if problem := v.problems[a.Digest]; problem != "" && !atNextBoot {
+	problem := v.problems[a.Digest]
+	if atNextBoot {
+		problem = h.nextBootProblem(a.Digest, v)
+	}
+	if problem != "" {
 		return fmt.Errorf("the driver cannot be loaded on this node: %s", problem)
 	}
 	h.mu.Lock()

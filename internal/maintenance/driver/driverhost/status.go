@@ -105,6 +105,8 @@ type judged struct {
 	refusals []string
 	problems map[string]string // why a folder cannot be loaded, by digest
 	sources  string            // errors of the sources
+	// nextKernel is the release of the kernel of the next boot; empty if the node does not tell it.
+	nextKernel string
 }
 
 // judging lets one call at a time read the facts.
@@ -121,8 +123,11 @@ func (h *Host) judge(ctx context.Context, age time.Duration) judged {
 		return last
 	}
 	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.Read(ctx)
-	facts.NextBoot.Missing = "The kernel of the next boot is not judged here"
 	next := judged{at: time.Now(), problems: map[string]string{}}
+	if facts.NextBoot.Known() {
+		next.nextKernel = facts.NextBoot.Value.Release
+	}
+	facts.NextBoot.Missing = "The kernel of the next boot is not judged here"
 	next.refusals = h.refusals(facts)
 	for _, f := range h.everyFolder() {
 		if _, known := next.problems[f.Digest]; !known {
@@ -138,6 +143,17 @@ func (h *Host) judge(ctx context.Context, age time.Duration) judged {
 	defer h.mu.Unlock()
 	h.judged = next
 	return next
+}
+
+// nextBootProblem returns why the kernel of the next boot cannot load a folder; empty if it can, or if
+// that kernel is not known.
+func (h *Host) nextBootProblem(digest string, v judged) string {
+	for _, f := range h.everyFolder() {
+		if f.Digest == digest && v.nextKernel != "" && !f.Manifest.HasKernel(v.nextKernel) {
+			return driverkernel.NoModules(f.Manifest, v.nextKernel).Error()
+		}
+	}
+	return ""
 }
 
 // hasNew reports whether a folder is there that was not judged.

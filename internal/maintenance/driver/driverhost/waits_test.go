@@ -124,6 +124,19 @@ func TestKernelWithoutModules(t *testing.T) {
 	if problem := n.status().Folders[1].Problem; !strings.Contains(problem, "has no modules for the kernel") {
 		t.Errorf("the folder's problem is %q", problem)
 	}
+	// The next boot may start another kernel.
+	grub := filepath.Join(n.kernel.Root, "boot/vmlinuz")
+	if err := os.Symlink("vmlinuz-5.15.0-1", grub); err != nil {
+		t.Fatal(err)
+	}
+	n.refused(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.new}, "has no modules for the kernel 5.15.0-1")
+	n.do(driverapi.CallNextBoot, driverapi.Arguments{Digest: other})
+	n.isIn(driverapi.StepNextBoot, "")
+	n.boot() // it does not
+	n.isIn(driverapi.StepFailed, "has no modules for the kernel "+standinkernel.Release)
+	n.has(n.old)
+	n.do(driverapi.CallCancel, driverapi.Arguments{})
+
 	n.kernel.Refuse("nvidia="+oldVersion, unix.ENOEXEC)
 	n.boot()
 	s := n.status()
