@@ -191,6 +191,16 @@ kueue: build ## slow: Hold Jobs to a quota of GPU memory with Kueue's own contro
 	$(GO) test ./test/fleet -count=1 -v -run '^TestKueue$$' -timeout 20m -kubernetes $(KUBERNETES) -etcd $(ETCD) -helm $(HELM) \
 	  -kueue $(E2E_BUILT)/kueue-$(KUEUE) -agent $(CURDIR)/bin/gpu-node-agent
 
+.PHONY: recipes
+recipes: build ## slow: Run the recipes with the controllers that they are for (after make e2e)
+	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
+	@test -x $(ETCD) || { echo 'no etcd at $(ETCD): run make e2e first, or set ETCD'; exit 1; }
+	@test -x $(HELM) || { echo 'no Helm at $(HELM): run make e2e first, or set HELM'; exit 1; }
+	test/e2e/clusterapi/build $(E2E_BUILT)
+	$(GO) test ./test/fleet -count=1 -v -run '^TestRecipe' -timeout 20m -kubernetes $(KUBERNETES) -etcd $(ETCD) -helm $(HELM) \
+	  -agent $(CURDIR)/bin/gpu-node-agent \
+	  -cluster-api $(E2E_BUILT)/clusterapi-$(shell awk '$$1 == "sigs.k8s.io/cluster-api" {print substr($$2, 2); exit}' test/e2e/clusterapi/go.mod)
+
 .PHONY: e2e
 e2e: e2e-devicemanager e2e-monitoring e2e-node ## slow: Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')
 
@@ -205,7 +215,7 @@ nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a
 	@failed=; \
 	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
 	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-layouts ptx \
-	   nightly-random nightly-fleet kueue containerd release || failed=yes; \
+	   nightly-random nightly-fleet kueue recipes containerd release || failed=yes; \
 	 [ -z "$$failed" ]
 
 # The parts of make nightly that are not targets of their own use. One that fails ends none of the others. Nothing runs beside the real

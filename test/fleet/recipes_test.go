@@ -1,0 +1,324 @@
+package fleet
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// The recipes of docs/recipes.md with the controllers that they are for. Cluster API's comes from its
+// Go module.
+var clusterAPIDir = flag.String("cluster-api", "", "folder with Cluster API's controller and CRDs: see make recipes")
+
+// shortTimeout takes the place of the 15 minutes in which the recipes let a GPU be repaired. A reset
+// and the 30 seconds after which the condition becomes True fit into it.
+const shortTimeout = 2 * time.Minute
+
+// A recipeCluster is a real API server, and nodes on which gpu-node-agent runs as a recipe has it.
+type recipeCluster struct {
+	*quotaCluster
+	recipe string
+	nodes  map[string]*node.Node
+}
+
+// openRecipe installs the chart with the values of a recipe, and runs gpu-node-agent on nodes with
+// these names, with the environment and the rights of the chart's pods and with further arguments.
+func openRecipe(t *testing.T, recipe string, names []string, args ...string) *recipeCluster {
+	t.Helper()
+	admin, _ := startAPIServer(t)
+	c := &recipeCluster{recipe: recipe, nodes: map[string]*node.Node{}, quotaCluster: &quotaCluster{
+		t: t, admin: admin, folder: t.TempDir(), kubeconfig: writeKubeconfig(t, adminToken, "administrator"),
+	}}
+	c.helm("install", agentName, "../../deployments/helm/gpu-device-plugin", "--namespace", agentSpace,
+		"--values", c.path("values.yaml"))
+	set, err := admin.AppsV1().DaemonSets(agentSpace).Get(t.Context(), agentName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range set.Spec.Template.Spec.Containers[0].Env {
+		if e.ValueFrom == nil && !strings.Contains(e.Value, "$(") {
+			t.Setenv(e.Name, e.Value)
+		}
+	}
+	for _, name := range names {
+		c.startNode(name, args)
+	}
+	return c
+}
+
+// path returns the path of a file of the recipe.
+func (c *recipeCluster) path(file string) string {
+	return filepath.Join("../../deployments/recipes", c.recipe, file)
+}
+
+// createNode creates a Node that is ready, in the pool of the recipes.
+func (c *recipeCluster) createNode(name string) {
+	c.t.Helper()
+	createReadyNode(c.t, c.admin, name)
+	pool := []byte(`{"metadata": {"labels": {"pool": "gpu", "nvidia.com/gpu.present": "true"}}}`)
+	_, err := c.admin.CoreV1().Nodes().Patch(c.t.Context(), name, types.MergePatchType, pool, metav1.PatchOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// startNode creates a Node, and runs gpu-node-agent for it with simulated GPUs.
+func (c *recipeCluster) startNode(name string, args []string) {
+	c.t.Helper()
+	c.createNode(name)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: agentName + "-" + name}, Spec: corev1.PodSpec{
+		NodeName: name, ServiceAccountName: agentName, Containers: []corev1.Container{{Name: "c", Image: "none"}},
+	}}
+	pod, err := c.admin.CoreV1().Pods(agentSpace).Create(c.t.Context(), pod, metav1.CreateOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n, err := node.Open(node.Setup{Daemon: *agent, Profile: gpuNode})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			c.t.Logf("the log of gpu-node-agent on %s ends with:\n%s", name, n.Logged())
+		}
+		if err := n.Close(); err != nil {
+			c.t.Errorf("end the node %s: %v", name, err)
+		}
+	})
+	token := accountToken(c.t, c.admin, agentSpace, agentName, pod)
+	n.Args = append([]string{"--kubeconfig", writeKubeconfig(c.t, token, name), "--node-name", name}, args...)
+	if err := n.StartDaemon(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.nodes[name] = n
+	c.t.Logf("%s has its GPUs", name)
+}
+
+// simulate changes the simulated GPUs of a node, by the words of the command.
+func (c *recipeCluster) simulate(name string, words ...string) {
+	c.t.Helper()
+	var err error
+	poll.Within(c.t, soon, name+" answers", func() bool {
+		err = c.nodes[name].Do(c.t.Context(), append([]string{"simulate"}, words...)...)
+		return err == nil || !strings.Contains(err.Error(), "control.sock")
+	})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// node returns a Node.
+func (c *recipeCluster) node(name string) *corev1.Node {
+	c.t.Helper()
+	n, err := c.admin.CoreV1().Nodes().Get(c.t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return n
+}
+
+// condition returns the condition of the GPUs of a node, which may be empty.
+func (c *recipeCluster) condition(name string) corev1.NodeCondition {
+	c.t.Helper()
+	for _, is := range c.node(name).Status.Conditions {
+		if is.Type == "GPUHealthy" {
+			return is
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
+// becomes waits until the condition of a node has a status.
+func (c *recipeCluster) becomes(name string, status corev1.ConditionStatus) {
+	c.t.Helper()
+	poll.Within(c.t, soon, fmt.Sprintf("GPUHealthy of %s is %s", name, status), func() bool {
+		return c.condition(name).Status == status
+	})
+	is := c.condition(name)
+	c.t.Logf("GPUHealthy of %s is %s: %s: %s", name, is.Status, is.Reason, is.Message)
+}
+
+// kubectl runs kubectl as the administrator with a manifest as its input.
+func (c *recipeCluster) kubectl(input string, args ...string) {
+	c.t.Helper()
+	kubectl := filepath.Join(*kubernetesDir, "kubectl")
+	cmd := exec.CommandContext(c.t.Context(), kubectl, append(args, "--kubeconfig="+c.kubeconfig)...)
+	cmd.Stdin = strings.NewReader(input)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		c.t.Fatalf("kubectl %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+// manifest returns a file of the recipe with one value for another one, which it has to have.
+func (c *recipeCluster) manifest(file, from, to string) string {
+	c.t.Helper()
+	text, err := os.ReadFile(c.path(file))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if bytes.Count(text, []byte(from)) != 1 {
+		c.t.Fatalf("%s has %q not once", file, from)
+	}
+	return strings.Replace(string(text), from, to, 1)
+}
+
+// definitions creates the CustomResourceDefinitions of a folder.
+func (c *recipeCluster) definitions(folder string) {
+	c.t.Helper()
+	c.kubectl("", "create", "-f", folder)
+	c.kubectl("", "wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
+}
+
+// object reads an object by its path.
+func (c *recipeCluster) object(path string, into any) {
+	c.t.Helper()
+	text, err := c.admin.RESTClient().Get().AbsPath(path).Do(c.t.Context()).Raw()
+	if err == nil {
+		err = json.Unmarshal(text, into)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// TestRecipeOfClusterAPI has Cluster API's own controller judge five machines by the recipe. The
+// machine with a GPU that only a new one replaces is marked for remediation. The machine with a GPU that
+// the daemon resets is not, nor are the others.
+func TestRecipeOfClusterAPI(t *testing.T) {
+	if *clusterAPIDir == "" {
+		t.Skip("needs -cluster-api: see make recipes")
+	}
+	c := openRecipe(t, "cluster-api", []string{"defect", "reset"})
+	all := []string{"defect", "reset", "third", "fourth", "fifth"} // one of them is 20 %
+	for _, name := range all[2:] {
+		c.createNode(name)
+	}
+	c.definitions(filepath.Join(*clusterAPIDir, "crds"))
+	c.createMachines(all)
+	run(t, filepath.Join(*clusterAPIDir, "clusterapi"), "--kubeconfig="+c.kubeconfig, "-v=4")
+	c.kubectl(c.manifest("machinehealthcheck.yaml", "timeoutSeconds: 900",
+		fmt.Sprintf("timeoutSeconds: %d", shortTimeout/time.Second)), "create", "-f", "-")
+
+	c.simulate("defect", "remap-failure", "--gpu", "3")
+	c.simulate("reset", "xid", "--gpu", "3", "--xid", "119")
+	c.becomes("defect", corev1.ConditionFalse)
+	c.becomes("reset", corev1.ConditionFalse)
+	c.becomes("reset", corev1.ConditionTrue)
+	if is := c.machineCondition("defect", "OwnerRemediated"); is.Status != "" {
+		t.Errorf("the machine is marked before the timeout: %+v", is)
+	}
+	poll.Within(t, shortTimeout+soon, "the machine with the defect GPU is marked", func() bool {
+		return c.machineCondition("defect", "OwnerRemediated").Status == metav1.ConditionFalse
+	})
+	why := c.machineCondition("defect", "HealthCheckSucceeded")
+	t.Logf("defect: %s: %s", why.Reason, why.Message)
+	if why.Status != metav1.ConditionFalse || !strings.Contains(why.Message, "GPUHealthy") {
+		t.Errorf("the check of the machine is %+v", why)
+	}
+	since := c.condition("defect").LastTransitionTime
+	if marked := c.machineCondition("defect", "OwnerRemediated").LastTransitionTime; marked.Sub(since.Time) < shortTimeout {
+		t.Errorf("marked at %v, %v after %v", marked, marked.Sub(since.Time), since)
+	}
+	for _, name := range all[1:] {
+		if is := c.machineCondition(name, "HealthCheckSucceeded"); is.Status != metav1.ConditionTrue {
+			t.Errorf("the check of %s is %+v", name, is)
+		}
+		if is := c.machineCondition(name, "OwnerRemediated"); is.Status != "" {
+			t.Errorf("%s is marked: %+v", name, is)
+		}
+	}
+}
+
+// createMachines creates the cluster of the recipe and a Machine for each Node, as a provider would,
+// with a status as Cluster API's other controllers would write it.
+func (c *recipeCluster) createMachines(nodes []string) {
+	c.t.Helper()
+	kubeconfig, err := os.ReadFile(c.kubeconfig)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.create(map[string]any{
+		"apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret", "metadata": map[string]any{
+			"name": "my-cluster-kubeconfig", "labels": map[string]any{"cluster.x-k8s.io/cluster-name": "my-cluster"},
+		}, "data": map[string]any{"value": kubeconfig},
+	})
+	now := time.Now().UTC().Format(time.RFC3339)
+	condition := func(name string) map[string]any {
+		return map[string]any{"type": name, "status": "True", "reason": name, "message": "", "lastTransitionTime": now}
+	}
+	host, port, _ := net.SplitHostPort("127.0.0.1:" + apiPort)
+	c.create(map[string]any{
+		"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": map[string]any{"name": "my-cluster"},
+		"spec": map[string]any{"controlPlaneEndpoint": map[string]any{"host": host, "port": json.Number(port)}},
+	})
+	c.status("cluster", "my-cluster", map[string]any{
+		"initialization": map[string]any{"infrastructureProvisioned": true, "controlPlaneInitialized": true},
+		"conditions":     []any{condition("ControlPlaneInitialized"), condition("InfrastructureReady")},
+	})
+	for _, name := range nodes {
+		c.create(map[string]any{
+			"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "metadata": map[string]any{
+				"name": name, "labels": map[string]any{"pool": "gpu", "cluster.x-k8s.io/cluster-name": "my-cluster"},
+			},
+			"spec": map[string]any{
+				"clusterName": "my-cluster", "bootstrap": map[string]any{"dataSecretName": "none"},
+				"infrastructureRef": map[string]any{
+					"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "StandIn", "name": name,
+				},
+			},
+		})
+		c.status("machine", name, map[string]any{
+			"nodeRef": map[string]any{"name": name}, "conditions": []any{condition("InfrastructureReady")},
+		})
+	}
+}
+
+// create creates an object.
+func (c *recipeCluster) create(object map[string]any) {
+	c.t.Helper()
+	text, err := json.Marshal(object)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.kubectl(string(text), "create", "-f", "-")
+}
+
+// status writes the status of an object.
+func (c *recipeCluster) status(kind, name string, status map[string]any) {
+	c.t.Helper()
+	text, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.kubectl("", "patch", kind, name, "--subresource=status", "--type=merge", "--patch="+string(text))
+}
+
+// machineCondition returns a condition of a Machine, which may be empty.
+func (c *recipeCluster) machineCondition(machine, name string) metav1.Condition {
+	c.t.Helper()
+	var object struct {
+		Status struct{ Conditions []metav1.Condition }
+	}
+	c.object("/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machines/"+machine, &object)
+	i := slices.IndexFunc(object.Status.Conditions, func(is metav1.Condition) bool { return is.Type == name })
+	if i < 0 {
+		return metav1.Condition{}
+	}
+	return object.Status.Conditions[i]
+}
