@@ -190,7 +190,7 @@ func listedCommands(t *testing.T) map[string]bool {
 		}
 		return all.String()
 	}
-	tests := read("internal/maintenance/driver/*/*_test.go") + read("test/*/*_test.go") + read("cmd/kubectl-gpu/internal/*/*_test.go") + read("hack/*/*_test.go")
+	tests := read("internal/maintenance/driver/*/*_test.go") + read("internal/app/drivercli/*_test.go") + read("test/*/*_test.go") + read("cmd/kubectl-gpu/internal/*/*_test.go") + read("hack/*/*_test.go")
 	makefile := read("Makefile")
 	_, table, _ := strings.Cut(read("docs/dev/testing.md"), "| command of a document | what runs it |\n|---|---|\n")
 	listed := map[string]bool{}

@@ -39,7 +39,8 @@ func (c client) call(name string, a driverapi.Arguments) (driverapi.Status, erro
 	s, err := driverapi.Call(c.ctx, c.socket, name, a)
 	var reason *net.OpError
 	if errors.Is(err, control.ErrNoDaemon) && errors.As(err, &reason) {
-		err = fmt.Errorf("`gpu-driver serve` does not answer: start its pod, or name its socket with --socket: %w", reason)
+		err = fmt.Errorf("`gpu-driver serve` does not answer: start its pod, or name its socket with --socket: %w",
+			reason)
 	}
 	return s, err
 }
@@ -55,14 +56,16 @@ func (c client) digest(name string) (string, error) {
 	const shortest = 6
 	var found, all []string
 	for _, f := range s.Folders {
-		if f.Version == name || strings.HasPrefix(f.Version, name+".") || len(name) >= shortest && strings.HasPrefix(f.Digest, name) {
+		if f.Version == name || strings.HasPrefix(f.Version, name+".") ||
+			len(name) >= shortest && strings.HasPrefix(f.Digest, name) {
 			found = append(found, f.Digest)
 		}
 		all = append(all, f.Version+" (sha256:"+f.Digest+")")
 	}
 	switch len(found) {
 	case 0:
-		return "", fmt.Errorf("the node has no driver folder %s; it has: %s", name, cmp.Or(strings.Join(all, ", "), "none"))
+		return "", fmt.Errorf("the node has no driver folder %s; it has: %s", name,
+			cmp.Or(strings.Join(all, ", "), "none"))
 	case 1:
 		return found[0], nil
 	}
@@ -131,8 +134,8 @@ func newSwapCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "swap DIGEST|VERSION",
 		Short: "Change the driver of this node now",
-		Long: "swap places a driver folder, unloads the present driver and loads the new one. While something uses the\n" +
-			"driver, it waits and names the users. Then the new driver is unproven: try it, and run `gpu-driver\n" +
+		Long: "swap places a driver folder, unloads the present driver and loads the new one. While something uses\n" +
+			"the driver, it waits and names the users. Then the new driver is unproven: try it, and run `gpu-driver\n" +
 			"confirm` or `gpu-driver revert`. If the kernel refuses the new driver, the former one is loaded again.",
 		Example: "  gpu-driver swap 580.95.05",
 		Args:    oneArgument("the digest or the version of a driver folder"),

@@ -59,16 +59,17 @@ func newCommand() *cobra.Command {
 	})
 	root.AddCommand(newPackCommand(), newBuildCommand(), newVerifyCommand(), newVersionCommand(),
 		newServeCommand(), newStatusCommand(), newPlaceCommand(), newSwapCommand(), newCopySelfCommand(),
-		newCallCommand("next-boot DIGEST|VERSION", driverapi.CallNextBoot, "Change the driver at the next boot of this node",
-			"next-boot places a driver folder. The loaded driver stays until the node restarts."),
+		newCallCommand("next-boot DIGEST|VERSION", driverapi.CallNextBoot,
+			"Change the driver at the next boot of this node", "next-boot places a driver folder. The loaded driver stays until the node restarts."),
 		newCallCommand("confirm", driverapi.CallConfirm, "End a change: the new driver works",
-			"confirm ends a change whose step is unproven. The former driver folder stays until a third one is placed."),
+			"confirm ends a change whose step is unproven. The former driver folder stays until a third one is\n"+
+				"placed."),
 		newCallCommand("revert", driverapi.CallRevert, "Take a change back: the new driver does not work",
 			"revert unloads the driver of a change whose step is unproven, and loads the former one. The change has\n"+
 				"then failed; `gpu-driver cancel` forgets it."),
 		newCallCommand("cancel", driverapi.CallCancel, "End a change that has not unloaded the driver",
-			"cancel ends a change that copies a folder, waits for users of the driver or waits for a boot, and forgets\n"+
-				"one that has failed. The loaded driver stays."))
+			"cancel ends a change that copies a folder, waits for users of the driver or waits for a boot, and\n"+
+				"forgets one that has failed. The loaded driver stays."))
 	return root
 }
 

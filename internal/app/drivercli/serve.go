@@ -86,10 +86,10 @@ func newPlaceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "place (DIGEST | VERSION | --from DIR)",
 		Short: "Copy a driver folder to this node",
-		Long: "place copies a driver folder from the sources of `gpu-driver serve` to the node, and verifies the copy.\n" +
-			"The loaded driver stays. With --from, it copies any folder without `gpu-driver serve`, for example\n" +
-			"before that starts. Files that the folder's manifest does not have are ignored, so the folder may be\n" +
-			"the root of a container.",
+		Long: "place copies a driver folder from the sources of `gpu-driver serve` to the node, and verifies the\n" +
+			"copy. The loaded driver stays. With --from, it copies any folder without `gpu-driver serve`, for\n" +
+			"example before that starts. Files that the folder's manifest does not have are ignored, so the folder\n" +
+			"may be the root of a container.",
 		Example: "  gpu-driver place 580.95.05\n" +
 			"  gpu-driver place --from / --directory /var/lib/gpu-device-plugin/driver",
 	}

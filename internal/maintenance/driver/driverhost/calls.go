@@ -19,8 +19,8 @@ import (
 var calls = map[string]func(*Host, context.Context, driverapi.Arguments) error{
 	driverapi.CallStatus:   func(*Host, context.Context, driverapi.Arguments) error { return nil },
 	driverapi.CallPlace:    (*Host).callPlace,
-	driverapi.CallSwap:     func(h *Host, ctx context.Context, a driverapi.Arguments) error { return h.begin(ctx, a, false) },
-	driverapi.CallNextBoot: func(h *Host, ctx context.Context, a driverapi.Arguments) error { return h.begin(ctx, a, true) },
+	driverapi.CallSwap:     (*Host).callSwap,
+	driverapi.CallNextBoot: (*Host).callNextBoot,
 	driverapi.CallConfirm:  (*Host).callConfirm,
 	driverapi.CallRevert:   (*Host).callRevert,
 	driverapi.CallCancel:   (*Host).callCancel,
@@ -110,6 +110,14 @@ func (h *Host) isKnown(digest string) error {
 	}
 	return errors.Join(fmt.Errorf("no driver folder has the digest %q: none in %s, and none in %s", digest,
 		h.o.Directory, h.o.Sources), problem)
+}
+
+func (h *Host) callSwap(ctx context.Context, a driverapi.Arguments) error {
+	return h.begin(ctx, a, false)
+}
+
+func (h *Host) callNextBoot(ctx context.Context, a driverapi.Arguments) error {
+	return h.begin(ctx, a, true)
 }
 
 // begin begins a change.

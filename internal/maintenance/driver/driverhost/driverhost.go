@@ -148,7 +148,7 @@ func (h *Host) Act(ctx context.Context) (pause time.Duration) {
 	case driverapi.StepUnloading:
 		pause, err = h.unload(ctx)
 	case driverapi.StepLoading:
-		pause, err = h.load(ctx)
+		err = h.load(ctx)
 	case driverapi.StepReverting:
 		pause, err = h.revert(ctx)
 	default:

@@ -127,13 +127,13 @@ func (h *Host) startServices(ctx context.Context) error {
 }
 
 // load loads the new driver. No module of another one is loaded.
-func (h *Host) load(ctx context.Context) (time.Duration, error) {
+func (h *Host) load(ctx context.Context) error {
 	if reason := h.foreign(); reason != "" {
-		return 0, h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = reason })
+		return h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = reason })
 	}
 	if !h.counted {
 		if h.Change.Loads >= maxLoads {
-			return 0, h.enter(driverapi.StepReverting, func(j *journal) {
+			return h.enter(driverapi.StepReverting, func(j *journal) {
 				j.Change.Reason = fmt.Sprintf("the node has loaded the driver %d times, and ended or restarted before "+
 					"the driver was confirmed", j.Change.Loads)
 			})
@@ -144,23 +144,23 @@ func (h *Host) load(ctx context.Context) (time.Duration, error) {
 			j.Change.BootID = h.boot
 		})
 		if err != nil {
-			return 0, err
+			return err
 		}
 		h.counted = true
 	}
 	if err := h.store.SetCurrent(h.Change.To); err != nil {
-		return 0, err
+		return err
 	}
 	switch err := h.loadFolder(ctx, h.Change.To); {
 	case ctx.Err() != nil:
-		return 0, ctx.Err()
+		return ctx.Err()
 	case err != nil:
-		return 0, h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = err.Error() })
+		return h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = err.Error() })
 	}
 	if err := h.startServices(ctx); err != nil {
-		return 0, err
+		return err
 	}
-	return 0, h.enter(driverapi.StepUnproven, nil)
+	return h.enter(driverapi.StepUnproven, nil)
 }
 
 // foreign returns why another driver is loaded than that of the journal; empty if none is.

@@ -197,8 +197,8 @@ func (h *Host) refusals(facts preflight.Facts) (all []string) {
 		all = append(all, "nouveau is loaded, and has the GPUs: add it to the modules that the kernel must not load "+
 			"(blacklist nouveau), and restart the node")
 	case len(state.Own) > 0 && digest == "":
-		all = append(all, fmt.Sprintf("driver %s is loaded, and gpu-driver has not loaded it: remove what loads it, and "+
-			"restart the node", state.Version))
+		all = append(all, fmt.Sprintf("driver %s is loaded, and gpu-driver has not loaded it: remove what loads it, "+
+			"and restart the node", state.Version))
 	}
 	for _, missing := range []string{facts.Owners.Missing, facts.Sets.Missing} {
 		if missing != "" {
@@ -214,8 +214,8 @@ func (h *Host) refusals(facts preflight.Facts) (all []string) {
 	}
 	for _, set := range facts.Sets.Value {
 		if len(set.Files) > 0 && set.Release == facts.Kernel.Value && len(all) == 0 {
-			all = append(all, fmt.Sprintf("the node has a driver of its own, which the next boot may load (%s): remove it "+
-				"first", set.Files[0].Path))
+			all = append(all, fmt.Sprintf("the node has a driver of its own, which the next boot may load (%s): "+
+				"remove it first", set.Files[0].Path))
 		}
 	}
 	return all

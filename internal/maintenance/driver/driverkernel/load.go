@@ -109,8 +109,8 @@ func openModules(folder string, m driverfolder.Manifest, release string) (all []
 
 // NoModules returns the error for a folder without modules for a kernel.
 func NoModules(m driverfolder.Manifest, release string) error {
-	return fmt.Errorf("driver %s has no modules for the kernel %s; it has those for: %s. Pack it again with the modules "+
-		"for this kernel", m.Version, release, cmp.Or(strings.Join(m.Releases(), ", "), "none"))
+	return fmt.Errorf("driver %s has no modules for the kernel %s; it has those for: %s. Pack it again with the "+
+		"modules for this kernel", m.Version, release, cmp.Or(strings.Join(m.Releases(), ", "), "none"))
 }
 
 // openModule opens a module file and compares its digest.
