@@ -143,9 +143,6 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	if from == a.Digest && current == a.Digest && (len(state.Own) > 0 || atNextBoot) {
 		return nil // the node has this driver
 	}
-	if from == a.Digest {
-		from = ""
-	}
 	if err := h.isKnown(a.Digest); err != nil {
 		return err
 	}

@@ -53,6 +53,7 @@ type Host struct {
 	// The holder of the turn alone uses these.
 	counted   bool // the journal has counted the load of this process
 	isSettled bool // nothing is to be loaded or started until the next change
+	isWhole   bool // this process has loaded all modules of the driver, or found them
 	failures  int  // attempts in a row
 
 	mu sync.Mutex // guards the fields below; writers have the turn as well
@@ -265,6 +266,7 @@ func (h *Host) loadModules(ctx context.Context, digest string) error {
 	if err := h.kernel.Load(ctx, f.Path, f.Manifest, h.progress); err != nil {
 		return err
 	}
+	h.isWhole = true
 	klog.FromContext(ctx).Info("The driver is loaded", "version", f.Manifest.Version, "digest", digest)
 	return nil
 }

@@ -52,8 +52,14 @@ func (h *Host) takeOut(ctx context.Context) (time.Duration, error) {
 	case h.loaded() == "":
 		return 0, fmt.Errorf("driver %s was loaded by another program", state.Version)
 	case state.IsUsed():
+		if !h.isWhole { // a process was killed while it unloaded modules
+			if err := h.restore(ctx); err != nil {
+				return 0, err
+			}
+		}
 		return h.free(ctx)
 	}
+	h.isWhole = false
 	switch err := h.kernel.Unload(h.progress); {
 	case errors.Is(err, driverkernel.ErrInUse): // since a moment ago
 		return h.o.Pause, h.restore(ctx)
@@ -180,6 +186,9 @@ func (h *Host) foreign() string {
 // revert loads the former driver again.
 func (h *Host) revert(ctx context.Context) (time.Duration, error) {
 	from, to := h.Change.From, h.Change.To
+	if from == to { // there is no other driver to go back to
+		return 0, h.fail(h.Change.Reason)
+	}
 	foreign := h.foreign()
 	if foreign == "" && h.loaded() == to {
 		if pause, err := h.takeOut(ctx); pause > 0 || err != nil {

@@ -1,6 +1,9 @@
 package driverhost_test
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -94,9 +97,17 @@ type kill struct{}
 // killed runs a story in a new process, which ends at a step. It reports whether that step came.
 func (n *node) killed(at int, story func(*node)) (killed bool) {
 	n.Helper()
+	return n.killedWhen(func(string) bool {
+		at--
+		return at == 0
+	}, story)
+}
+
+func (n *node) killedWhen(is func(name string) bool, story func(*node)) (killed bool) {
+	n.Helper()
 	n.stop()
-	n.step = func(string) {
-		if at--; at == 0 {
+	n.step = func(name string) {
+		if is(name) {
 			panic(kill{})
 		}
 	}
@@ -122,5 +133,98 @@ func (n *node) isWhole(bare bool) {
 		n.has(s.Current)
 	default:
 		n.Errorf("current is %q, loaded are %v", s.Current, n.kernel.Modules())
+	}
+}
+
+// A process is killed between two modules, and a user comes before the next one starts: the user finds
+// a whole driver, and the end of the change leaves it.
+func TestUserAfterAKill(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	unloads := 0
+	if !n.killedWhen(func(name string) bool {
+		if name == "before unload nvidia" {
+			unloads++
+		}
+		return unloads > 0
+	}, func(n *node) { n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new}) }) {
+		t.Fatal("the process was not killed")
+	}
+	if left := n.kernel.Modules(); len(left) != 1 {
+		t.Fatalf("loaded are %v, want nvidia alone", left)
+	}
+	n.step = nil
+	n.kernel.Hold(77, "train", "user.slice")
+	n.kernel.Refresh()
+	n.start()
+	n.isIn(driverapi.StepUnloading, "train (77)")
+	n.has(n.old)
+	n.do(driverapi.CallCancel, driverapi.Arguments{})
+	n.has(n.old)
+}
+
+// No journal can be written for a while, from each write on: the node has a whole driver meanwhile, and
+// the change comes to its end afterwards.
+func TestFullDiskAtEachWrite(t *testing.T) {
+	t.Parallel()
+	for _, back := range []bool{false, true} {
+		for at := 1; ; at++ {
+			n := newNode(t).withOld()
+			if back {
+				n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+			}
+			journal := filepath.Join(n.directory, "change.json")
+			left, isFull := at, false
+			n.step = func(name string) {
+				if name != "before the journal" || isFull {
+					return
+				}
+				if left--; left == 0 { // a folder cannot be replaced by a file
+					isFull = true
+					if err := errors.Join(os.Rename(journal, journal+".old"), os.Mkdir(journal, 0o755)); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			n.start()
+			do := func() error {
+				call, a := driverapi.CallSwap, driverapi.Arguments{Digest: n.new}
+				if back {
+					call, a = driverapi.CallRevert, driverapi.Arguments{Reason: "no CUDA"}
+				}
+				_, err := n.host.Call(t.Context(), call, a)
+				n.drive()
+				return err
+			}
+			err := do()
+			n.isWhole(false)
+			if isFull {
+				if err := errors.Join(os.Remove(journal), os.Rename(journal+".old", journal)); err != nil {
+					t.Fatal(err)
+				}
+				if n.drive(); err != nil {
+					if err := do(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			want := driverapi.StepUnproven
+			if back {
+				want = driverapi.StepFailed
+			}
+			n.isWhole(false)
+			if c := n.status().Change; c == nil || c.Step != want {
+				t.Errorf("the change is %+v, want %s", c, want)
+			}
+			if t.Failed() {
+				t.Fatalf("full at write %d", at)
+			}
+			if !isFull {
+				if at < 3 {
+					t.Errorf("only %d writes", at)
+				}
+				break
+			}
+		}
 	}
 }

@@ -143,6 +143,12 @@ func TestKernelWithoutModules(t *testing.T) {
 	if s.LoadedVersion != "" || !strings.Contains(s.Folders[0].Problem, "it was built for another kernel") {
 		t.Errorf("a kernel that refuses the driver: %+v", s)
 	}
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.old}) // once more
+	n.isIn(driverapi.StepFailed, "it was built for another kernel")
+	if s := n.status(); s.Current != n.old {
+		t.Errorf("the next boot loads %q, want the same driver", s.Current)
+	}
+	n.do(driverapi.CallCancel, driverapi.Arguments{})
 	n.swap(n.new)
 	n.has(n.new)
 }

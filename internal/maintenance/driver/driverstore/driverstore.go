@@ -210,11 +210,7 @@ func (s *Store) Keep(root fs.FS, digests ...string) error {
 		if number <= most {
 			return nil
 		}
-		used, err := isMapped(root, f)
-		if err != nil {
-			return err
-		}
-		if used {
+		if isUsed(root, f) {
 			continue
 		}
 		if err := s.remove(f); err != nil {

@@ -25,6 +25,25 @@ func placed(f Folder) time.Time {
 	return info.ModTime()
 }
 
+// readTimeout limits the time for reading the memory maps of all processes.
+const readTimeout = 5 * time.Second
+
+// isUsed reports whether a process has a file of the folder mapped, or may have: the maps of a process
+// that hangs in the kernel cannot be read.
+func isUsed(root fs.FS, f Folder) bool {
+	found := make(chan bool, 1)
+	go func() {
+		used, err := isMapped(root, f)
+		found <- used || err != nil
+	}()
+	select {
+	case used := <-found:
+		return used
+	case <-time.After(readTimeout):
+		return true
+	}
+}
+
 // isMapped reports whether a process of the node has a file of the folder mapped. The path in a map
 // is that of the process's container, so inodes are compared, with the device or the file's name: some
 // file systems show different devices in maps and in stat.
