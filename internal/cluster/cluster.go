@@ -190,7 +190,7 @@ func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config
 func (c *Cluster) needsNode(now config.Config) bool {
 	node := c.client.Nodes().Value()
 	return now.NodeConfig.Dir != "" || now.Features.NeedAPIServer() || now.MIG.NeedsAPIServer() ||
-		now.Repair != repair.Off && now.NodeName != "" ||
+		now.Repair != repair.Off && now.NodeName != "" || now.DriverChange.Version != "" ||
 		isTainted(node, now.Features) || len(keeper.PausedOn(node)) > 0 || keeper.IsReleased(node)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/keeper"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
@@ -38,3 +39,11 @@ func (c *Cluster) RankPods(ctx context.Context, pods []repair.Pod) error {
 
 // Pause pauses the DaemonSets whose pods have these UIDs, by labels of the Node.
 func (c *Cluster) Pause(ctx context.Context, uids []string) error { return c.pauses.Pause(ctx, uids) }
+
+// DriverRefusal returns why the driver of the node must not be changed; empty if it may.
+func (c *Cluster) DriverRefusal() string {
+	if c.client.Nodes().Value().Labels[keeper.DeployDriver] == "true" {
+		return "NVIDIA's GPU operator changes the driver of this node: the label " + keeper.DeployDriver + " is true"
+	}
+	return ""
+}

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
 )
 
@@ -125,7 +126,8 @@ func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
 		_, configured := d.Configs.Latest()
 		_, asked := r.asked.Latest()
 		_, repairs := d.Repairs.Latest()
-		channels := []<-chan struct{}{node, configured, repairs, asked, r.alarm.Rings()}
+		_, driver := d.DriverChange.Latest()
+		channels := []<-chan struct{}{node, configured, repairs, driver, asked, r.alarm.Rings()}
 		if d.MIG != nil {
 			_, divided := d.MIG.Latest()
 			channels = append(channels, divided)
@@ -409,9 +411,16 @@ func (r *rollout) progress(c config.Config) progress {
 		s := r.daemon.Repairs.Value()
 		p.enabled, p.wanted = true, !s.Known || s.Wanted
 	}
+	if s := r.daemon.DriverChange.Value(); c.DriverChange.Version != "" || s.NeedsSlot {
+		needs := !s.Known || s.NeedsSlot
+		p.enabled, p.waves, p.wanted = true, p.waves || needs, p.wanted || needs
+		if s.State == driverchange.Broken {
+			p.state, p.reason = slots.Failed, keeper.OneLine(s.Reason)
+		}
+	}
 	if c.MIG.Enabled && c.MIG.Budget && r.daemon.MIG != nil {
 		s := r.daemon.MIG.Value()
-		p.enabled, p.waves = true, !isDone(s)
+		p.enabled, p.waves = true, p.waves || !isDone(s)
 		p.wanted = p.wanted || p.waves
 		if s.State == mig.StateFailed {
 			p.state, p.reason = slots.Failed, keeper.OneLine(s.Reason)

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -175,7 +176,7 @@ func (s *stage) new(c config.Config) *process {
 	c.Kubeconfig, c.NodeName = s.server.Kubeconfig(), nodeName
 	p := &process{s: s, leads: feed.New(true), dropped: map[string]int{}, made: map[string]int{}, stop: func() {}}
 	p.status = status.Status{Version: "v1"}
-	p.View = daemon.View{ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), LabelView: daemon.LabelView{Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil)}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
+	p.View = daemon.View{ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), Offered: feed.New(resource.Plan{}), MaintenanceView: daemon.MaintenanceView{Repairs: feed.New(repair.Status{}), DriverChange: feed.New(driverchange.Status{})}, LabelView: daemon.LabelView{Labels: feed.New[map[string]string](nil), LabelsProblem: feed.New[error](nil)}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.asked++

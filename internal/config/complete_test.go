@@ -144,6 +144,7 @@ var everything = []string{
 	"--mig-disruption=pause", "--mig-budget", "--rollout-slots=1", "--rollout-namespace=a", "--rollout-wave-label=a",
 	"--rollout-topology-label=a", "--rollout-windows=22:00-04:00",
 	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--repair=idle", "--dra-mode=split",
+	"--driver-version=580.95.05", "--driver-pods=evict",
 	"--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
 	"--dra-metadata",
 }

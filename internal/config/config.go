@@ -108,6 +108,8 @@ type Live struct {
 	RebootFile string
 	// Repair is what happens to GPUs whose remedy is a reset.
 	Repair repair.Mode
+	// DriverChange is the driver to which the node changes.
+	DriverChange DriverChange
 	// Validate withholds devices until CUDA works on them.
 	Validate bool
 	// Resource decides what is offered.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
 // A DriverRange is a range of driver versions, such as "580" or "580.95.05".
@@ -43,8 +44,33 @@ func driverVersion(field func(*Config) *string) func(*Config, string) error {
 	}
 }
 
-// driver checks the range of accepted drivers.
+// A DriverChange is the driver to which the node changes.
+type DriverChange struct {
+	// Version is a version such as 580.95.05, or a digest such as sha256:0a...; empty for none.
+	Version string
+	Pods    driverchange.Pods
+}
+
+var wholeVersion = regexp.MustCompile(`^(\d{3,4}\.\d{1,4}(\.\d{1,4})?|sha256:[0-9a-f]{64})$`)
+
+func setDriverChange(c *Config, text string) error {
+	if text != "" && !wholeVersion.MatchString(text) {
+		return fmt.Errorf("%q is neither a whole version such as 580.95.05 nor the digest of a driver folder such as "+
+			"sha256:0a..., which gpu-driver pack prints", text)
+	}
+	c.DriverChange.Version = text
+	return nil
+}
+
+// driver checks the range of accepted drivers, and the driver to which the node changes.
 func (d *document) driver(c *Config) {
+	v := c.DriverChange.Version
+	if v != "" && c.Rollout.Slots == 0 && d.reads("driver-version", "rollout-slots") {
+		d.refuse("driver.version", "the cluster has no slots, so no driver could be changed: set rollout.slots")
+	}
+	if refused := c.Accepted.Refuses(inventory.Driver{Version: v}); refused != "" && !strings.HasPrefix(v, "sha256:") {
+		d.refuse("driver.version", refused)
+	}
 	r := c.Accepted
 	if r.AtLeast != "" && r.Below != "" && !(inventory.Driver{Version: r.AtLeast}).Before(r.Below) {
 		d.refuse("driver", fmt.Sprintf("no driver is accepted: atLeast is %s and below is %s", r.AtLeast, r.Below))

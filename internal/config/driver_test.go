@@ -4,7 +4,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
 // TestDriversThatAreAccepted: those from one version on, and those before another one. A driver
@@ -42,5 +44,46 @@ func TestDriversThatAreAccepted(t *testing.T) {
 	c, _, err := sources(t, "DRIVER_BELOW=600", "--driver-at-least=595").Resolve("", []byte(`driver: {atLeast: "580"}`))
 	if err != nil || c.Accepted.AtLeast != "595" || c.Accepted.Below != "600" {
 		t.Errorf("%+v, %v", c.Accepted, err)
+	}
+}
+
+// TestDriverChange: the driver to which a node changes is a whole version or a digest, within the
+// accepted ones, and the change needs slots and gpu-node-agent.
+func TestDriverChange(t *testing.T) {
+	t.Parallel()
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for file, want := range map[string]config.DriverChange{
+		"":                      {},
+		`driver: {version: ""}`: {},
+		`driver: {version: "580.95.05"}, rollout: {slots: 1}`:                             {Version: "580.95.05"},
+		`driver: {version: "550.163.01", pods: none}, rollout: {slots: 1}`:                {Version: "550.163.01", Pods: driverchange.None},
+		`driver: {version: "` + digest + `", pods: evict}, rollout: {slots: 2}`:           {Version: digest, Pods: driverchange.Evict},
+		`driver: {version: "` + digest + `", atLeast: "580"}, rollout: {slots: 2}`:        {Version: digest},
+		`driver: {version: "580.95.05", atLeast: "580", pods: wait}, rollout: {slots: 1}`: {Version: "580.95.05"},
+	} {
+		s := sources(t, "", "--node-name=n")
+		s.Program = config.NodeAgent
+		if c, _, err := s.Resolve("", []byte("{"+file+"}")); err != nil || c.DriverChange != want {
+			t.Errorf("%s: %+v, %v; want %+v", file, c.DriverChange, err, want)
+		}
+	}
+	for file, want := range map[string]string{
+		`driver: {version: "580"}, rollout: {slots: 1}`:                     `driver.version: "580" is neither a whole version`,
+		`driver: {version: "sha256:0a"}, rollout: {slots: 1}`:               "nor the digest of a driver folder",
+		`driver: {version: "580.95.05"}`:                                    "the cluster has no slots, so no driver could be changed",
+		`driver: {version: "580.95.05", below: "580"}, rollout: {slots: 1}`: "driver.version: driver 580.95.05 is not accepted",
+		`driver: {version: "580.95.05", pods: kill}, rollout: {slots: 1}`:   `driver.pods: "kill" is not one of: wait, evict, none`,
+	} {
+		s := sources(t, "", "--node-name=n")
+		s.Program = config.NodeAgent
+		if _, _, err := s.Resolve("", []byte("{"+file+"}")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", file, err, want)
+		}
+	}
+	s := sources(t, "", "")
+	s.Program = config.DevicePlugin
+	if _, _, err := s.Resolve("", []byte(`{driver: {version: "580.95.05"}, rollout: {slots: 1}}`)); err == nil ||
+		!strings.Contains(err.Error(), "run gpu-node-agent instead") {
+		t.Errorf("the device plugin alone: %v", err)
 	}
 }

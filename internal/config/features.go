@@ -388,6 +388,8 @@ func (d *document) features(c *Config, s Sources) {
 		needs = "mig"
 	case c.Repair.Acts():
 		needs = "health.repair"
+	case c.DriverChange.Version != "":
+		needs = "driver.version"
 	case c.DRA.Mode != DRAOff && !s.Discovery:
 		needs = "dra"
 	default:

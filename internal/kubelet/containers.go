@@ -3,6 +3,8 @@ package kubelet
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
@@ -18,6 +20,16 @@ type ContainerDevice struct {
 	PodUID string
 	// Claim is the claim by which the container holds the device, if any.
 	Claim ClaimResource
+}
+
+// IsGPU reports whether the device is a GPU or a part of a GPU: by its ID, by the resources and the
+// driver of this program, or by the name of its resource or driver. driver is empty for none.
+func (d ContainerDevice) IsGPU(resources []string, driver string) bool {
+	if d.Claim.Name != "" {
+		return strings.HasSuffix(d.Claim.Driver, "nvidia.com") || driver != "" && d.Claim.Driver == driver
+	}
+	return strings.HasPrefix(d.ID, "GPU-") || strings.HasPrefix(d.ID, "MIG-") ||
+		strings.HasPrefix(d.Resource, "nvidia.com/") || slices.Contains(resources, d.Resource)
 }
 
 // A ClaimResource is a device of a ResourceClaim. ShareID is empty for a device used by this claim

@@ -12,6 +12,7 @@
 //   - labels: Snapshot and options to the labels of the Node.
 //   - layout: a file of MIG layouts and the GPUs' present division to the steps between them.
 //   - slots: whether a node may change now, beside the other nodes of the cluster.
+//   - driverchange: what a node does next to change its driver.
 //   - repair: which GPU of a node is reset next, and why the others wait.
 //   - dra: Snapshot to the devices in ResourceSlices; who owns a GPU.
 package plan

@@ -48,7 +48,7 @@ var wings = []wing{
 	{"mps", "base/... gpu/inventory plan/resource"},
 	{"mig", "base/... gpu/inventory plan/... config kubelet"},
 	{"dra", "base/... gpu/inventory plan/... config kubelet mps mig"},
-	{"maintenance", "base/... gpu/inventory gpu/cuda plan/repair config"},
+	{"maintenance", "base/... gpu/inventory gpu/cuda plan/repair plan/driverchange config"},
 	{"report", "base/... gpu/... plan/... kubelet"},
 	{"app", "base/... gpu/... plan/... config kubelet/... mps mig/... dra/claims dra/owner dra/pool maintenance/... report/..."},
 	{"cluster", "base/... gpu/inventory plan/... config kubelet mig/... dra/... report/... app/daemon"},
@@ -133,7 +133,7 @@ var pure = []string{
 	"internal/base/diagnosis", "internal/base/order",
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology",
 	"internal/maintenance/driver/preflight",
-	"internal/plan/containeredits", "internal/plan/dra", "internal/plan/holders", "internal/plan/labels",
+	"internal/plan/containeredits", "internal/plan/dra", "internal/plan/driverchange", "internal/plan/holders", "internal/plan/labels",
 	"internal/plan/layout", "internal/plan/listing", "internal/plan/resource", "internal/plan/slots", "internal/plan/repair",
 	"internal/report/doctor", "internal/report/nodeevents", "internal/report/status", "internal/report/unitreport",
 }

@@ -32,6 +32,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -200,7 +201,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	for i := range 8 {
 		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
 	}
-	d := daemon.View{ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}, ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), LabelView: daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)}, Offered: feed.New(resource.Plan{}), Repairs: feed.New(repair.Status{}), Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
+	d := daemon.View{ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}, ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), LabelView: daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)}, Offered: feed.New(resource.Plan{}), MaintenanceView: daemon.MaintenanceView{Repairs: feed.New(repair.Status{}), DriverChange: feed.New(driverchange.Status{})}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
 		return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
 	}, AccountView: daemon.AccountView{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }}, CountView: daemon.CountView{APIRequested: func(verb, resource string, code int) {
 		seen.count(verb, resource, code)

@@ -30,7 +30,7 @@ type Config struct {
 	Units *Units `json:"units,omitempty"`
 	// Health changes the rules for faults. An extension.
 	Health *Health `json:"health,omitempty"`
-	// Driver limits the accepted driver versions. An extension.
+	// Driver is about the driver of the node. An extension.
 	Driver *Driver `json:"driver,omitempty"`
 	// Features chooses the reports of the node to the cluster. An extension.
 	Features *Features `json:"features,omitempty"`
@@ -42,13 +42,20 @@ type Config struct {
 	DRA *DRA `json:"dra,omitempty"`
 }
 
-// Driver is an extension: devices are offered only with these driver versions.
+// Driver is an extension: the driver versions with which devices are offered, and the driver that
+// gpu-node-agent loads.
 type Driver struct {
 	// AtLeast is the oldest accepted version, such as "580" or "580.95.05"; none by
 	// default.
 	AtLeast *string `json:"atLeast,omitempty"`
 	// Below is the oldest version that is too new; none by default.
 	Below *string `json:"below,omitempty"`
+	// Version is the driver that the node changes to, a version such as "580.95.05" or the
+	// digest of a driver folder such as "sha256:0a..."; none by default.
+	Version *string `json:"version,omitempty"`
+	// Pods is what happens to pods with GPUs before the change: wait, evict or none; wait by
+	// default.
+	Pods *string `json:"pods,omitempty"`
 }
 
 // DRA is an extension: it chooses the GPUs that pods get by Dynamic Resource Allocation.

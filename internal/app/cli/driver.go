@@ -176,28 +176,24 @@ func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact 
 		fact.Missing = "The pods with GPUs are not known by the kubelet: " + err.Error()
 		return fact
 	}
+	var resources []string
+	for _, r := range told.Resources {
+		resources = append(resources, r.Name)
+	}
+	driver := ""
+	if told.DRA != nil {
+		driver = told.DRA.DriverName
+	}
 	for _, d := range all {
 		one := preflight.PodDevice{Namespace: d.Namespace, Pod: d.Pod, Container: d.Container, Resource: d.Resource}
 		if d.Claim.Name != "" {
 			one.Claim = d.Claim.Namespace + "/" + d.Claim.Name
 		}
-		if isGPU(d, told) {
+		if d.IsGPU(resources, driver) {
 			fact.Value = append(fact.Value, one)
 		}
 	}
 	return fact
-}
-
-// isGPU reports whether a device is a GPU or a part of a GPU: by its ID, by the resources
-// of the running daemon, or by the name of its resource or driver.
-func isGPU(d kubelet.ContainerDevice, told status.Status) bool {
-	if d.Claim.Name != "" {
-		return strings.HasSuffix(d.Claim.Driver, "nvidia.com") || told.DRA != nil &&
-			d.Claim.Driver == told.DRA.DriverName
-	}
-	return strings.HasPrefix(d.ID, "GPU-") || strings.HasPrefix(d.ID, "MIG-") ||
-		strings.HasPrefix(d.Resource, "nvidia.com/") ||
-		slices.ContainsFunc(told.Resources, func(r status.Resource) bool { return r.Name == d.Resource })
 }
 
 // preflightText returns a report as text of so many columns.

@@ -59,6 +59,9 @@ type Cluster interface {
 	MayChange(change string) error
 	// MayRepair is MayChange for the repair of a GPU.
 	MayRepair(repair string) error
+	// DriverRefusal returns why the driver of the node must not be changed, according to the labels of
+	// the Node; empty if it may.
+	DriverRefusal() string
 	// RankPods sets the priorities and creation times of pods of the node.
 	RankPods(ctx context.Context, pods []policy.Pod) error
 	// Claim returns a ResourceClaim, and whether it exists.
@@ -137,7 +140,7 @@ func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	d.maintenance = newMaintenanceWing(ctx, p, d.leadership, d.gpus, d.kubelet, d.claims, d.mig)
 	d.report.labels = newLabels(p, d.gpus, d.claims)
 	d.shared = NewShared(d.lead, d.claims.owners, d.mig.dividing, d.maintenance.proofs.Records(),
-		d.maintenance.resets.Status(), d.mig.controller != nil)
+		d.maintenance.resets.Status(), d.maintenance.swaps.Status(), d.mig.controller != nil)
 	return d, nil
 }
 
@@ -225,7 +228,10 @@ func (d *daemon) view() View {
 			APIRequested: d.report.counters.APIRequested, EventDropped: d.report.counters.EventDropped,
 			HealthEventsSent: d.report.counters.HealthEventsSent,
 		},
-		Lead: d.lead, Snapshots: d.gpus.monitor.Snapshots(), Repairs: d.maintenance.repairs.Status(),
+		Lead: d.lead, Snapshots: d.gpus.monitor.Snapshots(),
+		MaintenanceView: MaintenanceView{
+			Repairs: d.maintenance.repairs.Status(), DriverChange: d.maintenance.swaps.Status(),
+		},
 		Offered: d.kubelet.set.Offered(), DRA: d.claims.dra, Status: d.status,
 		Quiesce: func(ctx context.Context) error { return d.requests().Quiesce(ctx, false) },
 		Resume:  func(ctx context.Context) error { return d.requests().Resume(ctx) },

@@ -42,6 +42,7 @@ func (fakeCluster) Labels(View) []Task                           { return nil }
 func (fakeCluster) Evict(context.Context, mig.Pod) error         { return nil }
 func (fakeCluster) MayChange(string) error                       { return nil }
 func (fakeCluster) MayRepair(string) error                       { return nil }
+func (fakeCluster) DriverRefusal() string                        { return "" }
 func (fakeCluster) RankPods(context.Context, []repair.Pod) error { return nil }
 func (fakeCluster) Pause(context.Context, []string) error        { return nil }
 func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {

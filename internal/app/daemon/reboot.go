@@ -9,20 +9,27 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reboot"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
 // askForReboot maintains the file that requests a restart of the node, if configured.
 func (w *maintenanceWing) askForReboot(ctx context.Context) error {
 	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(w.gpus.node)}
-	asker.Wanted = func() (sentinel reboot.Sentinel, configured, looked <-chan struct{}) {
+	asker.Wanted = func() (sentinel reboot.Sentinel, changed [3]<-chan struct{}) {
 		c, configured := w.watcher.Configs().Latest()
+		changed[0] = configured
 		if c.RebootFile == "" {
-			return sentinel, configured, nil
+			return sentinel, changed
 		}
-		s, looked := w.gpus.monitor.Snapshots().Latest()
+		var s inventory.Snapshot
+		var driver driverchange.Status
+		s, changed[1] = w.gpus.monitor.Snapshots().Latest()
+		driver, changed[2] = w.swaps.Status().Latest()
 		sentinel.Path = c.RebootFile
-		sentinel.Reason, sentinel.Known = needsReboot(s)
-		return sentinel, configured, looked
+		if sentinel.Reason, sentinel.Known = needsReboot(s); driver.Reboot != "" {
+			sentinel.Reason, sentinel.Known = strings.Trim(sentinel.Reason+"; "+driver.Reboot, "; "), true
+		}
+		return sentinel, changed
 	}
 	return asker.Run(ctx)
 }

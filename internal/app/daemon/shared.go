@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -26,6 +27,7 @@ type Shared struct {
 	dividing       *feed.Feed[map[string]resource.GPUHold]
 	proofs         *feed.Feed[cudacheck.Records]
 	resets         *feed.Feed[reset.Status]
+	driver         *feed.Feed[driverchange.Status]
 	changesLayouts bool
 
 	publishers *feed.Feed[int] // number of running tasks that publish these feeds
@@ -35,23 +37,24 @@ type Shared struct {
 // NewShared returns the state shared by the processes of a node. The owner of each GPU is
 // published to owners, the results of CUDA checks to proofs, and holds on GPUs with a
 // changing MIG layout to dividing; nil if no process changes layouts. Standbys receive
-// resets as holds. changesLayouts is true if this process changes layouts.
+// resets and changes of the driver as holds. changesLayouts is true if this process changes layouts.
 func NewShared(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold],
 	proofs *feed.Feed[cudacheck.Records],
-	resets *feed.Feed[reset.Status], changesLayouts bool,
+	resets *feed.Feed[reset.Status], driver *feed.Feed[driverchange.Status], changesLayouts bool,
 ) *Shared {
 	return &Shared{lead: l, owners: owners, dividing: dividing, proofs: proofs, resets: resets,
+		driver:         driver,
 		changesLayouts: changesLayouts,
 		publishers:     feed.New(0)}
 }
 
-// holdsWithResets returns the holds, including the holds on GPUs being reset. Without
-// other holds, every GPU gets an entry, so that the standby may allocate the remaining
-// GPUs.
-func holdsWithResets(s reset.Status, dividing map[string]resource.GPUHold,
+// withHolds returns the holds, including the holds on GPUs being reset, or on all GPUs while the driver
+// changes. Without other holds, every GPU gets an entry, so that the standby may allocate the
+// remaining GPUs.
+func withHolds(s reset.Status, changesDriver bool, dividing map[string]resource.GPUHold,
 	owners dra.Owners) map[string]resource.GPUHold {
-	if !s.Withholds() {
+	if !s.Withholds() && !changesDriver {
 		return dividing
 	}
 	holds := maps.Clone(dividing)
@@ -61,8 +64,15 @@ func holdsWithResets(s reset.Status, dividing map[string]resource.GPUHold,
 			holds[uuid] = resource.GPUHold{}
 		}
 	}
-	for _, uuid := range s.GPUs {
-		holds[uuid] = resource.GPUHold{Reason: "it is being reset"}
+	if s.Withholds() {
+		for _, uuid := range s.GPUs {
+			holds[uuid] = resource.GPUHold{Reason: "it is being reset"}
+		}
+	}
+	if changesDriver {
+		for uuid := range owners {
+			holds[uuid] = resource.GPUHold{Reason: driverchange.HoldReason}
+		}
 	}
 	return holds
 }
@@ -85,14 +95,15 @@ func (t *Shared) Publish(ctx context.Context) error {
 		owners, decided := t.owners.Latest()
 		proofs, proven := t.proofs.Latest()
 		resets, begun := t.resets.Latest()
+		driver, changed := t.driver.Latest()
 		if owners != nil {
-			text, err := json.Marshal(sharedState{owners, holdsWithResets(resets, dividing, owners), proofs})
+			text, err := json.Marshal(sharedState{owners, withHolds(resets, driver.Withholds, dividing, owners), proofs})
 			if err != nil {
 				return err
 			}
 			t.lead.Publish(text)
 		}
-		if feed.WaitAny(ctx, decided, divided, proven, begun); ctx.Err() != nil {
+		if feed.WaitAny(ctx, decided, divided, proven, begun, changed); ctx.Err() != nil {
 			return nil
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -37,7 +38,7 @@ func newPublisher(dir, token string) *publisher {
 		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(cudacheck.Records(nil)),
 		resets: feed.New(reset.Status{}),
 	}
-	p.Shared = daemon.NewShared(p.lead, p.owners, p.dividing, p.proofs, p.resets, false)
+	p.Shared = daemon.NewShared(p.lead, p.owners, p.dividing, p.proofs, p.resets, feed.New(driverchange.Status{}), false)
 	return p
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -21,8 +22,7 @@ type View struct {
 	ConfigView
 	// Snapshots are the states of the GPUs.
 	Snapshots *feed.Feed[inventory.Snapshot]
-	// Repairs is what the daemon does about GPUs whose remedy is a reset.
-	Repairs *feed.Feed[repair.Status]
+	MaintenanceView
 	LabelView
 	// Lead knows whether this process leads. It is queried before each write that only the
 	// leader makes.
@@ -62,6 +62,14 @@ type ConfigView struct {
 	// present file is not in force.
 	Configs      *feed.Feed[config.Config]
 	ConfigErrors *feed.Feed[error]
+}
+
+// A MaintenanceView has what the daemon does to the node's GPUs and driver.
+type MaintenanceView struct {
+	// Repairs is what the daemon does about GPUs whose remedy is a reset.
+	Repairs *feed.Feed[repair.Status]
+	// DriverChange is the progress of a change of the driver.
+	DriverChange *feed.Feed[driverchange.Status]
 }
 
 // A LabelView has the labels of the node.

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
@@ -197,7 +198,7 @@ func (w *kubeletWing) outputs(c *claimsWing, m *migWing, maintenance *maintenanc
 	plans := &offer.Loop{
 		Configs: w.watcher.Configs(), Snapshots: w.gpus.monitor.Snapshots(), Set: w.set,
 		Specs: newSpecs(w.startup.CDIDir), MPS: w.mps, MIG: m.dividing, Owners: c.owners,
-		Proofs: maintenance.proofs, Pulse: supervise.NewPulse(),
+		Proofs: maintenance.proofs, Driver: maintenance.swaps.Status(), Pulse: supervise.NewPulse(),
 	}
 	if c.dra != nil {
 		plans.Followed = c.dra.Offered
@@ -318,6 +319,7 @@ type maintenanceWing struct {
 	proofs  *cudacheck.Proofs
 	resets  *reset.Resets
 	repairs *repair.Repairs
+	swaps   *driverswap.Swaps
 }
 
 func newMaintenanceWing(
@@ -325,7 +327,7 @@ func newMaintenanceWing(
 ) *maintenanceWing {
 	w := &maintenanceWing{program: p, leadership: l, gpus: gpus, kubelet: served, claims: c, mig: m}
 	w.proofs, w.resets = w.newProofs(ctx), w.newResets()
-	w.repairs = w.newRepairs() // by resets
+	w.repairs, w.swaps = w.newRepairs(), w.newSwaps() // by resets and proofs
 	return w
 }
 
@@ -335,6 +337,7 @@ func (w *maintenanceWing) outputs(shared *Shared) []Task {
 		shared.Publisher(Task{Name: "CUDA checks", Run: w.proofs.Run}),
 		{Name: "resets", Run: w.resets.Run, Lead: true},
 		{Name: "repairs", Run: w.repairs.Run, Lead: true},
+		{Name: "change of the driver", Run: w.swaps.Run, Lead: true},
 		{Name: "restart request", Run: w.askForReboot, Lead: true},
 	}
 }

@@ -21,7 +21,9 @@ import (
 // The node labels by which DaemonSets of driver clients select nodes, with the values of NVIDIA's
 // operator and mig-manager. The value of a label records the pause.
 const (
-	deployLabels  = "nvidia.com/gpu.deploy."
+	deployLabels = "nvidia.com/gpu.deploy."
+	// DeployDriver is the label with which NVIDIA's GPU operator chooses the nodes of its driver.
+	DeployDriver  = deployLabels + "driver"
 	deployedValue = "true"
 	pausedValue   = "paused-for-mig-change"
 	pauseTimeout  = 10 * time.Second // limits the requests of one pause

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -41,6 +42,9 @@ type Loop struct {
 	Owners *feed.Feed[dra.Owners]
 	// Proofs says on which devices CUDA is not proven; nil if no proof is required.
 	Proofs Proofs
+	// Driver is the progress of a change of the driver, which withholds all devices; nil if this process
+	// changes none.
+	Driver *feed.Feed[driverchange.Status]
 	// Run publishes to Followed the owners used for the offered plan.
 	Followed *feed.Feed[dra.Owners]
 	// Clock is the clock to wait by; nil means the real one.
@@ -101,6 +105,13 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 		if l.MIG != nil {
 			dividing, divided = l.MIG.Latest()
 		}
+		var withholds bool
+		var swapped <-chan struct{}
+		if l.Driver != nil {
+			var driver driverchange.Status
+			driver, swapped = l.Driver.Latest()
+			withholds = driver.Withholds
+		}
 		var moved <-chan struct{}
 		var owners dra.Owners
 		if l.Owners != nil {
@@ -114,6 +125,9 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			plan := l.plan(snapshot, c, owners)
 			if dividing != nil {
 				plan = plan.UnderGPUs(dividing)
+			}
+			if withholds {
+				plan = plan.UnderGPUs(holdAll(snapshot))
 			}
 			holds, way, problem := specs.prepare(snapshot, plan, c)
 			if problem != "" {
@@ -139,6 +153,7 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			case <-written:
 			case <-answered:
 			case <-divided:
+			case <-swapped:
 			case <-proven:
 			case <-moved:
 			case <-uvm.ended():
@@ -146,6 +161,15 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 			}
 		}
 	}
+}
+
+// holdAll returns a hold on each GPU while the driver changes.
+func holdAll(s inventory.Snapshot) map[string]resource.GPUHold {
+	holds := map[string]resource.GPUHold{}
+	for _, g := range s.GPUs {
+		holds[g.UUID] = resource.GPUHold{Reason: driverchange.HoldReason}
+	}
+	return holds
 }
 
 // oldWay is the warning, without its reason, of a plan whose devices still use the

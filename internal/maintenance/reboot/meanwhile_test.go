@@ -25,8 +25,8 @@ func TestConcurrentWriter(t *testing.T) {
 	var steps atomic.Int64
 	now := make(chan struct{})
 	close(now)
-	a := &reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
-		return reboot.Sentinel{Path: path, Known: true, Reason: []string{reason, ""}[steps.Add(1)%2]}, now, nil
+	a := &reboot.Asker{Clock: clock.RealClock{}, Wanted: func() (reboot.Sentinel, [3]<-chan struct{}) {
+		return reboot.Sentinel{Path: path, Known: true, Reason: []string{reason, ""}[steps.Add(1)%2]}, [3]<-chan struct{}{now}
 	}}
 	ctx, end := context.WithCancel(klog.NewContext(t.Context(), logr.Discard()))
 	ended := make(chan error, 1)

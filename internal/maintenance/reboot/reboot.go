@@ -50,8 +50,9 @@ type Sentinel struct {
 
 // An Asker writes and removes the file. Only one process of a node may run an Asker.
 type Asker struct {
-	// Wanted returns the wanted state, and channels that are closed when the state may change.
-	Wanted func() (wanted Sentinel, configured, looked <-chan struct{})
+	// Wanted returns the wanted state, and channels that are closed when the state may change. A channel
+	// may be nil.
+	Wanted func() (wanted Sentinel, changed [3]<-chan struct{})
 	Clock  clock.Clock
 	// BootID is the boot ID of the node; empty if unknown. Then a file from before a restart stays
 	// as long as nothing is known.
@@ -67,7 +68,7 @@ type Asker struct {
 func (a *Asker) Run(ctx context.Context) error {
 	disk, said := cmp.Or(a.Disk, statefile.NewDisk()), ""
 	for {
-		wanted, configured, looked := a.Wanted()
+		wanted, changed := a.Wanted()
 		err := disk.Do(ctx, diskPatience, func() error { return a.step(ctx, wanted) })
 		problem := ""
 		var again <-chan time.Time
@@ -82,8 +83,9 @@ func (a *Asker) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-configured:
-		case <-looked:
+		case <-changed[0]:
+		case <-changed[1]:
+		case <-changed[2]:
 		case <-again:
 		}
 	}

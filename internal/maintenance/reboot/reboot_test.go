@@ -39,9 +39,9 @@ func startOf(ctx context.Context, t *testing.T, boot string,
 	wanted *feed.Feed[reboot.Sentinel]) (ended <-chan struct{}) {
 	t.Helper()
 	a := &reboot.Asker{Clock: clock.RealClock{}, BootID: boot,
-		Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+		Wanted: func() (reboot.Sentinel, [3]<-chan struct{}) {
 			w, changed := wanted.Latest()
-			return w, changed, nil
+			return w, [3]<-chan struct{}{changed}
 		}}
 	done := make(chan struct{})
 	go func() {
@@ -242,8 +242,8 @@ func TestFullDisk(t *testing.T) {
 	ownprocess.LimitFiles(t, 10)
 	path := filepath.Join(t.TempDir(), "reboot-required")
 	now := clocktest.NewFakeClock(time.Now())
-	a := &reboot.Asker{Clock: now, Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
-		return reboot.Sentinel{Path: path, Known: true, Reason: reason}, nil, nil
+	a := &reboot.Asker{Clock: now, Wanted: func() (reboot.Sentinel, [3]<-chan struct{}) {
+		return reboot.Sentinel{Path: path, Known: true, Reason: reason}, [3]<-chan struct{}{}
 	}}
 	ctx, end := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -273,9 +273,9 @@ func TestDiskThatHangs(t *testing.T) {
 			synctest.Wait()
 			wanted := feed.New(reboot.Sentinel{Path: path, Known: true, Reason: reason})
 			a := &reboot.Asker{Clock: clock.RealClock{}, Disk: disk,
-				Wanted: func() (reboot.Sentinel, <-chan struct{}, <-chan struct{}) {
+				Wanted: func() (reboot.Sentinel, [3]<-chan struct{}) {
 					w, changed := wanted.Latest()
-					return w, changed, nil
+					return w, [3]<-chan struct{}{changed}
 				}}
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)

@@ -6,6 +6,7 @@ package status
 import (
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
@@ -109,6 +110,9 @@ type Status struct {
 	Reset *Reset `json:"reset,omitempty"`
 	// Repair is what the daemon does about GPUs whose remedy is a reset; nil if health.repair is off.
 	Repair *repair.Status `json:"repair,omitempty"`
+	// DriverChange is the progress of a change of the driver; nil if driver.version is empty and no
+	// change is under way.
+	DriverChange *driverchange.Status `json:"driverChange,omitempty"`
 	// Holds are the devices that are temporarily withheld.
 	Holds []Hold `json:"holds,omitempty"`
 

@@ -50,6 +50,9 @@ const (
 type Arguments struct {
 	Digest string `json:"digest"`           // of the wanted folder, in hexadecimal
 	Reason string `json:"reason,omitempty"` // of CallRevert
+	// Note is a text of the caller that a change of CallSwap or CallNextBoot keeps, such as the GPUs that
+	// worked before.
+	Note string `json:"note,omitempty"`
 }
 
 // A Status is what gpu-driver knows about the node.
@@ -111,6 +114,8 @@ type Change struct {
 	Reason string `json:"reason,omitempty"`
 	// Holders are the users of the driver for which StepUnloading waits.
 	Holders []preflight.Holder `json:"holders,omitempty"`
+	// Note is that of the call which began the change.
+	Note string `json:"note,omitempty"`
 	// Loads is how often the node has tried to load To, in all boots.
 	Loads int `json:"loads,omitempty"`
 }

@@ -1,0 +1,144 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+)
+
+// newSwaps returns the owner of changes of the driver.
+func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
+	o := driverswap.Options{
+		Wanted: func() (string, driverchange.Pods, <-chan struct{}) {
+			c, changed := w.watcher.Configs().Latest()
+			return c.DriverChange.Version, c.DriverChange.Pods, changed
+		},
+		Refused: func() string {
+			if w.cluster == nil {
+				return "a change of the driver needs a slot of the cluster: run gpu-node-agent"
+			}
+			return w.cluster.DriverRefusal()
+		},
+		Admit: func(change string) error {
+			if w.cluster == nil {
+				return errors.New("this program does not talk to the API server")
+			}
+			return w.cluster.MayChange(change)
+		},
+		Users: w.usersForSwap,
+		Evict: func(ctx context.Context, p driverswap.User) error {
+			return w.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name})
+		},
+		Released: func(ctx context.Context) (bool, error) {
+			seen, err := w.gpus.monitor.Status(ctx)
+			return !seen.Quiesced.IsZero(), err
+		},
+		Release: func(ctx context.Context) error { return requests{w.gpus.requests(), w.proofs}.Quiesce(ctx, false) },
+		Use:     func(ctx context.Context) error { return w.gpus.requests().Resume(ctx) },
+		Healthy: func() []string { return healthyGPUs(w.gpus.monitor.Snapshots().Value()) },
+		Problem: w.problemOfDriver,
+	}
+	if w.startup.StateDir != "" {
+		o.Socket = filepath.Join(w.startup.StateDir, filepath.Base(driverapi.DefaultDirectory),
+			filepath.Base(driverapi.DefaultSocket))
+	}
+	return driverswap.New(o)
+}
+
+// usersForSwap returns the pods with devices of GPUs, of any resource and by claims, the prepared
+// claims, and other processes of this program.
+func (w *maintenanceWing) usersForSwap(ctx context.Context) (users []driverswap.User, err error) {
+	add := func(u driverswap.User) {
+		if !slices.Contains(users, u) {
+			users = append(users, u)
+		}
+	}
+	if beside, _ := w.beside(); beside {
+		add(driverswap.User{Name: "another process of this program"})
+	}
+	var resources []string
+	for _, r := range w.kubelet.set.Offered().Value().Resources {
+		resources = append(resources, r.Name)
+	}
+	driver := ""
+	if w.claims.dra != nil {
+		driver = w.startup.DRADriver
+		for _, c := range w.claims.dra.Claims.Status().Value() {
+			add(driverswap.User{Name: "claim " + c.Namespace + "/" + c.Name})
+		}
+	}
+	if w.kubelet.directory == nil {
+		return users, nil
+	}
+	devices, err := w.kubelet.account.ContainerDevices(ctx)
+	for _, d := range devices {
+		if d.IsGPU(resources, driver) {
+			add(driverswap.User{Namespace: d.Namespace, Name: d.Pod})
+		}
+	}
+	return users, err
+}
+
+func healthyGPUs(s inventory.Snapshot) (uuids []string) {
+	for _, g := range s.GPUs {
+		if g.Health.State == inventory.Healthy {
+			uuids = append(uuids, g.UUID)
+		}
+	}
+	return uuids
+}
+
+// problemOfDriver returns why a driver of a version does not work: this process does not use that
+// driver, a GPU that worked before does not, or CUDA is not proven while the configuration wants it.
+func (w *maintenanceWing) problemOfDriver(ctx context.Context, version string, before []string) string {
+	seen, err := w.gpus.monitor.Status(ctx)
+	s := seen.Snapshot
+	switch {
+	case err != nil:
+		return err.Error()
+	case seen.Err != nil:
+		return seen.Err.Error()
+	case s.Driver.Version != version:
+		return fmt.Sprintf("driver %s is loaded, and this process uses %s", version, s.Driver.Version)
+	case len(healthyGPUs(s)) == 0 && len(s.GPUs) == 0:
+		return "the driver finds no GPU"
+	}
+	var problems []string
+	there := map[string]bool{}
+	unproven := w.proofs.Unproven(s)
+	for _, g := range s.GPUs {
+		there[g.UUID] = true
+		switch isNew := len(before) > 0 && !slices.Contains(before, g.UUID); {
+		case isNew:
+		case g.Health.State != inventory.Healthy:
+			problems = append(problems, fmt.Sprintf("GPU %d is %s: %s", g.Index, g.Health.State, g.Health.Why()))
+		case unproven[g.UUID] != "":
+			problems = append(problems, fmt.Sprintf("GPU %d: %s", g.Index, unproven[g.UUID]))
+		}
+	}
+	for _, uuid := range before {
+		if !there[uuid] {
+			problems = append(problems, "GPU "+uuid+" is missing")
+		}
+	}
+	return strings.Join(problems, "; ")
+}
+
+// driverChange returns the progress of the change of the driver; nil if no driver is wanted and none is
+// under way.
+func (w *maintenanceWing) driverChange() *driverchange.Status {
+	s := w.swaps.Status().Value()
+	if s.Wanted == "" && s.State == driverchange.Off {
+		return nil
+	}
+	return &s
+}

@@ -1,0 +1,309 @@
+// Package driverswap changes the driver of the node by the program gpu-driver, by the rules of
+// plan/driverchange. It has no journal of its own: each step follows from what gpu-driver and the
+// node are like, so a process that starts in the middle of a change goes on.
+package driverswap
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+)
+
+const (
+	// stepInterval is the time between two steps of a change, and waitInterval while it waits.
+	// doneInterval is the time between two looks while nothing is to be done.
+	stepInterval = time.Second
+	waitInterval = 5 * time.Second
+	doneInterval = 30 * time.Second
+	// settleTime is the time after GPUs are withheld until the kubelet gives them to no pod.
+	settleTime = 5 * time.Second
+	// callTimeout limits a call of gpu-driver, and actTimeout another act.
+	callTimeout = 5 * time.Second
+	actTimeout  = 30 * time.Second
+	// evictInterval is the time between two evictions of a pod that does not end.
+	evictInterval = 10 * time.Second
+)
+
+// A User is a pod that has a GPU, or a prepared claim. A claim has no namespace.
+type User struct{ Namespace, Name string }
+
+func (u User) String() string {
+	if u.Namespace == "" {
+		return u.Name
+	}
+	return u.Namespace + "/" + u.Name
+}
+
+// Options are the parts of the daemon used by Swaps.
+type Options struct {
+	// Wanted returns the configured driver and what happens to pods. The channel is closed when the
+	// answer may have changed.
+	Wanted func() (version string, pods policy.Pods, changed <-chan struct{})
+	// Refused returns why the driver must not be changed, according to the Node; empty if it may.
+	Refused func() string
+	// Socket is the control socket of gpu-driver; empty if the node can have none.
+	Socket string
+	// Admit returns why the node has no slot of the cluster; nil while it has one.
+	Admit func(change string) error
+	// Users returns the users of GPUs that the kubelet and the claims know. Evict evicts a pod within
+	// its disruption budget.
+	Users func(ctx context.Context) ([]User, error)
+	Evict func(ctx context.Context, pod User) error
+	// Released reports whether the driver is released. Release releases it, and Use uses it again.
+	Released     func(ctx context.Context) (bool, error)
+	Release, Use func(ctx context.Context) error
+	// Healthy returns the UUIDs of the GPUs that work.
+	Healthy func() []string
+	// Problem returns why a driver of this version does not work, when the GPUs of before worked with
+	// the previous one; empty if it works.
+	Problem func(ctx context.Context, version string, before []string) string
+	// Clock is the clock of waits; nil means the real one.
+	Clock clock.Clock
+}
+
+// Swaps changes the driver of a node. Create it with New.
+type Swaps struct {
+	options Options
+	status  *feed.Feed[policy.Status]
+
+	// Used by Run alone.
+	withheld  time.Time // since when GPUs are withheld; zero if they are not
+	evicted   map[User]time.Time
+	refusals  map[User]error // of evictions
+	hadSlot   bool           // the node had a slot for the failed change
+	lostSlot  bool           // an operator took it away
+	lastAct   policy.Act
+	lastState policy.State
+}
+
+// New returns Swaps that do nothing yet.
+func New(o Options) *Swaps {
+	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
+	return &Swaps{options: o, status: feed.New(policy.Status{}), evicted: map[User]time.Time{}, refusals: map[User]error{}}
+}
+
+// Status is the feed of the progress. It is not Known before the first answer of gpu-driver, and after
+// the end of the lead.
+func (s *Swaps) Status() *feed.Feed[policy.Status] { return s.status }
+
+// Run changes the driver until ctx ends, and then returns nil. Only the leading process may call Run.
+func (s *Swaps) Run(ctx context.Context) error {
+	defer func() { s.status.Publish(policy.Status{}) }()
+	s.withheld, s.hadSlot, s.lostSlot, s.lastAct, s.lastState = time.Time{}, false, false, policy.Nothing, policy.Off
+	for ctx.Err() == nil {
+		version, pods, configured := s.options.Wanted()
+		var again <-chan time.Time
+		if version != "" || s.isChanging() {
+			again = s.options.Clock.After(s.step(ctx, version, pods))
+		} else {
+			s.publish(ctx, policy.Step{}, version, policy.Facts{})
+		}
+		select {
+		case <-configured:
+		case <-again:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// isChanging reports whether a change may be under way that nobody wants any more: it goes on to its
+// end. Without a gpu-driver this costs the look at a file.
+func (s *Swaps) isChanging() bool {
+	if s.options.Socket == "" || s.status.Value().Known && s.status.Value().State == policy.Off {
+		return false
+	}
+	_, err := os.Stat(s.options.Socket)
+	return err == nil
+}
+
+// step does what is next, and returns the time until the step after it.
+func (s *Swaps) step(ctx context.Context, version string, pods policy.Pods) time.Duration {
+	f, users, note := s.facts(ctx, version, pods)
+	step := policy.Next(f)
+	if !step.Withholds {
+		s.withheld = time.Time{}
+	} else if s.withheld.IsZero() {
+		s.withheld = s.options.Clock.Now()
+	}
+	s.publish(ctx, step, version, f)
+	if err := s.act(ctx, step, users, note); err != nil {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Cannot do the next step of a change of the driver", "step", step.Act.String(),
+				"reason", err.Error())
+			step.Reason = fmt.Sprintf("cannot %s: %v", step.Act, err)
+			s.publish(ctx, step, version, f)
+		}
+		return waitInterval
+	}
+	switch {
+	case step.State == policy.Changing:
+		return stepInterval
+	case step.State == policy.Done || step.State == policy.Off:
+		return doneInterval
+	}
+	return waitInterval
+}
+
+// facts returns what the next step follows from, the users of GPUs, and the GPUs that worked before
+// the change.
+func (s *Swaps) facts(ctx context.Context, version string, pods policy.Pods) (f policy.Facts, users []User, before []string) {
+	f = policy.Facts{Wanted: version, Pods: pods, Refused: s.options.Refused(), Now: s.options.Clock.Now(),
+		Withheld: !s.withheld.IsZero() && s.options.Clock.Since(s.withheld) >= settleTime}
+	told, err := s.call(ctx, driverapi.CallStatus, driverapi.Arguments{})
+	if err != nil {
+		f.Silent, f.HasSlot = err.Error(), s.status.Value().NeedsSlot
+		return f, nil, nil
+	}
+	f.Host = hostOf(told)
+	failed := told.Change != nil && told.Change.Step == driverapi.StepFailed
+	if policy.Next(f).NeedsSlot {
+		err := s.options.Admit(change(version))
+		if f.HasSlot = err == nil; err != nil {
+			f.NoSlot = err.Error()
+		}
+		s.lostSlot = failed && (s.lostSlot || s.hadSlot && !f.HasSlot)
+		s.hadSlot = failed && f.HasSlot
+		f.IsNewSlot = s.lostSlot && f.HasSlot
+	}
+	released, err := s.options.Released(ctx)
+	if err != nil {
+		f.Host, f.Silent = nil, "the state of this program is not known: "+err.Error()
+		return f, nil, nil
+	}
+	f.Released = released
+	switch {
+	case told.Change == nil && f.HasSlot:
+		if users, err = s.options.Users(ctx); err != nil {
+			f.Unknown = err.Error()
+		}
+		for _, u := range users {
+			text := u.String()
+			if refused := s.refusals[u]; refused != nil {
+				text += " (" + refused.Error() + ")"
+			}
+			f.Users = append(f.Users, text)
+		}
+		before = s.options.Healthy()
+	case told.Change != nil && told.Change.Step == driverapi.StepUnproven && !released:
+		if told.Change.Note != "" {
+			before = strings.Split(told.Change.Note, ",")
+		}
+		f.Problem = s.options.Problem(ctx, told.LoadedVersion, before)
+	}
+	return f, users, before
+}
+
+func change(version string) string { return "driver " + version }
+
+// act does what a step says.
+func (s *Swaps) act(ctx context.Context, step policy.Step, users []User, before []string) error {
+	if step.Act == policy.End {
+		s.evict(ctx, users)
+		return nil
+	}
+	clear(s.evicted)
+	clear(s.refusals)
+	ctx, cancel := context.WithTimeout(ctx, actTimeout)
+	defer cancel()
+	call := func(name string, a driverapi.Arguments) error {
+		a.Digest = step.Digest
+		_, err := s.call(ctx, name, a)
+		return err
+	}
+	switch step.Act {
+	case policy.Swap:
+		return call(driverapi.CallSwap, driverapi.Arguments{Note: strings.Join(before, ",")})
+	case policy.Release:
+		return s.options.Release(ctx)
+	case policy.Leave:
+		return call(driverapi.CallNextBoot, driverapi.Arguments{})
+	case policy.Use:
+		return s.options.Use(ctx)
+	case policy.Confirm:
+		return call(driverapi.CallConfirm, driverapi.Arguments{})
+	case policy.Revert:
+		return call(driverapi.CallRevert, driverapi.Arguments{Reason: step.Reason})
+	case policy.Forget:
+		s.lostSlot, s.hadSlot = false, false
+		return call(driverapi.CallCancel, driverapi.Arguments{})
+	case policy.Nothing, policy.TakeSlot, policy.Withhold, policy.End: // done by facts and publish
+	}
+	return nil
+}
+
+// evict evicts the pods that have not been evicted lately. A refusal is said with the pod.
+func (s *Swaps) evict(ctx context.Context, users []User) {
+	for _, u := range users {
+		if u.Namespace == "" || s.options.Clock.Since(s.evicted[u]) < evictInterval {
+			continue
+		}
+		s.evicted[u] = s.options.Clock.Now()
+		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		s.refusals[u] = s.options.Evict(limited, u)
+		cancel()
+	}
+}
+
+var errNoSocket = errors.New("its socket is in the folder of --state-dir, which is empty")
+
+func (s *Swaps) call(ctx context.Context, name string, a driverapi.Arguments) (driverapi.Status, error) {
+	if s.options.Socket == "" {
+		return driverapi.Status{}, errNoSocket
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return driverapi.Call(ctx, s.options.Socket, name, a)
+}
+
+// publish publishes the progress, and logs each new state and act.
+func (s *Swaps) publish(ctx context.Context, step policy.Step, version string, f policy.Facts) {
+	now := policy.Status{Known: f.Host != nil || version == "", Wanted: version, State: step.State, Reason: step.Reason,
+		Percent: step.Percent, Digest: step.Digest, Withholds: step.Withholds, NeedsSlot: step.NeedsSlot, Reboot: step.Reboot}
+	if f.Host != nil {
+		now.Loaded = f.Host.LoadedVersion
+		if f.Host.Change != nil {
+			now.Holders = f.Host.Change.Holders
+		}
+	}
+	last := s.status.Value()
+	if now.Since = last.Since; now.State != last.State || now.Since.IsZero() {
+		now.Since = s.options.Clock.Now()
+	}
+	if step.State != s.lastState || step.Act != s.lastAct && step.Act != policy.Nothing {
+		klog.FromContext(ctx).Info("Change of the driver", "wanted", version, "state", string(step.State), "step",
+			step.Act.String(), "reason", step.Reason)
+	}
+	s.lastState, s.lastAct = step.State, step.Act
+	if !now.Equal(last) {
+		s.status.Publish(now)
+	}
+}
+
+// hostOf returns what gpu-driver says in the words of the plan.
+func hostOf(told driverapi.Status) *policy.Host {
+	h := &policy.Host{LoadedVersion: told.LoadedVersion, LoadedDigest: told.LoadedDigest, Current: told.Current,
+		Refusals: slices.Clone(told.Refusals)}
+	for _, f := range told.Folders {
+		h.Folders = append(h.Folders, policy.Folder{Digest: f.Digest, Version: f.Version, Problem: f.Problem})
+	}
+	if c := told.Change; c != nil {
+		h.Change = &policy.Change{To: c.To, Phase: policy.Phase(c.Step), Percent: c.Percent, Since: c.Since, Reason: c.Reason}
+		for _, holder := range c.Holders {
+			h.Change.Holders = append(h.Change.Holders, holder.Kind+" "+holder.Name)
+		}
+	}
+	return h
+}

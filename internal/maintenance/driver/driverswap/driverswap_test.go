@@ -1,0 +1,369 @@
+package driverswap_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clocktest "k8s.io/utils/clock/testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+const (
+	oldDigest = "aa"
+	newDigest = "bb"
+)
+
+// A node has a stand-in of gpu-driver at a real socket, which answers as package driverhost does, and
+// everything else that Swaps use.
+type node struct {
+	socket string
+	swaps  *driverswap.Swaps
+	stop   func()               // ends the process that newNode has started
+	clock  *clocktest.FakeClock // runs fast
+
+	mu         sync.Mutex
+	told       driverapi.Status
+	acts       []string // calls and acts, without repetitions
+	users      []driverswap.User
+	budget     error // of evictions
+	slot       error
+	refused    string
+	released   bool
+	problem    string // of the new driver
+	holders    []preflight.Holder
+	turnedAway int // requests for a slot without success
+	wanted     *feed.Feed[string]
+	pods       policy.Pods
+}
+
+func newNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{clock: clocktest.NewFakeClock(time.Now()), socket: filepath.Join(t.TempDir(), "driver.sock"), wanted: feed.New("580.1"),
+		told: driverapi.Status{LoadedVersion: "570.1", LoadedDigest: oldDigest, Current: oldDigest, Folders: []driverapi.Folder{
+			{Digest: oldDigest, Version: "570.1", IsHere: true}, {Digest: newDigest, Version: "580.1"}}}}
+	handlers := map[string]control.Handler{}
+	for _, call := range []string{driverapi.CallStatus, driverapi.CallSwap, driverapi.CallNextBoot, driverapi.CallConfirm,
+		driverapi.CallRevert, driverapi.CallCancel} {
+		handlers[call] = func(_ context.Context, arguments json.RawMessage) (any, error) {
+			var a driverapi.Arguments
+			if err := json.Unmarshal(arguments, &a); err != nil {
+				return nil, err
+			}
+			return n.answer(call, a)
+		}
+	}
+	n.serve(t, handlers)
+	ended := make(chan struct{})
+	t.Cleanup(func() { close(ended) })
+	go func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+				n.clock.Step(50 * time.Millisecond)
+			}
+		}
+	}()
+	n.stop = n.start(t)
+	return n
+}
+
+func (n *node) serve(t *testing.T, handlers map[string]control.Handler) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- control.NewServer(n.socket, handlers, nil).Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	poll.Until(t, "gpu-driver", func() bool {
+		_, err := driverapi.Call(t.Context(), n.socket, driverapi.CallStatus, driverapi.Arguments{})
+		return err == nil
+	})
+}
+
+// start runs Swaps until the returned function is called, as a process that leads.
+func (n *node) start(t *testing.T) (stop func()) {
+	t.Helper()
+	n.swaps = driverswap.New(driverswap.Options{
+		Wanted: func() (string, policy.Pods, <-chan struct{}) {
+			v, changed := n.wanted.Latest()
+			return v, locked(n, func() policy.Pods { return n.pods }), changed
+		},
+		Refused: func() string { return locked(n, func() string { return n.refused }) },
+		Socket:  n.socket, Clock: n.clock,
+		Admit: func(string) error {
+			return locked(n, func() error {
+				if n.slot != nil {
+					n.turnedAway++
+				}
+				return n.slot
+			})
+		},
+		Users: func(context.Context) ([]driverswap.User, error) {
+			return locked(n, func() []driverswap.User { return slices.Clone(n.users) }), nil
+		},
+		Evict: func(_ context.Context, p driverswap.User) error {
+			return locked(n, func() error {
+				if n.budget == nil {
+					n.note("evict " + p.String())
+					n.users = slices.DeleteFunc(n.users, func(u driverswap.User) bool { return u == p })
+				}
+				return n.budget
+			})
+		},
+		Released: func(context.Context) (bool, error) {
+			return locked(n, func() bool { return n.released }), nil
+		},
+		Release: func(context.Context) error {
+			return locked(n, func() error { n.note("release"); n.released = true; return nil })
+		},
+		Use: func(context.Context) error {
+			return locked(n, func() error { n.note("use"); n.released = false; return nil })
+		},
+		Healthy: func() []string { return []string{"GPU-0", "GPU-1"} },
+		Problem: func(_ context.Context, version string, before []string) string {
+			return locked(n, func() string {
+				if version == "580.1" && slices.Equal(before, []string{"GPU-0", "GPU-1"}) {
+					return n.problem
+				}
+				return "version " + version + ", before " + strings.Join(before, " ")
+			})
+		},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- n.swaps.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func locked[T any](n *node, do func() T) T {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return do()
+}
+
+// change changes the node.
+func (n *node) change(do func()) { locked(n, func() int { do(); return 0 }) }
+
+func (n *node) note(act string) {
+	if len(n.acts) == 0 || n.acts[len(n.acts)-1] != act {
+		n.acts = append(n.acts, act)
+	}
+}
+
+// answer is gpu-driver: each call of its status is one step of its work.
+func (n *node) answer(call string, a driverapi.Arguments) (any, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.told.Change
+	to := func(s driverapi.Step) { c.Step, c.Since, c.Reason, c.Holders = s, n.clock.Now(), "", nil }
+	if call != driverapi.CallStatus {
+		n.note(strings.TrimPrefix(call, "driver-") + " " + a.Digest)
+	}
+	switch {
+	case call == driverapi.CallSwap:
+		if c != nil && c.To != a.Digest {
+			return nil, errors.New("another change is under way")
+		}
+		n.told.Change = &driverapi.Change{From: oldDigest, To: a.Digest, Step: driverapi.StepPlacing, Since: n.clock.Now(), Note: a.Note}
+	case call == driverapi.CallNextBoot:
+		to(driverapi.StepNextBoot)
+	case call == driverapi.CallConfirm:
+		n.told.Current, n.told.Change = n.told.LoadedDigest, nil
+	case call == driverapi.CallRevert:
+		to(driverapi.StepReverting)
+		c.Reason = a.Reason
+	case call == driverapi.CallCancel:
+		n.told.Change = nil
+	case c == nil:
+	case c.Step == driverapi.StepPlacing:
+		to(driverapi.StepUnloading)
+	case c.Step == driverapi.StepUnloading:
+		if c.Holders = nil; !n.released {
+			c.Holders = []preflight.Holder{{Kind: preflight.KindProcess, Name: "gpu-node-agent (7)"}}
+		} else if c.Holders = n.holders; len(c.Holders) == 0 {
+			to(driverapi.StepLoading)
+			n.note("load " + c.To)
+			n.told.LoadedDigest, n.told.LoadedVersion = newDigest, "580.1"
+		}
+	case c.Step == driverapi.StepLoading:
+		to(driverapi.StepUnproven)
+	case c.Step == driverapi.StepReverting:
+		reason := c.Reason
+		to(driverapi.StepFailed)
+		c.Reason = reason
+		n.told.LoadedDigest, n.told.LoadedVersion = oldDigest, "570.1"
+	}
+	told := n.told
+	if told.Change != nil { // it is encoded after the end of this call
+		c := *told.Change
+		told.Change = &c
+	}
+	return told, nil
+}
+
+// await waits for a state whose reason has a text.
+func (n *node) await(t *testing.T, state policy.State, reason string) policy.Status {
+	t.Helper()
+	return poll.Latest(t, string(state)+" "+reason, n.swaps.Status(), func(s policy.Status) bool {
+		return s.State == state && strings.Contains(s.Reason, reason)
+	})
+}
+
+func (n *node) did(t *testing.T, want ...string) {
+	t.Helper()
+	if got := locked(n, func() []string { return slices.Clone(n.acts) }); !slices.Equal(got, want) {
+		t.Errorf("acts %q, want %q", got, want)
+	}
+}
+
+// TestChange: a node with pods changes its driver.
+func TestChange(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() { n.users = []driverswap.User{{Namespace: "team", Name: "train-0"}, {Name: "claim team/c"}} })
+	s := n.await(t, policy.Waiting, "claim team/c, team/train-0")
+	if !s.Withholds || !s.NeedsSlot || s.Loaded != "570.1" || s.Wanted != "580.1" {
+		t.Errorf("status %+v", s)
+	}
+	n.change(func() { n.users, n.problem = nil, "GPU 0 is Unknown" })
+	if s = n.await(t, policy.Changing, "does not work yet: GPU 0 is Unknown"); !s.Withholds {
+		t.Errorf("GPUs are offered with a driver that is not proven: %+v", s)
+	}
+	n.change(func() { n.problem = "" })
+	if s = n.await(t, policy.Done, ""); s.Withholds || s.NeedsSlot || s.Loaded != "580.1" {
+		t.Errorf("status %+v", s)
+	}
+	n.did(t, "swap bb", "release", "load bb", "use", "confirm bb")
+}
+
+// TestEvictedPods: pods are evicted as far as their budgets allow, and a refusal is said.
+func TestEvictedPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() {
+		n.pods, n.budget = policy.Evict, errors.New("a disruption budget")
+		n.users = []driverswap.User{{Namespace: "team", Name: "train-0"}}
+	})
+	n.await(t, policy.Changing, "team/train-0 (a disruption budget)")
+	n.change(func() { n.budget = nil })
+	n.await(t, policy.Done, "")
+	n.did(t, "evict team/train-0", "swap bb", "release", "load bb", "use", "confirm bb")
+}
+
+// TestKilledAtEachStep: a process that starts in the middle of a change finishes it, and nothing is done
+// twice.
+func TestKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"swap bb", "release", "load bb", "use", "confirm bb"} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			poll.Until(t, at, func() bool { return locked(n, func() bool { return slices.Contains(n.acts, at) }) })
+			n.stop()
+			n.start(t)
+			n.await(t, policy.Done, "")
+			if c := locked(n, func() *driverapi.Change { return n.told.Change }); c != nil {
+				t.Errorf("the change %+v is not over", c)
+			}
+			for _, act := range []string{"load bb", "confirm bb"} {
+				if times := locked(n, func() int { return strings.Count(strings.Join(n.acts, "\n"), act) }); times != 1 {
+					t.Errorf("%s: %d times", act, times)
+				}
+			}
+		})
+	}
+}
+
+// TestNoSlotNoChange: a node without a slot, with a refusal or without gpu-driver keeps its GPUs.
+func TestNoSlotNoChange(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() { n.refused = "the operator" })
+	if s := n.await(t, policy.Blocked, "the operator"); s.Withholds || s.NeedsSlot {
+		t.Errorf("status %+v", s)
+	}
+	n.change(func() { n.refused, n.slot = "", errors.New("all slots are in use") })
+	if s := n.await(t, policy.Waiting, "all slots are in use"); s.Withholds || !s.NeedsSlot {
+		t.Errorf("status %+v", s)
+	}
+	n.did(t)
+	n.wanted.Publish("590.1")
+	if s := n.await(t, policy.Blocked, "no driver 590.1"); s.NeedsSlot {
+		t.Errorf("status %+v", s)
+	}
+	n.wanted.Publish("")
+	n.await(t, policy.Off, "")
+	n.did(t)
+}
+
+// TestUsersThatStay: a driver in use is left to the next boot, and the node offers its GPUs until then.
+func TestUsersThatStay(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() {
+		n.holders = []preflight.Holder{{Kind: preflight.KindService, Name: "x.service"}}
+		n.told.Change = &driverapi.Change{From: oldDigest, To: newDigest, Step: driverapi.StepUnloading,
+			Since: n.clock.Now().Add(-policy.HoldersLimit), Note: "GPU-0,GPU-1"}
+	})
+	if s := n.await(t, policy.Rebooted, "next boot"); s.Withholds || !s.NeedsSlot || s.Reboot == "" {
+		t.Errorf("status %+v", s)
+	}
+	poll.Until(t, "the use of the old driver", func() bool { return locked(n, func() bool { return !n.released }) })
+	n.change(func() { // the node restarts
+		n.told.Change.Step, n.told.LoadedDigest, n.told.LoadedVersion = driverapi.StepUnproven, newDigest, "580.1"
+		n.told.Change.Since = n.clock.Now()
+	})
+	n.await(t, policy.Done, "")
+}
+
+// TestFailure: a driver that does not work is changed back, the node offers its GPUs and keeps its slot
+// until an operator takes it away; then the change is tried again.
+func TestFailure(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() {
+		n.problem = "CUDA fails"
+		n.told.LoadedDigest, n.told.LoadedVersion = newDigest, "580.1"
+		n.told.Change = &driverapi.Change{From: oldDigest, To: newDigest, Step: driverapi.StepUnproven,
+			Since: n.clock.Now().Add(-policy.ProofLimit), Note: "GPU-0,GPU-1"}
+	})
+	s := n.await(t, policy.Broken, "CUDA fails")
+	if s.Withholds || !s.NeedsSlot || s.Loaded != "570.1" {
+		t.Errorf("status %+v", s)
+	}
+	n.did(t, "revert bb")
+	n.change(func() { n.slot, n.problem = errors.New("an operator took it away"), "" })
+	poll.Until(t, "the end of the slot to be noticed", func() bool { return locked(n, func() bool { return n.turnedAway > 1 }) })
+	n.change(func() { n.slot = nil })
+	n.await(t, policy.Done, "")
+	n.did(t, "revert bb", "cancel bb", "swap bb", "release", "load bb", "use", "confirm bb")
+}

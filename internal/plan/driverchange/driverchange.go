@@ -1,0 +1,380 @@
+// Package driverchange decides what gpu-node-agent does next to change the driver of its node. The
+// program gpu-driver carries the change out, and has the only journal of it. What comes next follows
+// from that journal and from what the node is like, so a process that starts in the middle goes on.
+//
+// The steps are: a slot of the cluster; GPUs are withheld from new pods; the pods with GPUs end;
+// gpu-driver begins, and waits until nobody uses the driver; this process releases the driver;
+// gpu-driver has loaded the new one; this process uses it; the driver works, or is changed back; GPUs
+// are offered, and the slot is given back. A node whose change failed keeps its slot.
+package driverchange
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Pods is what happens to pods with GPUs before a change.
+type Pods int
+
+// What happens to pods.
+const (
+	Wait  Pods = iota // the change waits until they have ended
+	Evict             // they are evicted within their disruption budgets
+	None              // they are left alone: the next boot changes the driver if they still run
+)
+
+func (p Pods) String() string { return [...]string{"wait", "evict", "none"}[p] }
+
+const (
+	// HoldersLimit is how long gpu-driver waits for users of the driver before the change is left to
+	// the next boot.
+	HoldersLimit = 5 * time.Minute
+	// ProofLimit is how long a new driver may take until it works. Afterwards it is changed back.
+	ProofLimit = 10 * time.Minute
+)
+
+// HoldReason is why no device is given to pods during a change.
+const HoldReason = "the driver of the node is being changed"
+
+// A Folder is a driver that gpu-driver has on the node.
+type Folder struct {
+	Digest, Version string
+	// Problem is why the driver cannot be loaded on this node; empty if it can.
+	Problem string
+}
+
+// A Phase is the progress of a change at gpu-driver, as package driverapi has it.
+type Phase string
+
+// The phases.
+const (
+	Placing   Phase = "placing"
+	Unloading Phase = "unloading"
+	Loading   Phase = "loading"
+	Unproven  Phase = "unproven"
+	Reverting Phase = "reverting"
+	NextBoot  Phase = "next-boot"
+	Failed    Phase = "failed"
+)
+
+// A Change is a change in the journal of gpu-driver.
+type Change struct {
+	To      string // digest
+	Phase   Phase
+	Percent int
+	Since   time.Time // begin of the phase
+	Reason  string
+	// Holders are the users of the driver for which the phase Unloading waits, in words.
+	Holders []string
+}
+
+// A Host is what gpu-driver says.
+type Host struct {
+	// LoadedVersion is the version of the loaded driver, and LoadedDigest the folder that it is from;
+	// empty for none. Current is the folder that the next boot loads.
+	LoadedVersion, LoadedDigest, Current string
+	Folders                              []Folder
+	Refusals                             []string // why the driver of this node must not be changed
+	Change                               *Change  // nil for none
+}
+
+// Facts are what the next act follows from.
+type Facts struct {
+	// Wanted is the configured version, such as 580.95.05, or digest, such as sha256:0a…; empty if the
+	// driver is not changed. Pods is what happens to pods with GPUs.
+	Wanted string
+	Pods   Pods
+	// Refused is why the driver must not be changed, according to the Node; empty if it may.
+	Refused string
+	Host    *Host // nil if gpu-driver does not answer, for the reason Silent
+	Silent  string
+	// HasSlot is true while the node has a slot of the cluster, and NoSlot why not. IsNewSlot is true if
+	// an operator took the slot of a failed change away, and the node got one again.
+	HasSlot   bool
+	NoSlot    string
+	IsNewSlot bool
+	// Withheld is true while no GPU is offered because of a change.
+	Withheld bool
+	// Users are the pods with GPUs, and Unknown is why they are not known; empty if they are.
+	Users   []string
+	Unknown string
+	// Released is true while no process of this program has the driver open, until Resume.
+	Released bool
+	Problem  string // why the loaded driver does not work; empty if it works
+	Now      time.Time
+}
+
+// An Act is what to do next.
+type Act int
+
+// The acts. Each may be repeated.
+const (
+	Nothing  Act = iota
+	TakeSlot     // ask for a slot of the cluster
+	Withhold     // stop offering GPUs
+	End          // evict the pods with GPUs
+	Swap         // gpu-driver begins, and waits for users of the driver
+	Release      // this process releases the driver
+	Leave        // gpu-driver leaves the change to the next boot
+	Use          // this process uses the driver again
+	Confirm      // gpu-driver keeps the driver
+	Revert       // gpu-driver changes back, for Step.Reason
+	Forget       // gpu-driver forgets the failed change
+)
+
+func (a Act) String() string {
+	return [...]string{"nothing", "take a slot", "withhold", "end pods", "swap", "release", "leave to the next boot", "use",
+		"confirm", "revert", "forget"}[a]
+}
+
+// A State is the progress of a node, for people and programs.
+type State string
+
+// The states.
+const (
+	Off      State = ""         // no driver is wanted
+	Done     State = "done"     // the wanted driver is loaded and works
+	Waiting  State = "waiting"  // for the reason
+	Changing State = "changing" // steps are in progress
+	Rebooted State = "next-boot"
+	Broken   State = "failed"  // the node keeps its slot
+	Blocked  State = "blocked" // the change cannot begin; the node takes no slot
+)
+
+// A Step is the next step.
+type Step struct {
+	Act    Act
+	State  State
+	Reason string // a sentence without a full stop; empty if there is nothing to say
+	// Digest is the folder of the wanted driver; empty if it is not known.
+	Digest  string
+	Percent int // of the whole change
+	// Withholds is true if GPUs must not be offered, NeedsSlot if the change has or wants a slot.
+	Withholds, NeedsSlot bool
+	// Reboot is why the node must be restarted; empty if it need not.
+	Reboot string
+}
+
+// A Status is the progress of a node.
+type Status struct {
+	// Known is false before the first answer of gpu-driver, and while it does not answer.
+	Known bool `json:"-"`
+	// Wanted is the configured version or digest; empty for none.
+	Wanted string `json:"wanted,omitempty"`
+	State  State  `json:"state,omitempty"`
+	Reason string `json:"reason,omitempty"` // a sentence without a full stop
+	// Digest is the folder of the wanted driver, and Loaded the version of the loaded one; empty if
+	// there is none.
+	Digest string `json:"digest,omitempty"`
+	Loaded string `json:"loaded,omitempty"`
+	// Percent is the progress of a change under way, 0 to 100.
+	Percent int       `json:"percent,omitempty"`
+	Since   time.Time `json:"since"` // begin of State
+	// Holders are the users of the driver for which the change waits, in words.
+	Holders []string `json:"holders,omitempty"`
+	// Withholds is true while no GPU is offered, and NeedsSlot while the change has or wants a slot of
+	// the cluster.
+	Withholds bool `json:"withholds,omitempty"`
+	NeedsSlot bool `json:"-"`
+	// Reboot is why the node must be restarted; empty if it need not.
+	Reboot string `json:"reboot,omitempty"`
+}
+
+// Equal reports whether two Statuses are equal.
+func (s Status) Equal(other Status) bool { return reflect.DeepEqual(s, other) }
+
+// Next returns the next step.
+func Next(f Facts) Step {
+	if f.Host == nil {
+		if f.Wanted == "" {
+			return Step{State: Off}
+		}
+		// Whether a change is under way is not known: what is withheld stays withheld, and the slot too.
+		return Step{State: Waiting, Reason: "gpu-driver does not answer: " + f.Silent, Withholds: f.Withheld,
+			NeedsSlot: f.HasSlot}
+	}
+	if c := f.Host.Change; c != nil {
+		return follow(f, *c)
+	}
+	if f.Released && f.Withheld { // by this program for a change that is over
+		return Step{Act: Use, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true, Percent: 95}
+	}
+	if f.Wanted == "" {
+		return Step{State: Off}
+	}
+	return begin(f)
+}
+
+// begin returns the next step of a node without a change.
+func begin(f Facts) Step {
+	folder, reason := find(f.Wanted, f.Host.Folders)
+	s := Step{State: Blocked, Reason: reason, Digest: folder.Digest}
+	switch {
+	case f.Refused != "":
+		s.Reason = f.Refused
+		return s
+	case reason != "":
+		return s
+	case folder.Digest == f.Host.LoadedDigest && folder.Digest == f.Host.Current:
+		s.State = Done
+		return s
+	case len(f.Host.Refusals) > 0:
+		s.Reason = strings.Join(f.Host.Refusals, "; ")
+		return s
+	case folder.Problem != "":
+		s.Reason = folder.Problem
+		return s
+	}
+	s.State, s.NeedsSlot = Waiting, true
+	switch {
+	case !f.HasSlot:
+		s.Act, s.Reason = TakeSlot, f.NoSlot
+		return s
+	case f.Released:
+		s.Reason = "the driver is released by quiesce or by a request on the Node; the change begins after that has ended"
+		return s
+	}
+	s.State, s.Withholds, s.Percent = Changing, true, 5
+	switch {
+	case !f.Withheld:
+		s.Act, s.Reason = Withhold, "GPUs are withheld from new pods"
+	case f.Pods == None: // gpu-driver finds out who uses the driver
+		s.Act, s.Reason = Swap, "the change begins"
+	case f.Unknown != "":
+		s.State, s.Reason = Waiting, "the pods with GPUs are not known: "+f.Unknown
+	case len(f.Users) > 0 && f.Pods == Evict:
+		s.Act, s.Reason = End, "pods with GPUs are evicted: "+list(f.Users)
+	case len(f.Users) > 0:
+		s.State, s.Reason = Waiting, "waiting for the end of pods with GPUs: "+list(f.Users)
+	default:
+		s.Act, s.Reason, s.Percent = Swap, "the change begins", 10
+	}
+	return s
+}
+
+// follow returns the next step of a node with a change.
+func follow(f Facts, c Change) Step {
+	s := Step{State: Changing, Reason: c.Reason, Digest: c.To, NeedsSlot: true, Withholds: true, Percent: percent(c)}
+	folder, _ := find(f.Wanted, f.Host.Folders)
+	if f.Wanted != "" && folder.Digest != c.To && (c.Phase == Failed || c.Phase == NextBoot) {
+		s.Act, s.Reason = Forget, "another driver is wanted now"
+		return s
+	}
+	switch c.Phase {
+	case Placing:
+		s.Reason = "the driver is copied and verified"
+	case Unloading:
+		switch {
+		case !f.Released:
+			s.Act, s.Reason = Release, "this program releases the driver"
+		case len(c.Holders) > 0 && f.Now.Sub(c.Since) >= HoldersLimit:
+			s.Act, s.Reason = Leave, "the driver is still in use: "+list(c.Holders)
+		case len(c.Holders) > 0:
+			s.Reason = "the driver is in use: " + list(c.Holders)
+		}
+	case Loading, Reverting:
+		if s.Reason == "" {
+			s.Reason = "modules are loaded"
+		}
+	case Unproven:
+		switch {
+		case f.Released:
+			s.Act, s.Reason = Use, "the new driver is used"
+		case f.Problem == "":
+			s.Act, s.Reason = Confirm, "the new driver works"
+		case f.Now.Sub(c.Since) >= ProofLimit:
+			s.Act, s.Reason = Revert, f.Problem
+		default:
+			s.Reason = "the new driver does not work yet: " + f.Problem
+		}
+	case NextBoot:
+		s.State, s.Withholds = Rebooted, false
+		s.Reason = "the driver is changed at the next boot, because it is in use"
+		if c.Reason != "" {
+			s.Reason += ": " + c.Reason
+		}
+		s.Reboot = "the driver is to be changed"
+		if f.Released {
+			s.Act = Use
+		}
+	case Failed:
+		s.State, s.Withholds, s.Percent = Broken, false, 0
+		switch {
+		case f.Released:
+			s.Act = Use
+		case f.Wanted == "":
+			s.Act, s.NeedsSlot = Forget, false
+		case f.IsNewSlot:
+			s.Act, s.Reason = Forget, "the change is tried again"
+		}
+	default:
+		s.State, s.Reason = Waiting, fmt.Sprintf("gpu-driver is in the unknown phase %q: upgrade gpu-node-agent", c.Phase)
+	}
+	return s
+}
+
+// percent returns the progress of a whole change: most of its time is for copying and for the proof.
+func percent(c Change) int {
+	switch c.Phase {
+	case Placing:
+		return 10 + c.Percent*3/10
+	case Unloading:
+		return 40 + c.Percent/10
+	case Loading, Reverting:
+		return 50 + c.Percent/5
+	case Unproven:
+		return 75
+	}
+	return 0
+}
+
+// find returns the folder of a wanted driver, or why there is none.
+func find(wanted string, folders []Folder) (f Folder, reason string) {
+	digest, byDigest := strings.CutPrefix(wanted, "sha256:")
+	var found []Folder
+	for _, folder := range folders {
+		if byDigest && folder.Digest == digest || !byDigest && folder.Version == wanted {
+			found = append(found, folder)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], ""
+	case 0:
+		return Folder{}, fmt.Sprintf("gpu-driver has no driver %s: %s", wanted, has(folders))
+	}
+	var digests []string
+	for _, folder := range found {
+		digests = append(digests, "sha256:"+folder.Digest)
+	}
+	slices.Sort(digests)
+	return Folder{}, fmt.Sprintf("there are %d folders of driver %s: set driver.version to one of %s", len(found), wanted,
+		strings.Join(digests, ", "))
+}
+
+// has says which drivers gpu-driver has.
+func has(folders []Folder) string {
+	if len(folders) == 0 {
+		return "it has none; give it an image in driver.images of the chart"
+	}
+	var versions []string
+	for _, f := range folders {
+		versions = append(versions, f.Version)
+	}
+	slices.Sort(versions)
+	return "it has " + strings.Join(slices.Compact(versions), ", ") + "; give it the image in driver.images of the chart"
+}
+
+// maxListed is how many users a sentence names.
+const maxListed = 5
+
+func list(users []string) string {
+	users = slices.Sorted(slices.Values(users))
+	if len(users) > maxListed {
+		return fmt.Sprintf("%s and %d more", strings.Join(users[:maxListed], ", "), len(users)-maxListed)
+	}
+	return strings.Join(users, ", ")
+}
