@@ -117,3 +117,25 @@ func TestDriverRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestDriverRights: nodes that change their driver need the slots of the cluster, and evictions only
+// where pods are evicted. A value counts before the files.
+func TestDriverRights(t *testing.T) {
+	t.Parallel()
+	const file = "config: {map: {a: \"driver: {version: 580.95.05, pods: evict}\"}}"
+	for values, want := range map[string][2]bool{ // agent, evictions
+		"{}": {},
+		"{driver: {version: 580.95.05}, rollout: {slots: 1}}":              {true, false},
+		"{driver: {version: 580.95.05, pods: evict}, rollout: {slots: 1}}": {true, true},
+		"{" + file + "}": {true, true},
+		"{driver: {version: \"\"}, " + file + "}": {false, false},
+		"{driver: {pods: wait}, " + file + "}":    {true, false},
+		"{driver: {pods: evict}}":                 {false, false},
+	} {
+		text := string(render(t, values))
+		got := [2]bool{strings.Contains(text, "resources: [leases]"), strings.Contains(text, "pods/eviction")}
+		if got != want {
+			t.Errorf("%s: slots and evictions %v, want %v", values, got, want)
+		}
+	}
+}

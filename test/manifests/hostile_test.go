@@ -25,7 +25,7 @@ var hostile = []string{"null", `""`, "20240101", `"1e3"`, "[]", "{}", `"a: b"`, 
 const everything = `{features: {labels: nodeFeature, events: pods, condition: true, conditionTypes: [A], taint: true, changeTaint: true, startupTaint: true, quiesce: true, healthEvents: unix:///a/b, nodeConfig: true},
   config: {map: {a: "version: v1", b: "version: v1"}, default: a}, mps: {enabled: true}, kernelLog: true, preStartChecks: reset-clocks, mig: {enabled: true, label: true, disruption: pause},
   dra: {enabled: true, claimStatus: true, dynamicMIG: true}, metrics: {allowFrom: []},
-  monitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}, openshiftSCC: privileged, nodeSelector: {a: b}, rebootFile: /var/run/reboot-required, repair: idle, rollout: {slots: 1}}`
+  monitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, dashboard: {enabled: true}}, openshiftSCC: privileged, nodeSelector: {a: b}, rebootFile: /var/run/reboot-required, repair: idle, rollout: {slots: 1}, driver: {version: "580.95.05"}}`
 
 // ofKubernetes are the values whose content the API server holds to its own types.
 var ofKubernetes = []string{

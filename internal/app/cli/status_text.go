@@ -100,7 +100,7 @@ func printStatus(w io.Writer, s status.Status, v view) {
 		{"PodResources not asked", s.PodResourcesError}, {"API server not reached", s.APIServerError}, {"MIG layout",
 			layoutLine(s.MIG)},
 		{"Dynamic Resource Allocation", allocationLine(s.DRA)}, {"CUDA", validationLine(s.Validation)},
-		{"reset", s.Reset.Line(s.GPUs)},
+		{"reset", s.Reset.Line(s.GPUs)}, {"change of the driver", s.DriverChange.Line()},
 		{"steps", stepsLine(s.Steps)},
 	} {
 		if line.text != "" {

@@ -183,6 +183,30 @@ type Status struct {
 	Reboot string `json:"reboot,omitempty"`
 }
 
+// Line describes the progress in one line, for people; empty for nil.
+func (s *Status) Line() string {
+	if s == nil {
+		return ""
+	}
+	line := string(s.State)
+	if s.State == Changing && s.Percent > 0 {
+		line += fmt.Sprintf(", %d %%", s.Percent)
+	}
+	if s.Wanted != "" {
+		line += " to " + s.Wanted
+	}
+	if s.Loaded != "" && s.Loaded != s.Wanted {
+		line += " from " + s.Loaded
+	}
+	if !s.Since.IsZero() {
+		line += " since " + s.Since.UTC().Format("2006-01-02 15:04:05Z")
+	}
+	if s.Reason != "" {
+		line += ": " + s.Reason
+	}
+	return line
+}
+
 // Equal reports whether two Statuses are equal.
 func (s Status) Equal(other Status) bool { return reflect.DeepEqual(s, other) }
 

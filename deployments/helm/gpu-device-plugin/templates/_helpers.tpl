@@ -320,8 +320,19 @@ otherwise. A simulated node has no device nodes. */}}
 {{- if $found }}true{{ end }}
 {{- end }}
 
+{{- /* Whether the daemon may change the driver of its node. */}}
+{{- define "gpu-device-plugin.wantsDriver" -}}
+{{- $asked := list .Values.driver.version }}
+{{- if kindIs "invalid" .Values.driver.version }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .driver }}{{ $asked = append $asked .version }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if compact $asked }}true{{ end }}
+{{- end }}
+
 {{- /* The features that may be on, a JSON list of words: labels-file, labels-nodeFeature, labels-node, events, podEvents, condition,
-taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, migEvict, migPause, rollout, repairEvict, dra. A value counts before the files. */}}
+taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, migEvict, migPause, rollout, repairEvict, driverEvict, dra. A value counts before the files. */}}
 {{- define "gpu-device-plugin.features" -}}
 {{- $on := dict }}
 {{- if include "gpu-device-plugin.nodeConfig" . }}{{ $_ := set $on "nodeConfig" true }}{{ end }}
@@ -332,6 +343,10 @@ taint, changeTaint, startupTaint, quiesce, healthEvents, nodeConfig, migLabel, m
 {{- if include "gpu-device-plugin.says" (list . "mig" "budget") }}{{ $_ := set $on "rollout" true }}{{ end }}
 {{- end }}
 {{- if include "gpu-device-plugin.repairs" (list . "plan" "idle" "evict") }}{{ $_ := set $on "rollout" true }}{{ end }}
+{{- if include "gpu-device-plugin.wantsDriver" . }}
+{{- $_ := set $on "rollout" true }}
+{{- if include "gpu-device-plugin.says" (list . "driver" "pods" "evict") }}{{ $_ := set $on "driverEvict" true }}{{ end }}
+{{- end }}
 {{- if include "gpu-device-plugin.repairs" (list . "evict") }}{{ $_ := set $on "repairEvict" true }}{{ end }}
 {{- if .Values.dra.enabled }}{{ $_ := set $on "dra" true }}{{ end }}
 {{- if .Values.features.healthEvents }}{{ $_ := set $on "healthEvents" true }}{{ end }}
@@ -865,6 +880,8 @@ variable, the value that grants it, a pattern of what needs that, and whether th
   (list "REPAIR" "repair" "plan|idle|evict" $on.rollout)
   (list "REPAIR" "repair" "idle|evict" (include "gpu-device-plugin.repairs" (list . "idle" "evict")))
   (list "REPAIR" "repair" "evict" $on.repairEvict)
+  (list "DRIVER_VERSION" "driver.version" "." (include "gpu-device-plugin.wantsDriver" .))
+  (list "DRIVER_PODS" "driver.pods" "evict" $on.driverEvict)
   (list "ROLLOUT_NAMESPACE" "rollout.namespace" "." .Values.rollout.namespace)
   (list "NODE_LABELS" "features.labels" "^file$" (get $on "labels-file"))
   (list "NODE_LABELS" "features.labels" "^nodeFeature$" (get $on "labels-nodeFeature"))
@@ -920,6 +937,8 @@ pattern of what needs rights, whether the pod has them, and the value that gives
   (list "health.kernelLog" .Values.kernelLog "true" $hostDev "kernelLog")
   (list "health.rebootFile" .Values.rebootFile "/" false "rebootFile")
   (list "health.repair" .Values.repair "plan|idle|evict" true "repair")
+  (list "driver.version" .Values.driver.version "." true "driver.version")
+  (list "driver.pods" .Values.driver.pods "evict" true "driver.pods")
   (list "features.labels" (include "gpu-device-plugin.labelsValue" . | fromJson).labels "file|node" true "features.labels")
   (list "features.conditionTypes" .Values.features.conditionTypes "." false "features.conditionTypes")
   (list "features.healthEvents" .Values.features.healthEvents "." false "features.healthEvents")
@@ -1066,6 +1085,8 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "HEALTH_INTERVAL" .Values.healthInterval)
   (list "DRIVER_AT_LEAST" .Values.driver.atLeast)
   (list "DRIVER_BELOW" .Values.driver.below)
+  (list "DRIVER_VERSION" .Values.driver.version)
+  (list "DRIVER_PODS" .Values.driver.pods)
   (list "VALIDATE" .Values.validate)
   (list "REBOOT_FILE" (ternary "" (printf "/reboot/%s" (base (toString .Values.rebootFile))) (empty .Values.rebootFile)))
   (list "REPAIR" (ternary "off" .Values.repair (eq "false" (toString .Values.repair))))

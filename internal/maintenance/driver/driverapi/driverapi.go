@@ -35,7 +35,8 @@ const (
 	// changed on this node (Status.Refusals), or if another change is under way. While something uses
 	// the driver, the change waits in StepUnloading and names the users; CallCancel ends the wait.
 	CallSwap = "driver-swap"
-	// CallNextBoot makes the next boot load another driver. The loaded driver stays until then.
+	// CallNextBoot makes the next boot load another driver. The loaded driver stays until then. A change
+	// to this driver that waits in StepUnloading is left to the next boot.
 	CallNextBoot = "driver-next-boot"
 	// CallConfirm ends a change in StepUnproven: the driver works.
 	CallConfirm = "driver-confirm"

@@ -128,6 +128,12 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 			return fmt.Errorf("the change to %.12s has failed: %s; `gpu-driver cancel` forgets it", c.To, c.Reason)
 		case c.To == a.Digest && c.AtNextBoot == atNextBoot:
 			return nil
+		case c.To == a.Digest && atNextBoot && c.Step == driverapi.StepUnloading: // users keep the driver, which is whole
+			h.waits("", nil)
+			if err := h.startServices(ctx); err != nil {
+				return err
+			}
+			return h.enter(driverapi.StepNextBoot, func(j *journal) { j.Change.AtNextBoot = true })
 		}
 		return fmt.Errorf("the change to %.12s is under way, in the step %s; end it first", c.To, c.Step)
 	}
@@ -163,7 +169,7 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	h.counted = false
 	return h.write(func(j *journal) {
 		j.Change = &change{From: from, To: a.Digest, Step: driverapi.StepPlacing, AtNextBoot: atNextBoot,
-			Since: time.Now().UTC().Truncate(time.Second), BootID: h.boot}
+			Since: time.Now().UTC().Truncate(time.Second), BootID: h.boot, Note: a.Note}
 	})
 }
 

@@ -47,6 +47,7 @@ type change struct {
 	AtNextBoot bool           `json:"atNextBoot,omitempty"`
 	Reason     string         `json:"reason,omitempty"` // why the change is taken back, or has failed
 	Loads      int            `json:"loads,omitempty"`
+	Note       string         `json:"note,omitempty"` // of the caller
 }
 
 func (h *Host) path() string { return filepath.Join(h.o.Directory, journalName) }

@@ -44,7 +44,7 @@ func (h *Host) status(ctx context.Context) (driverapi.Status, error) {
 	}
 	if c := h.Change; c != nil {
 		s.Change = &driverapi.Change{From: c.From, To: c.To, Step: c.Step, Percent: h.percent, Since: c.Since,
-			Reason: c.Reason, Holders: h.holders, Loads: c.Loads}
+			Reason: c.Reason, Holders: h.holders, Loads: c.Loads, Note: c.Note}
 		if h.reason != "" {
 			s.Change.Reason = strings.TrimPrefix(c.Reason+"; "+h.reason, "; ")
 		}
