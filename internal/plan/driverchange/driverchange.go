@@ -199,7 +199,7 @@ func (s *Status) Line() string {
 		line += " from " + s.Loaded
 	}
 	if !s.Since.IsZero() {
-		line += " since " + s.Since.UTC().Format("2006-01-02 15:04:05Z")
+		line += " since " + s.Since.UTC().Format(time.RFC3339)
 	}
 	if s.Reason != "" {
 		line += ": " + s.Reason

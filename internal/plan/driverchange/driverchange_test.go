@@ -268,7 +268,7 @@ func TestWords(t *testing.T) {
 func TestLine(t *testing.T) {
 	for want, s := range map[string]*Status{
 		"": nil,
-		"changing, 40 % to 580.1 from 570.1 since 2026-11-28 12:00:00Z: modules are loaded": {State: Changing, Percent: 40,
+		"changing, 40 % to 580.1 from 570.1 since 2026-11-28T12:00:00Z: modules are loaded": {State: Changing, Percent: 40,
 			Wanted: "580.1", Loaded: "570.1", Since: now, Reason: "modules are loaded"},
 		"done to 580.1": {State: Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
 		"failed":        {State: Broken},
