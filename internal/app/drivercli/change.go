@@ -272,7 +272,11 @@ func printStatus(to io.Writer, s driverapi.Status) error {
 	}
 	if c := s.Change; c != nil {
 		fmt.Fprintf(&b, "change     from %s to %s\n", name(c.From), name(c.To))
-		fmt.Fprintf(&b, "step       %s %3d %%, since %s\n", c.Step, c.Percent, c.Since.Format(time.RFC3339))
+		percent := fmt.Sprintf("%3d %%", c.Percent)
+		if terminal.Columns(to) > 0 {
+			percent = bar(c.Percent)
+		}
+		fmt.Fprintf(&b, "step       %s %s, since %s\n", c.Step, percent, c.Since.Format(time.RFC3339))
 		if c.Reason != "" {
 			fmt.Fprintf(&b, "why        %s\n", c.Reason)
 		}

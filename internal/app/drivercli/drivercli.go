@@ -60,7 +60,8 @@ func newCommand() *cobra.Command {
 	root.AddCommand(newPackCommand(), newBuildCommand(), newVerifyCommand(), newVersionCommand(),
 		newServeCommand(), newStatusCommand(), newPlaceCommand(), newSwapCommand(), newCopySelfCommand(),
 		newCallCommand("next-boot DIGEST|VERSION", driverapi.CallNextBoot,
-			"Change the driver at the next boot of this node", "next-boot places a driver folder. The loaded driver stays until the node restarts."),
+			"Change the driver at the next boot of this node",
+			"next-boot places a driver folder. The loaded driver stays until the node restarts."),
 		newCallCommand("confirm", driverapi.CallConfirm, "End a change: the new driver works",
 			"confirm ends a change whose step is unproven. The former driver folder stays until a third one is\n"+
 				"placed."),

@@ -44,15 +44,19 @@ func (p *progress) line(step string, percent int, reason string) {
 		p.last = text
 		return
 	}
-	const width = 30
-	full := min(max(percent, 0), 100) * width / 100
-	text = fmt.Sprintf("%-10s [%s%s] %3d %% %4s %s", step, strings.Repeat("#", full), strings.Repeat(" ", width-full),
-		percent, time.Since(p.began).Truncate(time.Second), reason)
+	text = fmt.Sprintf("%-10s %s %4s %s", step, bar(percent), time.Since(p.began).Truncate(time.Second), reason)
 	if characters := []rune(text); len(characters) >= p.columns {
 		text = string(characters[:p.columns-1])
 	}
 	fmt.Fprint(p.to, newLine+text)
 	p.last = text
+}
+
+// bar returns a bar with the percentage.
+func bar(percent int) string {
+	const width = 30
+	full := min(max(percent, 0), 100) * width / 100
+	return fmt.Sprintf("[%s%s] %3d %%", strings.Repeat("#", full), strings.Repeat(" ", width-full), percent)
 }
 
 // end ends the line of the bar.

@@ -22,7 +22,7 @@ import (
 const lockTimeout = 20 * time.Second
 
 // pollPause is the time between two checks whether the driver is still in use.
-const pollPause = 2 * time.Second
+const pollPause = 3 * time.Second
 
 func newServeCommand() *cobra.Command {
 	cmd := &cobra.Command{

@@ -12,7 +12,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,7 +58,9 @@ type Host struct {
 	isWhole   bool // this process has loaded all modules of the driver, or found them
 	failures  int  // attempts in a row
 
-	mu sync.Mutex // guards the fields below; writers have the turn as well
+	judging sync.Mutex // held while facts are read
+
+	mu sync.Mutex // guards the fields below; who changes the journal has the turn as well
 	journal
 	percent  int                // progress of the step
 	reason   string             // why the step waits
@@ -210,7 +214,10 @@ func (h *Host) rest(ctx context.Context, step driverapi.Step) (time.Duration, er
 	if step == driverapi.StepPlacing { // also if the present driver cannot be loaded
 		return h.place(ctx)
 	}
-	for digest := range h.snapshotOfPlacing() {
+	h.mu.Lock()
+	placing := slices.Collect(maps.Keys(h.placing))
+	h.mu.Unlock()
+	for _, digest := range placing {
 		if err := h.copy(ctx, digest); err != nil {
 			klog.FromContext(ctx).Error(err, "A driver folder was not placed", "digest", digest)
 		}
@@ -356,16 +363,6 @@ func (h *Host) setProblem(digest string, err error) {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		h.problems[digest] = err.Error()
 	}
-}
-
-func (h *Host) snapshotOfPlacing() map[string]int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	all := map[string]int{}
-	for digest, percent := range h.placing {
-		all[digest] = percent
-	}
-	return all
 }
 
 // StepVariable is the environment variable with the number of the step at which gpu-driver kills

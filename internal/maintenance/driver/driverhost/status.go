@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -109,13 +108,10 @@ type judged struct {
 	nextKernel string
 }
 
-// judging lets one call at a time read the facts.
-var judging sync.Mutex
-
 // judge returns the facts, which are at most of the given age.
 func (h *Host) judge(ctx context.Context, age time.Duration) judged {
-	judging.Lock()
-	defer judging.Unlock()
+	h.judging.Lock()
+	defer h.judging.Unlock()
 	h.mu.Lock()
 	last := h.judged
 	h.mu.Unlock()

@@ -187,3 +187,62 @@ func TestOwnersOfTheDriver(t *testing.T) {
 		})
 	}
 }
+
+// Without its journal, the program does not know what it has loaded, until the node restarts.
+func TestDamagedJournal(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.stop()
+	journal := filepath.Join(n.directory, "change.json")
+	if err := os.WriteFile(journal, []byte(`{"version": 1, "change": {"step": `), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	n.refused(driverapi.CallSwap, driverapi.Arguments{Digest: n.new}, "gpu-driver has not loaded it")
+	if got := n.kernel.Calls(); got != "" {
+		t.Errorf("it has changed the node: %s", got)
+	}
+	if _, err := os.Stat(journal + ".damaged"); err != nil {
+		t.Errorf("the damaged journal is not set aside: %v", err)
+	}
+	n.boot()
+	n.has(n.old)
+	n.swap(n.new)
+	n.has(n.new)
+	n.stop()
+	if err := os.RemoveAll(filepath.Join(n.directory, n.new)); err != nil {
+		t.Fatal(err)
+	}
+	n.boot()
+	if s := n.status(); s.LoadedVersion != "" || s.Current != n.new {
+		t.Errorf("without the folder of the link: %+v", s)
+	}
+	n.swap(n.new) // the sources have it
+	n.has(n.new)
+}
+
+func TestPlaceWithoutAChange(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.refused(driverapi.CallPlace, driverapi.Arguments{Digest: strings.Repeat("0", 64)}, "no driver folder has the digest")
+	n.refused(driverapi.CallPlace, driverapi.Arguments{Digest: "../../etc"}, "is not a SHA-256 digest")
+	library := filepath.Join(n.sources, "new/usr/lib/libcuda.so."+newVersion)
+	content, err := os.ReadFile(library)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(library, []byte("another"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := n.do(driverapi.CallPlace, driverapi.Arguments{Digest: n.new})
+	if f := s.Folders[1]; f.IsHere || !strings.Contains(f.Problem, "is not the file that was packed") {
+		t.Errorf("a folder that differs from its manifest: %+v", f)
+	}
+	if err := os.WriteFile(library, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if f := n.do(driverapi.CallPlace, driverapi.Arguments{Digest: n.new}).Folders[1]; !f.IsHere || f.Problem != "" {
+		t.Errorf("after the repair: %+v", f)
+	}
+	n.has(n.old)
+}
