@@ -60,7 +60,7 @@ var programs = map[string]string{
 	"cmd/gpu-device-plugin": "app/cli",
 	"cmd/gpu-node-agent":    "app/cli cluster",
 	"cmd/gpu-driver":        "app/drivercli",
-	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/repair plan/slots report/status", // a module of its own: ADR 57
+	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/driverchange plan/repair plan/slots report/status", // a module of its own: ADR 57
 	"api/config/v1":         "",
 }
 

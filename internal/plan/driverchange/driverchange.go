@@ -144,6 +144,9 @@ const (
 	Blocked  State = "blocked" // the change cannot begin; the node takes no slot
 )
 
+// States are the states of a node with a wanted driver, from the worst to the best.
+var States = []State{Broken, Blocked, Rebooted, Waiting, Changing, Done}
+
 // A Step is the next step.
 type Step struct {
 	Act    Act

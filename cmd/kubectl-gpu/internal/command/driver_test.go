@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // preflight returns a daemon that answers driver preflight with a verdict, an exit status, and a
@@ -126,5 +129,46 @@ func TestDriverPreflightOfManyNodes(t *testing.T) {
 	t.Logf("300 nodes in %v, %d at a time", took.Round(10*time.Millisecond), s.most)
 	if code != 0 || !strings.HasPrefix(out, "Nodes: 300: 300 ready,") || s.most < 40 || s.most > 60 {
 		t.Errorf("exit status %d, %d at a time, %s: %s", code, s.most, problems, out[:min(len(out), 200)])
+	}
+}
+
+// TestDriverStatus: a row for each node with a change of its driver, the worst first; other nodes are
+// counted, and a node that does not answer makes the output incomplete.
+func TestDriverStatus(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	since := time.Now().Add(-time.Minute)
+	for name, change := range map[string]*driverchange.Status{
+		"a": {State: driverchange.Done, Wanted: "580.95.05", Loaded: "580.95.05", Since: since},
+		"b": {State: driverchange.Changing, Wanted: "580.95.05", Loaded: "570.1", Since: since, Percent: 52,
+			Reason: "modules are\tloaded\x1b[2J"},
+		"c": {State: driverchange.Broken, Wanted: "580.95.05", Loaded: "570.1", Since: since, Reason: "the driver finds no GPU"},
+		"d": {State: driverchange.Rebooted, Wanted: "580.95.05", Loaded: "570.1", Since: since, Reboot: "x",
+			Reason: "the driver is in use"},
+		"e": {State: "dancing", Percent: 1000, Since: since},
+		"f": nil,
+	} {
+		s.addNode(name, 8, nil)
+		s.addDaemon("daemon-"+name, name, answering(status.Status{Driver: "570.1", DriverChange: change}))
+	}
+	out, problems, code := s.run("driver", "status")
+	const want = `Nodes: 6: 1 dancing, 1 failed, 1 next-boot, 1 changing, 1 done, 1 off.
+NODE STATE PROGRESS SINCE LOADED WANTED REASON
+e dancing - 60s - - -
+c failed - 60s 570.1 580.95.05 the driver finds no GPU
+d next-boot - 60s 570.1 580.95.05 the driver is in use; restart the node
+b changing [#####.....] 52% 60s 570.1 580.95.05 modules are loaded^[[2J
+a done - 60s 580.95.05 580.95.05 -`
+	if got := strings.TrimSpace(fields(out)); got != want || code != 0 || problems != "" {
+		t.Errorf("exit status %d, %s, and\n%s\nwant\n%s", code, problems, got, want)
+	}
+	s.addNode("g", 8, nil)
+	s.addDaemon("daemon-g", "g", nil)
+	out, problems, code = s.run("driver", "status", "f", "g", "-o", "json")
+	var told struct{ Nodes []map[string]any }
+	if err := json.Unmarshal([]byte(out), &told); err != nil || code != 1 || len(told.Nodes) != 1 ||
+		told.Nodes[0]["node"] != "f" || told.Nodes[0]["state"] != "off" || told.Nodes[0]["loaded"] != "570.1" ||
+		!strings.Contains(problems, "node g: its daemon's pod kube-system/daemon-g does not respond") {
+		t.Errorf("exit status %d, %v, %s: %s", code, err, problems, out)
 	}
 }
