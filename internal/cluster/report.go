@@ -93,6 +93,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		c, configured := r.daemon.Configs.Latest()
 		node, seen := r.nodes.Latest()
 		_, repaired := r.daemon.Repairs.Latest()
+		_, driver := r.daemon.DriverChange.Latest()
 		var divided <-chan struct{}
 		if r.daemon.MIG != nil {
 			_, divided = r.daemon.MIG.Latest()
@@ -124,6 +125,7 @@ func (r *reporter) followStatus(ctx context.Context) {
 		case <-seen:
 		case <-divided:
 		case <-repaired:
+		case <-driver:
 		case <-tick:
 		}
 		select {

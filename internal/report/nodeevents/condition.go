@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -24,6 +25,7 @@ const (
 	GPUUnknown     Reason = "GPUUnknown"
 	MonitorStalled Reason = "MonitorStalled"
 	GPUNotReady    Reason = "GPUNotReady"
+	DriverChanging Reason = "DriverChanging"
 )
 
 // released is the message for a node with a released driver.
@@ -53,6 +55,7 @@ var conditionRows = []struct {
 	{False, GPULost, "At least one GPU is Lost or cannot be read, or all GPUs of a node that had some are gone"},
 	{Unknown, DriverNotReady, "The driver does not answer, is missing or was released, and no device was known " +
 		"to be bad"},
+	{Unknown, DriverChanging, "The driver of the node is being changed (`--driver-version`)"},
 	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, which has no verdict yet"},
 	{Unknown, GPUNotReady, "A step of `status` has not been reached for a minute"},
 	{Unknown, MonitorStalled, "The last scan of the GPUs ended more than 2 minutes ago, and no device was known " +
@@ -94,6 +97,8 @@ func Judge(s status.Status, now time.Time, exists bool) (Condition, bool) {
 	switch {
 	case len(entries) > 0:
 		return Condition{False, reason, list("", entries)}, true
+	case s.DriverChange != nil && s.DriverChange.Withholds:
+		return Condition{Unknown, DriverChanging, driverchange.HoldReason}, true
 	case s.Quiet:
 		return Condition{Unknown, DriverNotReady, released}, true
 	case s.Stale != "":

@@ -41,6 +41,7 @@ type History struct {
 	steps    map[string]bool      // last reported state by step
 	repairs  map[string]Reason    // last reported reason of each repair and planned repair
 	layout   layoutReport         // last reported MIG layout
+	change   driverReport         // last reported change of the driver
 	bad      map[string]verdict   // verdicts of devices that are unhealthy or gone, by UUID
 	gpus     map[string]string    // names of the known GPUs, by UUID
 	used     map[string]time.Time // use of the rates by subject; the rate of the node has the key ""
@@ -107,6 +108,7 @@ func (h *History) Next(s status.Status, now time.Time, room int) Batch {
 	all = append(all, together(h.leftOutEvents(s))...)
 	all = append(all, h.repairEvents(s)...)
 	all = append(all, h.layoutEvents(s)...)
+	all = append(all, h.driverChangeEvents(s)...)
 	batch := Batch{}
 	labels, due := h.labelsEvents(s, now)
 	all, batch.Again = append(all, labels...), due

@@ -32,6 +32,12 @@ const (
 	MIGLayoutFailed  Reason = "MIGLayoutFailed"
 	MIGLayoutReset   Reason = "MIGLayoutNeedsReset"
 	MIGLayoutMade    Reason = "MIGLayoutMade"
+
+	DriverChangeStarted      Reason = "DriverChangeStarted"
+	DriverChangeNeedsRestart Reason = "DriverChangeNeedsRestart"
+	DriverChangeFailed       Reason = "DriverChangeFailed"
+	DriverChangeBlocked      Reason = "DriverChangeBlocked"
+	DriverChanged            Reason = "DriverChanged"
 )
 
 // The types of Events.
@@ -104,6 +110,15 @@ var Rows = []Row{
 	{MIGLayoutReset, warning, "WaitForReset", false,
 		"A MIG mode needs a reset of the GPU or a restart of the node to take effect"},
 	{MIGLayoutMade, normal, "DivideGPUs", false, "A MIG layout was applied to the GPUs"},
+	{DriverChangeStarted, normal, "ChangeDriver", false,
+		"With `--driver-version`, the node has a slot, and no new pod gets a GPU until the driver is changed"},
+	{DriverChangeNeedsRestart, warning, "WaitForRestart", false,
+		"Something does not let go of the driver, and the next boot changes it"},
+	{DriverChangeFailed, warning, "KeepDriver", false,
+		"The new driver does not work. The driver before it is loaded again, and the node keeps its slot"},
+	{DriverChangeBlocked, warning, "KeepDriver", false,
+		"The wanted driver is not on the node, or must not or cannot be loaded there"},
+	{DriverChanged, normal, "StartAllocating", false, "The wanted driver is loaded and works"},
 }
 
 // Row returns the reason's row of the table.

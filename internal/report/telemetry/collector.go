@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -50,6 +51,13 @@ func sendDaemon(out *page, s status.Status) {
 		for _, step := range s.Repair.Steps {
 			repairState.send(out, 1, step.UUID, strconv.Itoa(step.Index), string(step.State))
 		}
+	}
+	if d := s.DriverChange; d != nil {
+		for _, state := range driverchange.States {
+			driverChangeState.sendBool(out, d.State == state, string(state))
+		}
+		driverChangeSince.sendTime(out, d.Since)
+		driverChangePercent.send(out, float64(d.Percent))
 	}
 	quiesced.sendBool(out, s.Quiet)
 	reexecutions.send(out, float64(s.Reexecutions))

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -37,8 +38,9 @@ func full() status.Status {
 		Version: "v1.2.3", Driver: "580.95.05", CUDA: "13.0", Generation: 7, Looked: at, Stale: "no answer", Hanging: 2,
 		Calls: []status.Call{{GPU: &one, Function: "nvmlDeviceGetFieldValues", Since: at.Add(-time.Minute)},
 			{Function: "f", Since: at}},
-		Repair: &repair.Status{Repaired: 2, Failed: 1, Steps: []repair.Step{{UUID: "GPU-a", State: repair.Manual}}},
-		MIG:    &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"},
+		Repair:       &repair.Status{Repaired: 2, Failed: 1, Steps: []repair.Step{{UUID: "GPU-a", State: repair.Manual}}},
+		MIG:          &status.MIGLayout{Layout: "all-1g.10gb", State: "failed"},
+		DriverChange: &driverchange.Status{Wanted: "580.1", State: driverchange.Changing, Percent: 52, Since: at},
 		Validation: &status.Validation{Devices: []status.Validated{{Index: "0", UUID: "GPU-a", Result: status.Proven},
 			{Index: "1", Result: status.Failed}}},
 		Steps:     []status.ReadyStep{{Name: status.StepDriver, Reached: true, Since: time.Unix(1, 0)}},

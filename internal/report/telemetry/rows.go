@@ -55,6 +55,19 @@ var (
 		help: "1 for each GPU that needs a reset, with what the daemon does about it: ready, waiting, repairing or " +
 			"manual. Absent without --repair.",
 	}
+	driverChangeState = metric{
+		name: "gpu_device_plugin_driver_change_state", kind: gauge, labels: []string{"state"}, series: "6",
+		help: "1 for the state of the change of the driver, else 0: blocked, waiting, changing, next-boot, failed or " +
+			"done. Absent without --driver-version.",
+	}
+	driverChangeSince = metric{
+		name: "gpu_device_plugin_driver_change_state_timestamp_seconds", kind: gauge, unit: "s", series: "1",
+		help: "When this state began, in seconds since 1970.",
+	}
+	driverChangePercent = metric{
+		name: "gpu_device_plugin_driver_change_percent", kind: gauge, series: "1",
+		help: "The progress of a change of the driver under way, 0 to 100.",
+	}
 	quiesced = metric{
 		name: "gpu_device_plugin_quiesced", kind: gauge, series: "1",
 		help: "1 while the driver is released by the command quiesce.",
@@ -294,7 +307,7 @@ var (
 // daemonMetrics are the metrics of the daemon, in the order of docs/monitoring.md.
 var daemonMetrics = []metric{
 	buildInfo, driverInfo, pciGPUs, pciGPUsGivenAway, gpuInfo, ready, leads, leadsSince, hardwareHeld, migLayoutState,
-	repairCount, repairState, quiesced, reexecutions,
+	repairCount, repairState, driverChangeState, driverChangeSince, driverChangePercent, quiesced, reexecutions,
 	devices, devicesHeld, devicesDeparting, resourcePlanned, resourceRegistered, resourceAgreed, resourceYielding,
 	leftOut,
 	planWarnings,
