@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
@@ -59,19 +60,18 @@ func TestLayoutInTheStatus(t *testing.T) {
 	if diff := cmp.Diff(want, got); err != nil || diff != "" {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
-	if diff := cmp.Diff(&status.MIGLayout{Layout: "a", From: "label", State: "failed", Reason: "r",
-		Waiting: []string{"MIG-1", "MIG-2"}}, d.mig.layout()); diff != "" {
+	waits := &status.MIGLayout{Layout: "a", From: "label", State: "failed", Reason: "r", Waiting: []string{"MIG-1", "MIG-2"}}
+	if diff := cmp.Diff(waits, d.mig.layout()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for name, test := range map[string]struct {
 		decision      choice.Choice
 		state, reason string
 	}{
-		"a later order":  {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 4}}, "pending", ""},
-		"another layout": {choice.Choice{Layout: "b", Desired: mig.DesiredLayout{OrderNumber: 3}}, "pending", ""},
-		"one that is not there": {choice.Choice{Layout: "b", Err: errors.New("no such layout")}, "failed",
-			"no such layout"},
-		"the one that is made": {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 3}}, "failed", "r"},
+		"a later order":         {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 4}}, "pending", ""},
+		"another layout":        {choice.Choice{Layout: "b", Desired: mig.DesiredLayout{OrderNumber: 3}}, "pending", ""},
+		"one that is not there": {choice.Choice{Layout: "b", Err: errors.New("no such layout")}, "failed", "no such layout"},
+		"the one that is made":  {choice.Choice{Layout: "a", Desired: mig.DesiredLayout{OrderNumber: 3}}, "failed", "r"},
 	} {
 		d.mig.choice.Choices().Publish(test.decision)
 		if got := d.mig.layout(); got.State != test.state || got.Reason != test.reason || got.Layout != test.decision.Layout {
@@ -110,9 +110,8 @@ func TestAllocationInTheStatus(t *testing.T) {
 	if s == nil {
 		t.Fatal("a claim is nothing")
 	}
-	want := []status.DRAClaim{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []string{"gpu-0", "gpu-1"},
-		Problem: "gpu-1: p"}}
-	if diff := cmp.Diff(want, s.Claims); diff != "" {
+	if diff := cmp.Diff([]status.DRAClaim{{UID: "u", Namespace: "ns", Name: "c", Since: since, Devices: []string{"gpu-0", "gpu-1"},
+		Problem: "gpu-1: p"}}, s.Claims); diff != "" {
 		t.Errorf("claims (-want +got):\n%s", diff)
 	}
 	d.claims.dra.Claims.Status().Publish(nil)
@@ -120,21 +119,22 @@ func TestAllocationInTheStatus(t *testing.T) {
 	d.claims.dra.Arbiter.Waits().Publish(map[string]string{gpus[1].UUID: "w"})
 	d.claims.dra.Devices.Publication().Publish(pool.Publication{Slices: 1, Devices: 2, Generation: 3, Problem: "p",
 		API: "v1", NoTaints: true})
-	if s = d.claims.allocation(); s == nil {
-		t.Fatal("a GPU in a slice is nothing")
-	}
-	if s.Mode != "plugin" || s.Slices != 1 || s.Devices != 2 || s.Generation != 3 || s.Problem != "p" || s.API != "v1" ||
-		!s.NoTaints || len(s.GPUs) != len(gpus) {
+	if s = d.claims.allocation(); s == nil || s.Mode != "plugin" || s.Slices != 1 || s.Devices != 2 || s.Generation != 3 ||
+		s.Problem != "p" || s.API != "v1" || !s.NoTaints || len(s.GPUs) != len(gpus) {
 		t.Errorf("%+v", s)
 	}
-	if diff := cmp.Diff(status.DRAGPU{Index: 1, UUID: gpus[1].UUID, Owner: "leaving-dra", Waiting: "w"},
-		s.GPUs[1]); diff != "" {
+	if diff := cmp.Diff(status.DRAGPU{Index: 1, UUID: gpus[1].UUID, Owner: "leaving-dra", Waiting: "w"}, s.GPUs[1]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	for i, taken := range map[int]bool{0: false, 1: true} {
 		if err := d.maintenance.mayGive([]resource.Device{{GPU: gpus[i].UUID}}); (err != nil) != taken {
 			t.Errorf("GPU %d for a pod: %v", i, err)
 		}
+	}
+	d.maintenance.swaps.Status().Publish(driverchange.Status{Withholds: true})
+	free := []resource.Device{{GPU: gpus[0].UUID}}
+	if d.maintenance.mayGive(free) == nil || d.maintenance.inspectForClaim(t.Context(), free) == nil {
+		t.Error("a device is given while the driver changes")
 	}
 }
 

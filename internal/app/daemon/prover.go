@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -128,12 +129,15 @@ func (w *maintenanceWing) usersOf(
 	return users, nil, err
 }
 
-// unready returns why devices must not be allocated to a pod: the driver is not accepted,
-// a GPU is being reset, or a device has no successful CUDA check; nil if they may be.
+// unready returns why devices must not be allocated to a pod: the driver is not accepted or
+// is being changed, a GPU is being reset, or a device has no successful CUDA check; nil if they may be.
 func (w *maintenanceWing) unready(devices []resource.Device) error {
 	s := w.gpus.monitor.Snapshots().Value()
 	if why := w.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
 		return errors.New(why)
+	}
+	if w.swaps.Status().Value().Withholds {
+		return errors.New(driverchange.HoldReason)
 	}
 	held := w.proofs.Unproven(s)
 	for _, device := range devices {
