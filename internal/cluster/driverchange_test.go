@@ -1,0 +1,257 @@
+package cluster_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+)
+
+// A driverNode is a node with a stand-in of gpu-driver at a real socket, outside of the bubble of the
+// test. Each status that it gives is a step of its work.
+type driverNode struct {
+	name, socket string
+	swaps        *driverswap.Swaps
+	process      *process
+
+	mu       sync.Mutex // guards all following fields
+	now      time.Time  // of the bubble
+	told     driverapi.Status
+	released bool
+	bad      bool // the new driver finds no GPU
+	loads    int  // of the new driver
+}
+
+// newDriverNodes starts stand-ins of gpu-driver on so many nodes, before the bubble.
+func newDriverNodes(t *testing.T, count int) []*driverNode {
+	t.Helper()
+	var all []*driverNode
+	for i := range count {
+		n := &driverNode{name: fmt.Sprintf("n%02d", i), socket: filepath.Join(t.TempDir(), "driver.sock"), bad: true,
+			told: driverapi.Status{LoadedVersion: "570.1", LoadedDigest: "aa", Current: "aa", Folders: []driverapi.Folder{
+				{Digest: "aa", Version: "570.1", IsHere: true}, {Digest: "bb", Version: "580.1"}}}}
+		handlers := map[string]control.Handler{}
+		for _, call := range []string{driverapi.CallStatus, driverapi.CallSwap, driverapi.CallConfirm, driverapi.CallRevert,
+			driverapi.CallCancel} {
+			handlers[call] = func(_ context.Context, arguments json.RawMessage) (any, error) {
+				var a driverapi.Arguments
+				err := json.Unmarshal(arguments, &a)
+				return n.answer(call, a), err
+			}
+		}
+		ctx, stop := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- control.NewServer(n.socket, handlers, nil).Run(ctx) }()
+		t.Cleanup(func() {
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+		poll.Until(t, "gpu-driver", func() bool {
+			_, err := driverapi.Call(t.Context(), n.socket, driverapi.CallStatus, driverapi.Arguments{})
+			return err == nil
+		})
+		all = append(all, n)
+	}
+	return all
+}
+
+// answer answers a call of gpu-driver.
+func (n *driverNode) answer(call string, a driverapi.Arguments) driverapi.Status {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.told.Change
+	switch {
+	case call == driverapi.CallSwap:
+		n.told.Change = &driverapi.Change{To: a.Digest, Step: driverapi.StepUnloading, Since: n.now, Note: a.Note}
+	case call == driverapi.CallConfirm:
+		n.told.Current, n.told.Change = n.told.LoadedDigest, nil
+	case call == driverapi.CallRevert:
+		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepReverting, Since: n.now, Reason: a.Reason}
+	case call == driverapi.CallCancel:
+		n.told.Change = nil
+	case c == nil:
+	case c.Step == driverapi.StepUnloading && n.released:
+		n.told.LoadedVersion, n.told.LoadedDigest = "580.1", "bb"
+		n.loads++
+		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepUnproven, Since: n.now, Note: c.Note}
+	case c.Step == driverapi.StepReverting:
+		n.told.LoadedVersion, n.told.LoadedDigest = "570.1", "aa"
+		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepFailed, Since: n.now, Reason: c.Reason}
+	}
+	return n.told
+}
+
+// with calls do with the state of the node.
+func (n *driverNode) with(do func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	do()
+}
+
+// start starts the agent of the node.
+func (n *driverNode) start(s *stage, rules config.Rollout) {
+	s.Helper()
+	if err := s.server.ChangeNode(n.name, func(*corev1.Node) {}); err != nil {
+		s.Fatal(err)
+	}
+	p := s.new(config.Config{Live: config.Live{Rollout: rules, DriverChange: config.DriverChange{Version: "580.1"}}})
+	p.Startup.NodeName = n.name
+	p.configure(func(c *config.Config) { c.NodeName = n.name })
+	n.process = p
+	n.swaps = driverswap.New(driverswap.Options{
+		Wanted: func() (string, driverchange.Pods, <-chan struct{}) {
+			c, changed := p.Configs.Latest()
+			return c.DriverChange.Version, c.DriverChange.Pods, changed
+		},
+		Refused: func() string { return p.cluster.DriverRefusal() },
+		Socket:  n.socket,
+		Admit: func(change string) error {
+			n.with(func() { n.now = time.Now() })
+			return p.cluster.MayChange(change)
+		},
+		Users:    func(context.Context) ([]driverswap.User, error) { return nil, nil },
+		Released: func(context.Context) (is bool, err error) { n.with(func() { is = n.released }); return is, nil },
+		Release:  func(context.Context) error { n.with(func() { n.released = true }); return nil },
+		Use:      func(context.Context) error { n.with(func() { n.released = false }); return nil },
+		Healthy:  func() []string { return []string{"GPU-0"} },
+		Problem: func(context.Context, string, []string) (problem string) {
+			n.with(func() {
+				if n.bad {
+					problem = "the driver finds no GPU"
+				}
+			})
+			return problem
+		},
+	})
+	p.DriverChange = n.swaps.Status()
+	p.start()
+	ctx, cancel := context.WithCancel(p.logging())
+	var ended sync.WaitGroup
+	ended.Go(func() { _ = n.swaps.Run(ctx) })
+	s.Cleanup(func() {
+		cancel()
+		ended.Wait()
+	})
+}
+
+// TestABadDriverStops: of 30 nodes, a driver that does not work is loaded by as many as there are
+// slots. They have their old driver again and keep the slots; the others say why they wait. When the
+// driver works and an operator frees the slots, all nodes change, never more at a time.
+func TestABadDriverStops(t *testing.T) {
+	const count, most = 30, 3
+	nodes := newDriverNodes(t, count)
+	onStage(t, func(s *stage) {
+		rules := config.Rollout{Slots: most, Namespace: leaseSpace}
+		for _, n := range nodes {
+			n.start(s, rules)
+		}
+		counts := func() (touched, loaded, changing int) {
+			for _, n := range nodes {
+				n.with(func() {
+					if n.loads > 0 {
+						touched++
+					}
+					if n.told.LoadedDigest == "bb" {
+						loaded++
+					}
+					if n.told.Change != nil && n.told.Change.Step != driverapi.StepFailed {
+						changing++
+					}
+				})
+			}
+			return touched, loaded, changing
+		}
+		state := func(want driverchange.State, reason string) (found int) {
+			for _, n := range nodes {
+				if now := n.swaps.Status().Value(); now.State == want && strings.Contains(now.Reason, reason) {
+					found++
+				}
+			}
+			return found
+		}
+		r := &rollout{stage: s}
+		s.until("three nodes have failed", func() bool {
+			return strings.Count(strings.Join(r.slots(), ","), "failed") == most
+		})
+		s.pass(20 * time.Minute)
+		if touched, loaded, _ := counts(); touched != most || loaded != 0 {
+			t.Errorf("%d nodes have tried the bad driver, want %d; %d still have it", touched, most, loaded)
+		}
+		failed := state(driverchange.Broken, "the driver finds no GPU")
+		if waiting := state(driverchange.Waiting, "all slots of the cluster are in use; failed: n"); failed != most ||
+			waiting != count-most {
+			t.Errorf("%d nodes have failed and %d wait", failed, waiting)
+		}
+		for _, n := range nodes {
+			now := n.swaps.Status().Value()
+			n.with(func() {
+				if now.Withholds || n.released {
+					t.Errorf("node %s offers no GPU: %+v", n.name, now)
+				}
+				n.bad = false
+			})
+		}
+
+		for _, l := range s.server.Leases(leaseSpace) { // kubectl gpu rollout retry
+			if err := s.server.DeleteLease(leaseSpace, l.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		peak := 0
+		s.until("all nodes have the driver", func() bool {
+			_, _, changing := counts()
+			peak = max(peak, changing)
+			return state(driverchange.Done, "") == count
+		})
+		s.until("all slots are free", func() bool { return len(r.slots()) == 0 })
+		if _, loaded, _ := counts(); peak > most || peak < 2 || loaded != count {
+			t.Errorf("%d nodes changed at the same time, want at most %d; %d have the driver", peak, most, loaded)
+		}
+	})
+}
+
+// TestDriverOfTheOperator: a node whose driver NVIDIA's operator changes takes no slot and changes
+// nothing, and begins when the operator gives the driver up.
+func TestDriverOfTheOperator(t *testing.T) {
+	nodes := newDriverNodes(t, 1)
+	onStage(t, func(s *stage) {
+		n := nodes[0]
+		label := func(value string) {
+			if err := s.server.ChangeNode(n.name, func(node *corev1.Node) {
+				node.Labels = map[string]string{"nvidia.com/gpu.deploy.driver": value}
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		label("true")
+		n.bad = false
+		n.start(s, config.Rollout{Slots: 1, Namespace: leaseSpace})
+		s.until("the node is blocked", func() bool {
+			now := n.swaps.Status().Value()
+			return now.State == driverchange.Blocked && strings.Contains(now.Reason, "nvidia.com/gpu.deploy.driver is true")
+		})
+		s.pass(10 * time.Minute)
+		loads := 0
+		n.with(func() { loads = n.loads })
+		if leases := s.server.Leases(leaseSpace); len(leases) > 0 || loads > 0 {
+			t.Errorf("%d slots, %d loads", len(leases), loads)
+		}
+		label("false")
+		s.until("the driver is changed", func() bool { return n.swaps.Status().Value().State == driverchange.Done })
+	})
+}
