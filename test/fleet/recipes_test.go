@@ -2,7 +2,9 @@ package fleet
 
 import (
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
+	"encoding/pem"
 	"flag"
 	"fmt"
 	"net"
@@ -23,8 +25,14 @@ import (
 )
 
 // The recipes of docs/recipes.md with the controllers that they are for. Cluster API's comes from its
-// Go module.
-var clusterAPIDir = flag.String("cluster-api", "", "folder with Cluster API's controller and CRDs: see make recipes")
+// Go module. The modules of the others cannot be had: they come from checkouts in which somebody has
+// built them.
+var (
+	clusterAPIDir = flag.String("cluster-api", "", "folder with Cluster API's controller and CRDs: see make recipes")
+	kuredDir      = flag.String("kured", "", "checkout of kured, built into bin/kured: see make recipes")
+	readinessDir  = flag.String("node-readiness-controller", "",
+		"checkout of node-readiness-controller, built into bin/manager: see make recipes")
+)
 
 // shortTimeout takes the place of the 15 minutes in which the recipes let a GPU be repaired. A reset
 // and the 30 seconds after which the condition becomes True fit into it.
@@ -33,13 +41,13 @@ const shortTimeout = 2 * time.Minute
 // A recipeCluster is a real API server, and nodes on which gpu-node-agent runs as a recipe has it.
 type recipeCluster struct {
 	*quotaCluster
-	recipe string
-	nodes  map[string]*node.Node
+	recipe  string
+	program string // of the daemon that the chart runs with these values
+	nodes   map[string]*node.Node
 }
 
-// openRecipe installs the chart with the values of a recipe, and runs gpu-node-agent on nodes with
-// these names, with the environment and the rights of the chart's pods and with further arguments.
-func openRecipe(t *testing.T, recipe string, names []string, args ...string) *recipeCluster {
+// openRecipe installs the chart with the values of a recipe, whose daemon startNode runs.
+func openRecipe(t *testing.T, recipe string) *recipeCluster {
 	t.Helper()
 	admin, _ := startAPIServer(t)
 	c := &recipeCluster{recipe: recipe, nodes: map[string]*node.Node{}, quotaCluster: &quotaCluster{
@@ -51,13 +59,15 @@ func openRecipe(t *testing.T, recipe string, names []string, args ...string) *re
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range set.Spec.Template.Spec.Containers[0].Env {
+	container := set.Spec.Template.Spec.Containers[0]
+	c.program = "gpu-device-plugin"
+	if len(container.Command) > 0 {
+		c.program = container.Command[0]
+	}
+	for _, e := range container.Env {
 		if e.ValueFrom == nil && !strings.Contains(e.Value, "$(") {
 			t.Setenv(e.Name, e.Value)
 		}
-	}
-	for _, name := range names {
-		c.startNode(name, args)
 	}
 	return c
 }
@@ -78,36 +88,37 @@ func (c *recipeCluster) createNode(name string) {
 	}
 }
 
-// startNode creates a Node, and runs gpu-node-agent for it with simulated GPUs.
-func (c *recipeCluster) startNode(name string, args []string) {
+// startNode runs the daemon of the chart with simulated GPUs on a node, with the environment and the
+// rights of the chart's pods and with further arguments.
+func (c *recipeCluster) startNode(name string, args ...string) {
 	c.t.Helper()
-	c.createNode(name)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: agentName + "-" + name}, Spec: corev1.PodSpec{
-		NodeName: name, ServiceAccountName: agentName, Containers: []corev1.Container{{Name: "c", Image: "none"}},
-	}}
-	pod, err := c.admin.CoreV1().Pods(agentSpace).Create(c.t.Context(), pod, metav1.CreateOptions{})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	n, err := node.Open(node.Setup{Daemon: *agent, Profile: gpuNode})
+	n, err := node.Open(node.Setup{Daemon: filepath.Join(filepath.Dir(*agent), c.program), Profile: gpuNode, Args: args})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
-			c.t.Logf("the log of gpu-node-agent on %s ends with:\n%s", name, n.Logged())
+			c.t.Logf("the log of %s on %s ends with:\n%s", c.program, name, n.Logged())
 		}
 		if err := n.Close(); err != nil {
 			c.t.Errorf("end the node %s: %v", name, err)
 		}
 	})
-	token := accountToken(c.t, c.admin, agentSpace, agentName, pod)
-	n.Args = append([]string{"--kubeconfig", writeKubeconfig(c.t, token, name), "--node-name", name}, args...)
+	if c.program == "gpu-node-agent" {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: agentName + "-" + name}, Spec: corev1.PodSpec{
+			NodeName: name, ServiceAccountName: agentName, Containers: []corev1.Container{{Name: "c", Image: "none"}},
+		}}
+		pod, err := c.admin.CoreV1().Pods(agentSpace).Create(c.t.Context(), pod, metav1.CreateOptions{})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		token := accountToken(c.t, c.admin, agentSpace, agentName, pod)
+		n.Args = append(n.Args, "--kubeconfig", writeKubeconfig(c.t, token, name), "--node-name", name)
+	}
 	if err := n.StartDaemon(); err != nil {
 		c.t.Fatal(err)
 	}
 	c.nodes[name] = n
-	c.t.Logf("%s has its GPUs", name)
 }
 
 // simulate changes the simulated GPUs of a node, by the words of the command.
@@ -204,11 +215,13 @@ func TestRecipeOfClusterAPI(t *testing.T) {
 	if *clusterAPIDir == "" {
 		t.Skip("needs -cluster-api: see make recipes")
 	}
-	c := openRecipe(t, "cluster-api", []string{"defect", "reset"})
+	c := openRecipe(t, "cluster-api")
 	all := []string{"defect", "reset", "third", "fourth", "fifth"} // one of them is 20 %
-	for _, name := range all[2:] {
+	for _, name := range all {
 		c.createNode(name)
 	}
+	c.startNode("defect")
+	c.startNode("reset")
 	c.definitions(filepath.Join(*clusterAPIDir, "crds"))
 	c.createMachines(all)
 	run(t, filepath.Join(*clusterAPIDir, "clusterapi"), "--kubeconfig="+c.kubeconfig, "-v=4")
@@ -321,4 +334,153 @@ func (c *recipeCluster) machineCondition(machine, name string) metav1.Condition 
 		return metav1.Condition{}
 	}
 	return object.Status.Conditions[i]
+}
+
+// TestRecipeOfNodeReadiness has node-readiness-controller follow both rules of the recipe on one node.
+// A new node has both taints until its GPUs are healthy. When a GPU becomes bad, the node gets the
+// taint of the continuous rule alone, until the GPU is good again.
+func TestRecipeOfNodeReadiness(t *testing.T) {
+	if *readinessDir == "" {
+		t.Skip("needs -node-readiness-controller: see make recipes")
+	}
+	c := openRecipe(t, "node-readiness-controller")
+	c.definitions(filepath.Join(*readinessDir, "config/crd/bases"))
+	c.createNode("new")
+	run(t, filepath.Join(*readinessDir, "bin/manager"), "--kubeconfig="+c.kubeconfig, "--health-probe-bind-address=0")
+	const once, always = "readiness.k8s.io/gpus", "readiness.k8s.io/always"
+	c.kubectl(c.manifest("bootstrap-only.yaml", "pending", "pending"), "create", "-f", "-")
+	continuous := c.manifest("continuous.yaml", "{name: gpus}", "{name: always}")
+	c.kubectl(strings.ReplaceAll(continuous, once, always), "create", "-f", "-")
+	has := func(wanted ...string) {
+		t.Helper()
+		poll.Within(t, soon, fmt.Sprintf("the node has the taints %v", wanted), func() bool {
+			var keys []string
+			for _, taint := range c.node("new").Spec.Taints {
+				keys = append(keys, taint.Key)
+			}
+			slices.Sort(keys)
+			return slices.Equal(keys, wanted)
+		})
+		t.Logf("the node has the taints %v", wanted)
+	}
+	has(always, once)
+	c.startNode("new")
+	c.becomes("new", corev1.ConditionTrue)
+	has()
+	c.simulate("new", "xid", "--gpu", "3", "--xid", "119")
+	c.becomes("new", corev1.ConditionFalse)
+	has(always)
+	c.simulate("new", "restore", "--gpu", "3")
+	c.becomes("new", corev1.ConditionTrue)
+	has()
+}
+
+// TestRecipeOfKured has kured restart a node while the daemon keeps the file: kured takes its lock,
+// cordons and drains the node, and runs the command. After the restart the file is gone, and kured
+// uncordons the node and releases the lock.
+func TestRecipeOfKured(t *testing.T) {
+	if *kuredDir == "" {
+		t.Skip("needs -kured: see make recipes")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: kured gets namespaces of its own")
+	}
+	c := openRecipe(t, "kured")
+	c.createNode("gpu")
+	for _, file := range []string{"kured-rbac.yaml", "kured-ds.yaml"} {
+		c.kubectl("", "create", "-f", filepath.Join(*kuredDir, file))
+	}
+	file, restarted := filepath.Join(c.folder, "reboot-required"), filepath.Join(c.folder, "restarted")
+	c.startNode("gpu", "--reboot-file", file)
+	pods := c.admin.CoreV1().Pods(agentSpace)
+	work := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "work"}, Spec: corev1.PodSpec{
+		NodeName: "gpu", ServiceAccountName: "kured", // the only one here
+		Containers: []corev1.Container{{Name: "c", Image: "none"}},
+	}}
+	work, err := pods.Create(t.Context(), work, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	work.Status.Phase = corev1.PodRunning // so that its eviction waits for the kubelet
+	if _, err := pods.UpdateStatus(t.Context(), work, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	kured := c.startKured(file, restarted)
+	c.simulate("gpu", "xid", "--gpu", "3", "--xid", "79")
+	poll.Within(t, soon, "the file exists", func() bool { return exists(file) })
+	poll.Within(t, soon, "the pod is evicted", func() bool {
+		pod, err := pods.Get(t.Context(), "work", metav1.GetOptions{})
+		return err == nil && pod.DeletionTimestamp != nil
+	})
+	if !c.node("gpu").Spec.Unschedulable || !strings.Contains(c.kuredLock(), `"nodeID":"gpu"`) {
+		t.Errorf("unschedulable: %v, lock: %s", c.node("gpu").Spec.Unschedulable, c.kuredLock())
+	}
+	if exists(restarted) {
+		t.Error("kured restarts a node with a pod")
+	}
+	t.Logf("kured holds its lock: %s", c.kuredLock())
+	// As the kubelet does once the containers have ended.
+	if err := pods.Delete(t.Context(), "work", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}); err != nil {
+		t.Fatal(err)
+	}
+	poll.Within(t, soon, "kured restarts the node", func() bool { return exists(restarted) })
+	kured.end()
+	c.simulate("gpu", "reboot")
+	poll.Within(t, soon, "the daemon removes the file", func() bool { return !exists(file) })
+	c.startKured(file, restarted)
+	poll.Within(t, soon, "kured uncordons the node", func() bool {
+		return !c.node("gpu").Spec.Unschedulable && c.kuredLock() == ""
+	})
+}
+
+// startKured starts kured, which looks for the file every other second, with its account and a command
+// that creates another file. As kured knows the API server only as a pod does, it has a /run of its own
+// with the token of its account. It runs the command in the mount namespace of process 1, which is
+// kured here.
+func (c *recipeCluster) startKured(file, restarted string) process {
+	c.t.Helper()
+	account := filepath.Join(c.t.TempDir(), "account")
+	if err := os.Mkdir(account, 0o700); err != nil {
+		c.t.Fatal(err)
+	}
+	server, err := tls.Dial("tcp", "127.0.0.1:"+apiPort, &tls.Config{InsecureSkipVerify: true})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	defer server.Close()
+	var authority []byte
+	for _, certificate := range server.ConnectionState().PeerCertificates {
+		authority = append(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Raw})...)
+	}
+	for name, text := range map[string]string{
+		"ca.crt": string(authority), "namespace": agentSpace, "token": accountToken(c.t, c.admin, agentSpace, "kured", nil),
+	} {
+		if err := os.WriteFile(filepath.Join(account, name), []byte(text), 0o600); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	host, port, err := net.SplitHostPort(c.freeAddress())
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	const own = `mount -t tmpfs none /run && mkdir -p /var/run/secrets/kubernetes.io &&
+		ln -s "$0" /var/run/secrets/kubernetes.io/serviceaccount && exec "$@"`
+	return run(c.t, "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", own, account, "env", "KUBERNETES_SERVICE_HOST=127.0.0.1",
+		"KUBERNETES_SERVICE_PORT="+apiPort, filepath.Join(*kuredDir, "bin/kured"), "--node-id=gpu", "--period=2s",
+		"--reboot-sentinel="+file, "--reboot-command=touch "+restarted, "--metrics-host="+host, "--metrics-port="+port)
+}
+
+// kuredLock returns the annotation that is kured's lock; empty if nobody holds it.
+func (c *recipeCluster) kuredLock() string {
+	c.t.Helper()
+	set, err := c.admin.AppsV1().DaemonSets(agentSpace).Get(c.t.Context(), "kured", metav1.GetOptions{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return set.Annotations["weave.works/kured-node-lock"]
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
