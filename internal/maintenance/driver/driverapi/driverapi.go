@@ -36,7 +36,7 @@ const (
 	// the driver, the change waits in StepUnloading and names the users; CallCancel ends the wait.
 	CallSwap = "driver-swap"
 	// CallNextBoot makes the next boot load another driver. The loaded driver stays until then. A change
-	// to this driver that waits in StepUnloading is left to the next boot.
+	// to this driver that waits in StepUnloading is left to the next boot, and CallSwap begins it at once.
 	CallNextBoot = "driver-next-boot"
 	// CallConfirm ends a change in StepUnproven: the driver works.
 	CallConfirm = "driver-confirm"

@@ -120,22 +120,19 @@ func (h *Host) callNextBoot(ctx context.Context, a driverapi.Arguments) error {
 	return h.begin(ctx, a, true)
 }
 
-// begin begins a change.
+// begin begins a change. A change to the same driver that has not unloaded anything goes on as wanted
+// now: at once, or at the next boot.
 func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool) error {
 	if c := h.Change; c != nil {
 		switch {
 		case c.Step == driverapi.StepFailed:
 			return fmt.Errorf("the change to %.12s has failed: %s; `gpu-driver cancel` forgets it", c.To, c.Reason)
-		case c.To == a.Digest && c.AtNextBoot == atNextBoot:
+		case c.To != a.Digest:
+			return fmt.Errorf("the change to %.12s is under way, in the step %s; end it first", c.To, c.Step)
+		case c.AtNextBoot == atNextBoot:
 			return nil
-		case c.To == a.Digest && atNextBoot && c.Step == driverapi.StepUnloading: // users keep the driver, which is whole
-			h.waits("", nil)
-			if err := h.startServices(ctx); err != nil {
-				return err
-			}
-			return h.enter(driverapi.StepNextBoot, func(j *journal) { j.Change.AtNextBoot = true })
 		}
-		return fmt.Errorf("the change to %.12s is under way, in the step %s; end it first", c.To, c.Step)
+		return h.turnTo(atNextBoot)
 	}
 	current, err := h.store.Current()
 	if err != nil {
@@ -171,6 +168,22 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 		j.Change = &change{From: from, To: a.Digest, Step: driverapi.StepPlacing, AtNextBoot: atNextBoot,
 			Since: time.Now().UTC().Truncate(time.Second), BootID: h.boot, Note: a.Note}
 	})
+}
+
+// turnTo lets a change go on at the next boot instead of now, or now instead of at the next boot.
+func (h *Host) turnTo(atNextBoot bool) error {
+	edit := func(j *journal) { j.Change.AtNextBoot = atNextBoot }
+	switch step := h.step(); step {
+	case driverapi.StepPlacing:
+		return h.write(edit)
+	case driverapi.StepUnloading:
+		h.isSettled = false // starts the services again
+		return h.enter(driverapi.StepNextBoot, edit)
+	case driverapi.StepNextBoot:
+		return h.enter(driverapi.StepUnloading, edit)
+	default:
+		return nil // the new driver is being loaded, or is loaded
+	}
 }
 
 // isOther returns an error if a call is about another driver than that of the change.

@@ -98,6 +98,37 @@ func TestNextBoot(t *testing.T) {
 	n.has(n.new)
 }
 
+// A change that waits for users can be left to the next boot, and one that waits for a boot can be made
+// now. The services run meanwhile.
+func TestChangeThatIsLeftToTheNextBoot(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	const service = "nvidia-persistenced.service"
+	n.kernel.Hold(900, "nvidia-persistenced", service)
+	n.kernel.Hold(77, "train", "user.slice")
+	n.kernel.Refresh()
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new, Note: "GPU-0"})
+	n.isIn(driverapi.StepUnloading, "train (77)")
+	n.refused(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.old}, "is under way, in the step unloading")
+	n.do(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepNextBoot, "")
+	n.has(n.old)
+	if diff := cmp.Diff("systemctl stop "+service+"\nsystemctl start "+service+"\n", n.kernel.Calls()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	if c := n.status().Change; c.Note != "GPU-0" || len(c.Holders) > 0 {
+		t.Errorf("the change is %+v", c)
+	}
+	n.do(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.new}) // waits already
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepUnloading, "train (77)")
+	n.do(driverapi.CallNextBoot, driverapi.Arguments{Digest: n.new})
+	n.kernel.Release(77)
+	n.boot()
+	n.isIn(driverapi.StepUnproven, "")
+	n.has(n.new)
+}
+
 // A node that restarts again and again before the new driver is confirmed comes back with the old one.
 func TestNodeThatRestartsAgainAndAgain(t *testing.T) {
 	t.Parallel()
