@@ -253,6 +253,18 @@ real: ## slow: Test with NVIDIA's own libraries from Debian's archive (root, Deb
 	@parts=$$(test/real/parts) || { [ $$? = 3 ] && echo 'real: LEFT OUT: NVIDIA'"'"'s parts cannot be had here'; exit; }; \
 	 cd test/real && $(GO) test -count=1 -timeout 10m -parts "$$parts"
 
+# The guest has no hardware acceleration: one at a time.
+DRIVERVM = parts=$$(test/drivervm/parts $(1)) || { [ $$? = 3 ] && echo '$@: LEFT OUT: QEMU and kernels cannot be had here'; exit; }; \
+  $(GO) test ./test/drivervm -count=1 -v -parts "$$parts"
+
+.PHONY: driver-vm
+driver-vm: ## slow: Change drivers in a VM with Debian's kernel, with 200 power cuts (Debian on amd64; 20 minutes; CUTS=200 SEED=7)
+	@$(call DRIVERVM,-long) -timeout 30m -open -cuts $(or $(CUTS),200) -seed $(or $(SEED),0)
+
+.PHONY: driver-vm-short
+driver-vm-short: ## slow: The same with 12 power cuts and without NVIDIA's own module (2 minutes)
+	@$(call DRIVERVM) -timeout 10m -cuts $(or $(CUTS),12) -seed $(or $(SEED),0)
+
 .PHONY: hardware
 hardware: build ## slow: Test with the NVIDIA GPU of this machine, whose settings stay unchanged (root; 4 minutes)
 	$(GO) build -o bin/client ./test/hardware/client

@@ -117,7 +117,7 @@ func (d *driver) runFile(t *testing.T) (name, digest string) {
 func (d *driver) sources(t *testing.T) map[string]string {
 	t.Helper()
 	all := filesIn(t, "stubs")
-	all["flags.mk"] = fmt.Sprintf("CFLAGS_STUBS := -DVERSION='\"%s\"' %s\n", d.version, d.flags)
+	all["flags.mk"] = "CFLAGS_STUBS := -DVERSION='\"" + d.version + "\"' " + d.flags + "\n"
 	return all
 }
 

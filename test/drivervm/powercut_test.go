@@ -53,7 +53,7 @@ func TestPowerCuts(t *testing.T) {
 	for i := range *cutsFlag {
 		// A boot has about 50 writes and flushes before the driver is loaded.
 		cutAt := 1 + n.random.IntN(80)
-		if n.calls = n.random.IntN(5); n.calls > 0 {
+		if n.calls = n.random.IntN(3); n.calls > 0 {
 			cutAt = 0
 		}
 		n.doing = "boot"

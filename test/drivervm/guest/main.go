@@ -1,4 +1,4 @@
-// Program guest is the first process of the guest. It does what the test asks for at the second
+// Command guest is the first process of the guest. It does what the test asks for at the second
 // serial port: a line of JSON with a Request is answered by a line with a Reply.
 package main
 
@@ -72,6 +72,15 @@ func serve() error {
 	}
 	if err := os.Setenv("PATH", "/tools/bin:/bin"); err != nil {
 		return err
+	}
+	modules, err := filepath.Glob("/modules/*.ko")
+	if err != nil {
+		return err
+	}
+	for _, name := range modules {
+		if _, err := load([]string{name}); err != nil {
+			return fmt.Errorf("load %s: %w", name, err)
+		}
 	}
 	port, err := os.OpenFile("/dev/ttyS1", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
