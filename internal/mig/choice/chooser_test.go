@@ -1,4 +1,4 @@
-package choice
+package choice_test
 
 import (
 	"context"
@@ -16,40 +16,56 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-func TestChoose(t *testing.T) {
+// The most recent request wins: a command until the configuration or the label changes, then the
+// label, then the configuration. The next process chooses the same before the API server responds.
+func TestMostRecentRequestWins(t *testing.T) {
 	t.Parallel()
-	command := func(key, label string) *Order {
-		return &Order{Layout: "c", GPUs: []string{"1"}, Key: key, Label: label}
-	}
-	for name, tt := range map[string]struct {
-		said sources
-		want string
-	}{
-		"nothing":                                     {sources{}, "  "},
-		"the configuration":                           {sources{key: "k"}, "k configuration file "},
-		"the label":                                   {sources{label: "l"}, "l label "},
-		"the label before the configuration":          {sources{key: "k", label: "l"}, "l label "},
-		"the command before both":                     {sources{"k", "l", command("k", "l")}, "c mig apply 1"},
-		"the command alone":                           {sources{order: command("", "")}, "c mig apply 1"},
-		"a label after the command":                   {sources{"k", "m", command("k", "l")}, "m label "},
-		"a label that went after the command":         {sources{"k", "", command("k", "l")}, "k configuration file "},
-		"a configuration after the command":           {sources{"n", "", command("k", "")}, "n configuration file "},
-		"a configuration after it, below the label":   {sources{"n", "l", command("k", "l")}, "l label "},
-		"nothing after the command but what was gone": {sources{"", "", command("k", "")}, "  "},
+	for requests, want := range map[string][2]string{
+		"":                                {"", ""},
+		"key=k":                           {"k", "configuration file"},
+		"label=l":                         {"l", "label"},
+		"label=l key=k":                   {"l", "label"},
+		"command=c":                       {"c", "mig apply"},
+		"key=k label=l command=c":         {"c", "mig apply"},
+		"key=k label=l command=c label=l": {"c", "mig apply"}, // the API server repeats the label
+		"key=k label=l command=c label=m": {"m", "label"},
+		"key=k label=l command=c label=":  {"k", "configuration file"},
+		"key=k command=c key=n":           {"n", "configuration file"},
+		"key=k label=l command=c key=n":   {"l", "label"},
+		"key=k command=c key=":            {"", ""},
+		"key=k label=l command=c label=m label=l": {"l", "label"}, // the command is no longer valid
+		"key=k label=l command=c command=":        {"l", "label"},
 	} {
-		layout, gpus, from := choose(tt.said)
-		if got := layout + " " + string(from) + " " + strings.Join(gpus, ","); got != tt.want {
-			t.Errorf("%s: %q, want %q", name, got, tt.want)
-		}
+		t.Run(requests, func(t *testing.T) {
+			t.Parallel()
+			d := newDesk(t, config.MIG{Label: true})
+			d.SetLabel(t.Context(), "") // the API server responds: the node has no label
+			for request := range strings.FieldsSeq(requests) {
+				switch source, layout, _ := strings.Cut(request, "="); source {
+				case "key":
+					d.set(func(m *config.MIG) { m.Layout = layout })
+				case "label":
+					d.SetLabel(t.Context(), layout)
+				case "command":
+					if err := d.apply(layout); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			d.wants(want[0], want[1])
+			d.restart()
+			d.wants(want[0], want[1])
+		})
 	}
 }
 
 // A desk is a Chooser with its inputs.
 type desk struct {
-	*Chooser
+	*choice.Chooser
 	t       *testing.T
 	configs *feed.Feed[config.Config]
 	dir     string
@@ -67,7 +83,7 @@ func newDesk(t *testing.T, m config.MIG) *desk {
 
 // restart creates the Chooser of a new process.
 func (d *desk) restart() {
-	d.Chooser = New(d.t.Context(), d.configs, d.dir, func() error { return nil },
+	d.Chooser = choice.New(d.t.Context(), d.configs, d.dir, func() error { return nil },
 		func() (bool, bool) { return false, true }, d.clock)
 }
 
@@ -99,7 +115,7 @@ func (d *desk) set(change func(*config.MIG)) {
 	c := d.configs.Value()
 	change(&c.MIG)
 	d.configs.Publish(c)
-	d.update(d.t.Context())
+	d.Reload(d.t.Context())
 }
 
 func (d *desk) apply(layout string, gpus ...string) error {
@@ -107,53 +123,27 @@ func (d *desk) apply(layout string, gpus ...string) error {
 	return err
 }
 
-// The most recent request wins, also in the next process before the API server responds.
-func TestMostRecentRequestWins(t *testing.T) {
+// A desired layout has all that the configuration says about changes. The same command again is
+// another order. Labels count only if they are enabled, and layouts only if they are.
+func TestDesiredLayout(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour})
-	first := d.wants("all-disabled", "configuration file")
-	if want := (mig.DesiredLayout{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour,
-		Origin: "configuration file"}); !cmp.Equal(want, first) {
-		t.Errorf("the first desired layout is %+v", first)
-	}
 	d.SetLabel(t.Context(), "all-balanced")
-	d.wants("all-disabled", "configuration file") // the label is disabled
-	d.set(func(m *config.MIG) { m.Label = true })
-	d.wants("all-balanced", "label")
-	d.restart()
-	d.wants("all-balanced", "label")
-	if err := d.apply("all-enabled", "0", "3"); err != nil {
-		t.Fatal(err)
+	if diff := cmp.Diff(mig.DesiredLayout{Layout: "all-disabled", Replace: true, Evict: true, EvictTimeout: time.Hour,
+		Origin: "configuration file"}, d.Desired().Value()); diff != "" {
+		t.Errorf("the first desired layout (-want +got):\n%s", diff)
 	}
-	before := d.wants("all-enabled", "mig apply")
-	if diff := cmp.Diff([]string{"0", "3"}, before.GPUs); diff != "" {
-		t.Errorf("GPUs (-want +got):\n%s", diff)
+	for number := range uint64(2) {
+		if err := d.apply("all-enabled", "0", "3"); err != nil {
+			t.Fatal(err)
+		}
+		if w := d.wants("all-enabled", "mig apply"); w.OrderNumber != number+1 || !cmp.Equal([]string{"0", "3"}, w.GPUs) {
+			t.Errorf("after %d commands: %+v", number+1, w)
+		}
 	}
-	if err := d.apply("all-enabled", "0", "3"); err != nil {
-		t.Fatal(err)
-	}
-	if again := d.wants("all-enabled", "mig apply"); again.OrderNumber <= before.OrderNumber {
-		t.Errorf("the same command again does not have it tried again: %d after %d", again.OrderNumber, before.OrderNumber)
-	}
-	d.restart()
-	d.SetLabel(t.Context(), "all-balanced") // the API server repeats the label
-	d.wants("all-enabled", "mig apply")
-	d.SetLabel(t.Context(), "all-1g.10gb")
-	d.wants("all-1g.10gb", "label")
-	d.SetLabel(t.Context(), "all-balanced") // the order is no longer valid
-	d.wants("all-balanced", "label")
-	if err := d.apply("all-enabled"); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.apply(""); err != nil {
-		t.Fatal(err)
-	}
-	d.wants("all-balanced", "label")
-	d.SetLabel(t.Context(), "")
-	d.wants("all-disabled", "configuration file")
 	d.set(func(m *config.MIG) { m.Enabled = false })
 	d.wants("", "")
-	if err := d.apply("all-enabled"); !errors.Is(err, ErrOff) {
+	if err := d.apply("all-enabled"); !errors.Is(err, choice.ErrOff) {
 		t.Errorf("a command where layouts are not changed: %v", err)
 	}
 }
@@ -186,7 +176,7 @@ func TestUnknownLayout(t *testing.T) {
 	if err := os.WriteFile(path, []byte("version: v2"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d.update(t.Context())
+	d.Reload(t.Context())
 	refused("a file that is none", "version must be v1")
 	if err := d.apply("b"); err == nil {
 		t.Error("a command with a bad file was taken")
@@ -196,9 +186,6 @@ func TestUnknownLayout(t *testing.T) {
 		t.Errorf("a command with an unknown name: %v", err)
 	}
 	d.wants("a", "configuration file")
-	if again := d.wants("a", "configuration file"); again.File == nil {
-		t.Error("no file")
-	}
 }
 
 // The file is read again periodically. The layout is published only if the content has changed.
@@ -211,7 +198,7 @@ func TestFileOfLayouts(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()
 	_, changed := d.Desired().Latest()
-	d.update(t.Context())
+	d.Reload(t.Context())
 	select {
 	case <-changed:
 		t.Error("the owner is told what it knows")
@@ -234,8 +221,8 @@ func TestWaitForFirstLabel(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Layout: "all-disabled", Label: true})
 	d.wants("", "")
-	d.clock.Step(labelTimeout)
-	d.update(t.Context())
+	d.clock.Step(5 * time.Second)
+	d.Reload(t.Context())
 	d.wants("all-disabled", "configuration file")
 	d.SetLabel(t.Context(), "")
 	d.restart()
@@ -252,7 +239,7 @@ func TestStateOfTwoProcesses(t *testing.T) {
 	waits := errors.New("another process leads")
 	next := func() {
 		waits = errors.New("another process leads")
-		d.Chooser = New(t.Context(), d.configs, d.dir, func() error { return waits },
+		d.Chooser = choice.New(t.Context(), d.configs, d.dir, func() error { return waits },
 			func() (bool, bool) { return false, true }, d.clock)
 	}
 	leads := func() { waits = nil; d.Reload(t.Context()) }
@@ -301,18 +288,16 @@ func TestHangingDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.restart()
-		hangs := make(chan struct{})
-		go func() { _ = d.disk.Do(t.Context(), time.Minute, func() error { <-hangs; return nil }) }()
+		answer := d.HangDisk()
 		synctest.Wait()
 		began := time.Now()
-		d.state = savedState{Version: stateVersion} // nothing was read
 		d.Reload(t.Context())
 		d.SetLabel(t.Context(), "")
 		d.wants("all-disabled", "configuration file")
 		if took := time.Since(began); took > 20*time.Second {
 			t.Errorf("took %v", took)
 		}
-		close(hangs)
+		answer()
 		d.Reload(t.Context())
 		d.wants("all-enabled", "mig apply")
 		d.restart()
@@ -324,7 +309,7 @@ func TestHangingDisk(t *testing.T) {
 func TestUnwritableState(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, config.MIG{Label: true})
-	path := filepath.Join(d.dir, stateFileName)
+	path := filepath.Join(d.dir, "mig-wish.json")
 	if err := os.WriteFile(path, []byte(`{"version": 9, "label": "all-enabled"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -338,9 +323,4 @@ func TestUnwritableState(t *testing.T) {
 	}
 	d.SetLabel(t.Context(), "all-balanced")
 	d.wants("all-balanced", "label")
-	d.stateDir = ""
-	if err := d.apply("all-enabled"); err != nil {
-		t.Error(err)
-	}
-	d.wants("all-enabled", "mig apply")
 }
