@@ -227,6 +227,7 @@ nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a
 # nodes, whose stories depend on time; of the other parts, which wait most of the time, two run at once.
 .PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node nightly-pace
 nightly-random:
+	GPU_FAULTS=1000 $(GO) test ./internal/cluster -count=1 -run 'TestRandomFaults$$' -timeout 1h
 	$(GO) test -race ./internal/gpu/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
 	$(GO) test -race ./internal/kubelet/serve -count=1 -run TestDaemonsWithDifferentLists -timeout 1h -rollouts 5
 nightly-lead:

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
 
@@ -47,6 +48,7 @@ type ward struct {
 	most     int
 	problems []string
 	took     []time.Duration // from the withdrawal of a GPU until it was Healthy
+	evicted  int
 }
 
 // A patient is a node: its hardware and its pods outlive its process.
@@ -54,6 +56,7 @@ type patient struct {
 	*process
 	w         *ward
 	name, dir string
+	boot      int // number of the boot
 	modes     *feed.Feed[policy.Mode]
 	snapshots *feed.Feed[inventory.Snapshot]
 	repairs   *repair.Repairs
@@ -63,6 +66,7 @@ type patient struct {
 	mu        sync.Mutex // guards all following fields
 	effects   map[string]effect
 	holders   map[string]bool
+	protected map[string]bool // GPUs whose pod has a disruption budget that allows no eviction
 	withdrawn map[string]bool
 	resets    map[string][]time.Time
 }
@@ -75,7 +79,7 @@ func (s *stage) ward(count, slots int, mode policy.Mode) *ward {
 	w := &ward{stage: s, slots: slots, busy: map[string]bool{}}
 	for i := range count {
 		p := &patient{w: w, name: fmt.Sprintf("n%02d", i), dir: s.TempDir(), modes: feed.New(mode), effects: map[string]effect{},
-			holders: map[string]bool{}, withdrawn: map[string]bool{}, resets: map[string][]time.Time{}}
+			holders: map[string]bool{}, protected: map[string]bool{}, withdrawn: map[string]bool{}, resets: map[string][]time.Time{}}
 		snapshot := inventory.Snapshot{Generation: 1}
 		for g := range gpusOfANode {
 			snapshot.GPUs = append(snapshot.GPUs, inventory.GPU{UUID: fmt.Sprintf("GPU-%d", g), Index: g, BDF: fmt.Sprintf("0000:0%d:00.0", g),
@@ -112,7 +116,7 @@ func (p *patient) start() {
 		return nil, func() {}, nil
 	}
 	resets := reset.New(reset.Options{
-		Snapshots: p.snapshots, StateDir: p.dir, BootID: "boot", May: func() error { return nil }, Reserve: reserve,
+		Snapshots: p.snapshots, StateDir: p.dir, BootID: fmt.Sprint("boot", p.boot), May: func() error { return nil }, Reserve: reserve,
 		Withhold: func(_ context.Context, gpus []string, reason string) error { p.withhold(gpus, reason); return nil },
 		Clients:  func(inventory.GPU) []string { return nil }, PreviousLeader: feed.New("").Latest,
 		Run: func(ctx context.Context, gpus []inventory.GPU, _ func()) error { return p.nvidiaSMI(ctx, gpus) },
@@ -122,8 +126,14 @@ func (p *patient) start() {
 		Mode: p.modes.Latest, Snapshots: p.snapshots, StateDir: p.dir, CreatesMIG: func() bool { return false },
 		Users: func(ctx context.Context, g inventory.GPU) policy.Users {
 			users, _, _ := reserve(ctx, g)
-			return policy.Users{Names: users}
+			u := policy.Users{Names: users}
+			if len(users) > 0 && p.modes.Value() == policy.Evict {
+				u.Pods = []policy.Pod{{Namespace: "a", Name: g.UUID}}
+			}
+			return u
 		},
+		Rank:  func(context.Context, []policy.Pod) error { return nil },
+		Evict: func(_ context.Context, pod policy.Pod) error { return p.evict(pod.Name) },
 		Admit: func(what string) error { return cluster().MayRepair(what) },
 		Reset: resets.Reset, Resetting: func() bool { return resets.Status().Value().Withholds() },
 	})
@@ -139,6 +149,39 @@ func (p *patient) kill() {
 	p.end()
 	p.ended.Wait()
 	p.stop()
+}
+
+// evict ends the pod with a GPU, within its disruption budget, and notes what must not be.
+func (p *patient) evict(uuid string) error {
+	hasSlot := slices.ContainsFunc(p.w.server.Leases(leaseSpace), func(l *coordinationv1.Lease) bool {
+		return strings.HasPrefix(l.Name, slots.Prefix) && l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity == p.name
+	})
+	isBroken := slices.ContainsFunc(p.snapshots.Value().GPUs, func(g inventory.GPU) bool {
+		return g.UUID == uuid && g.Health.State != inventory.Healthy
+	})
+	if !hasSlot || !isBroken {
+		p.w.problem("%s: the pod of %s is evicted; slot %v, broken %v", p.name, uuid, hasSlot, isBroken)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.protected[uuid] {
+		return errors.New("the disruption budget needs the pod")
+	}
+	p.holders[uuid] = false
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	p.w.evicted++
+	return nil
+}
+
+// reboot restarts the node: its pods end, and a reset under way is over.
+func (p *patient) reboot() {
+	p.kill()
+	p.boot++
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	clear(p.holders)
+	clear(p.withdrawn)
 }
 
 func (p *patient) withhold(gpus []string, reason string) {
@@ -381,8 +424,9 @@ func TestManyNodesAskForARepair(t *testing.T) {
 	})
 }
 
-// TestRandomFaults breaks GPUs of many nodes at random, with pods, kills and an operator. GPU_FAULTS is
-// the number of faults on 30 nodes; 1000 take five minutes.
+// TestRandomFaults breaks GPUs of many nodes at random, with pods, kills, restarts of nodes and an
+// operator. Every second node evicts pods, some of which have a strict disruption budget. GPU_FAULTS is
+// the number of faults on 30 nodes; 1000 take five to ten minutes.
 func TestRandomFaults(t *testing.T) {
 	faults, nodes := 40, 5
 	if text := os.Getenv("GPU_FAULTS"); text != "" {
@@ -394,7 +438,13 @@ func TestRandomFaults(t *testing.T) {
 	onStage(t, func(s *stage) {
 		random := rand.New(rand.NewPCG(1, uint64(faults)))
 		w := s.ward(nodes, 2, policy.Idle)
-		stops, kills := 0, 0
+		for i, p := range w.nodes {
+			if i%2 == 1 {
+				p.configure(func(c *config.Config) { c.Repair = policy.Evict })
+				p.modes.Publish(policy.Evict)
+			}
+		}
+		stops, kills, reboots := 0, 0, 0
 		operate := func() {
 			if slices.Contains(w.leases(), policy.Stopped) {
 				w.resume()
@@ -420,7 +470,12 @@ func TestRandomFaults(t *testing.T) {
 		}
 		for injected := 0; injected < faults; {
 			p, gpu := w.nodes[random.IntN(nodes)], random.IntN(gpusOfANode)
-			p.hold(random.IntN(gpusOfANode), random.IntN(3) == 0)
+			p.hold(gpu, random.IntN(3) == 0)
+			held := random.IntN(gpusOfANode)
+			p.hold(held, random.IntN(3) == 0)
+			p.mu.Lock()
+			p.protected[fmt.Sprintf("GPU-%d", held)] = random.IntN(3) == 0
+			p.mu.Unlock()
 			if p.isHealthy(gpu) {
 				injected++
 				p.fail(gpu, []effect{resetWorks, resetWorks, resetWorks, resetWorks, resetWorks, resetWorks, resetFails, resetsAnother, faultStays}[random.IntN(9)])
@@ -432,6 +487,11 @@ func TestRandomFaults(t *testing.T) {
 				s.pass(time.Duration(random.IntN(20)) * time.Second)
 				p.start()
 			case 1:
+				reboots++
+				p.reboot()
+				s.pass(time.Duration(random.IntN(300)) * time.Second)
+				p.start()
+			case 2:
 				s.server.SetFault(apiserver.Fault{Status: 503, Late: random.IntN(2) == 0,
 					Only: func(r apiserver.Request) bool { return r.Resource == "leases" }})
 				s.pass(time.Duration(random.IntN(60)) * time.Second)
@@ -456,8 +516,8 @@ func TestRandomFaults(t *testing.T) {
 			t.Errorf("not repaired: %s", broken)
 		}
 		w.check()
-		t.Logf("%d resets worked, %d stops, %d kills", len(w.took), stops, kills)
-		if len(w.took) < faults/3 || kills == 0 {
+		t.Logf("%d resets worked, %d evictions, %d stops, %d kills, %d reboots", len(w.took), w.evicted, stops, kills, reboots)
+		if len(w.took) < faults/4 || kills == 0 || reboots == 0 || w.evicted == 0 {
 			t.Error("too little happened")
 		}
 	})

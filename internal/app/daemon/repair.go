@@ -7,10 +7,13 @@ import (
 	"slices"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -52,8 +55,8 @@ func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (
 	return u
 }
 
-// podsOf returns the pods that have a GPU, or one of its MIG devices, by the device plugin; none if
-// one of them cannot be evicted, because its name is not known.
+// podsOf returns the pods that have a GPU, or one of its MIG devices; none if one of them cannot be
+// evicted, because its name is not known.
 func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
 	if w.kubelet.directory == nil || w.watcher.Configs().Value().Repair != policy.Evict {
 		return nil
@@ -73,6 +76,38 @@ func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []p
 		}
 		if !slices.Contains(pods, p) {
 			pods = append(pods, p)
+		}
+	}
+	if w.claims.dra == nil {
+		return pods
+	}
+	prepared := claims.Of(w.claims.dra.Claims.Status().Value(), devices)
+	if len(prepared) == 0 {
+		return pods
+	}
+	all, err := w.kubelet.account.ContainerDevices(ctx)
+	if err != nil {
+		return nil
+	}
+	return append(pods, podsOfClaims(all, prepared)...)
+}
+
+// podsOfClaims returns the pods that have a device by one of the claims; none if a claim has no pod: its
+// pod has ended, or is about to start, and the eviction of others would not free the GPU.
+func podsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods []policy.Pod) {
+	for _, c := range prepared {
+		found := false
+		for _, d := range devices {
+			if d.Claim.Namespace != c.Namespace || d.Claim.Name != c.Name {
+				continue
+			}
+			found = true
+			if p := (policy.Pod{Namespace: d.Namespace, Name: d.Pod, UID: d.PodUID}); !slices.Contains(pods, p) {
+				pods = append(pods, p)
+			}
+		}
+		if !found {
+			return nil
 		}
 	}
 	return pods
