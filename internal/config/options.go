@@ -293,14 +293,14 @@ var daemonOptions = []option{
 	},
 	{
 		flag: "driver-version", env: []string{"DRIVER_VERSION"}, key: "driver.version",
-		usage: "the driver to which the node changes by gpu-driver, with a slot of the cluster, see --rollout-slots: a " +
-			"version such as 580.95.05, or the digest of a driver folder such as sha256:0a...; empty: none",
+		usage: "the driver to which the node changes by gpu-driver, with a slot of the cluster, see --rollout-slots: " +
+			"a version such as 580.95.05, or the digest of a driver folder such as sha256:0a...; empty: none",
 		set: setDriverChange,
 	},
 	{
 		flag: "driver-pods", env: []string{"DRIVER_PODS"}, key: "driver.pods", fallback: "wait",
-		usage: "what happens to pods with GPUs before the driver changes: wait: the change waits until they have ended; " +
-			"evict: they are evicted within their disruption budgets; none: they are left alone, and the next boot " +
+		usage: "what happens to pods with GPUs before the driver changes: wait: the change waits until they have " +
+			"ended; evict: they are evicted within their disruption budgets; none: they are left alone, and the next boot " +
 			"changes the driver",
 		set: choice(func(c *Config) *driverchange.Pods { return &c.DriverChange.Pods }, driverchange.Wait,
 			driverchange.Evict, driverchange.None),

@@ -89,12 +89,12 @@ func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []p
 	if err != nil {
 		return nil
 	}
-	return append(pods, podsOfClaims(all, prepared)...)
+	return append(pods, PodsOfClaims(all, prepared)...)
 }
 
-// podsOfClaims returns the pods that have a device by one of the claims; none if a claim has no pod: its
+// PodsOfClaims returns the pods that have a device by one of the claims; none if a claim has no pod: its
 // pod has ended, or is about to start, and the eviction of others would not free the GPU.
-func podsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods []policy.Pod) {
+func PodsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods []policy.Pod) {
 	for _, c := range prepared {
 		found := false
 		for _, d := range devices {

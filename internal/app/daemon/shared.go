@@ -97,7 +97,8 @@ func (t *Shared) Publish(ctx context.Context) error {
 		resets, begun := t.resets.Latest()
 		driver, changed := t.driver.Latest()
 		if owners != nil {
-			text, err := json.Marshal(sharedState{owners, withHolds(resets, driver.Withholds, dividing, owners), proofs})
+			holds := withHolds(resets, driver.Withholds, dividing, owners)
+			text, err := json.Marshal(sharedState{owners, holds, proofs})
 			if err != nil {
 				return err
 			}

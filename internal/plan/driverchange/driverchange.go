@@ -126,8 +126,8 @@ const (
 )
 
 func (a Act) String() string {
-	return [...]string{"nothing", "take a slot", "withhold", "end pods", "swap", "release", "leave to the next boot", "use",
-		"confirm", "revert", "forget"}[a]
+	return [...]string{"nothing", "take a slot", "withhold", "end pods", "swap", "release",
+		"leave to the next boot", "use", "confirm", "revert", "forget"}[a]
 }
 
 // A State is the progress of a node, for people and programs.
@@ -227,7 +227,8 @@ func Next(f Facts) Step {
 		return follow(f, *c)
 	}
 	if f.Released && f.Withheld { // by this program for a change that is over
-		return Step{Act: Use, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true, Percent: 95}
+		return Step{Act: Use, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true,
+			Percent: 95}
 	}
 	if f.Wanted == "" {
 		return Step{State: Off}
@@ -245,7 +246,7 @@ func begin(f Facts) Step {
 		return s
 	case reason != "":
 		return s
-	case folder.Digest == f.Host.LoadedDigest && folder.Digest == f.Host.Current:
+	case folder.Digest == f.Host.LoadedDigest && f.Host.Current == folder.Digest:
 		s.State = Done
 		return s
 	case len(f.Host.Refusals) > 0:
@@ -261,7 +262,7 @@ func begin(f Facts) Step {
 		s.Act, s.Reason = TakeSlot, f.NoSlot
 		return s
 	case f.Released:
-		s.Reason = "the driver is released by quiesce or by a request on the Node; the change begins after that has ended"
+		s.Reason = "the driver is released by quiesce or by a request on the Node; the change begins after its end"
 		return s
 	}
 	s.State, s.Withholds, s.Percent = Changing, true, 5
@@ -338,7 +339,8 @@ func follow(f Facts, c Change) Step {
 			s.Act, s.Reason = Forget, "the change is tried again"
 		}
 	default:
-		s.State, s.Reason = Waiting, fmt.Sprintf("gpu-driver is in the unknown phase %q: upgrade gpu-node-agent", c.Phase)
+		s.State = Waiting
+		s.Reason = fmt.Sprintf("gpu-driver is in the unknown phase %q: upgrade gpu-node-agent", c.Phase)
 	}
 	return s
 }
@@ -354,6 +356,7 @@ func percent(c Change) int {
 		return 50 + c.Percent/5
 	case Unproven:
 		return 75
+	case NextBoot, Failed: // nothing is under way
 	}
 	return 0
 }
@@ -378,8 +381,8 @@ func find(wanted string, folders []Folder) (f Folder, reason string) {
 		digests = append(digests, "sha256:"+folder.Digest)
 	}
 	slices.Sort(digests)
-	return Folder{}, fmt.Sprintf("there are %d folders of driver %s: set driver.version to one of %s", len(found), wanted,
-		strings.Join(digests, ", "))
+	return Folder{}, fmt.Sprintf("there are %d folders of driver %s: set driver.version to one of %s", len(found),
+		wanted, strings.Join(digests, ", "))
 }
 
 // has says which drivers gpu-driver has.
@@ -392,7 +395,8 @@ func has(folders []Folder) string {
 		versions = append(versions, f.Version)
 	}
 	slices.Sort(versions)
-	return "it has " + strings.Join(slices.Compact(versions), ", ") + "; give it the image in driver.images of the chart"
+	return "it has " + strings.Join(slices.Compact(versions), ", ") +
+		"; give it the image in driver.images of the chart"
 }
 
 // maxListed is how many users a sentence names.

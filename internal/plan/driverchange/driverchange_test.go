@@ -8,92 +8,96 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
 var now = time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
 
 // host is a node with the driver 570 loaded, and the folders of 570 and 580.
-func host(changes ...func(*Host)) *Host {
-	h := &Host{LoadedVersion: "570.1", LoadedDigest: "aa", Current: "aa",
-		Folders: []Folder{{Digest: "aa", Version: "570.1"}, {Digest: "bb", Version: "580.1"}}}
+func host(changes ...func(*driverchange.Host)) *driverchange.Host {
+	h := &driverchange.Host{LoadedVersion: "570.1", LoadedDigest: "aa", Current: "aa",
+		Folders: []driverchange.Folder{{Digest: "aa", Version: "570.1"}, {Digest: "bb", Version: "580.1"}}}
 	for _, change := range changes {
 		change(h)
 	}
 	return h
 }
 
-func in(p Phase, age time.Duration, holders ...string) func(*Host) {
-	return func(h *Host) {
-		h.Change = &Change{To: "bb", Phase: p, Since: now.Add(-age), Holders: holders}
+func in(p driverchange.Phase, age time.Duration, holders ...string) func(*driverchange.Host) {
+	return func(h *driverchange.Host) {
+		h.Change = &driverchange.Change{To: "bb", Phase: p, Since: now.Add(-age), Holders: holders}
 	}
 }
 
 func TestNext(t *testing.T) {
-	loaded := func(h *Host) { h.LoadedVersion, h.LoadedDigest, h.Current = "580.1", "bb", "bb" }
-	ready := Facts{Wanted: "580.1", Host: host(), HasSlot: true, Withheld: true}
-	with := func(f Facts, change func(*Facts)) Facts { change(&f); return f }
+	loaded := func(h *driverchange.Host) { h.LoadedVersion, h.LoadedDigest, h.Current = "580.1", "bb", "bb" }
+	ready := driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, Withheld: true}
+	with := func(f driverchange.Facts, change func(*driverchange.Facts)) driverchange.Facts { change(&f); return f }
 	for _, test := range []struct {
 		name   string
-		facts  Facts
-		act    Act
-		state  State
+		facts  driverchange.Facts
+		act    driverchange.Act
+		state  driverchange.State
 		reason string // a part of it
 	}{
-		{"no driver is wanted", Facts{Host: host()}, Nothing, Off, ""},
-		{"no driver is wanted, and no gpu-driver", Facts{Silent: "x"}, Nothing, Off, ""},
-		{"gpu-driver is away", Facts{Wanted: "580.1", Silent: "no socket"}, Nothing, Waiting, "no socket"},
-		{"the wanted driver is loaded", Facts{Wanted: "580.1", Host: host(loaded)}, Nothing, Done, ""},
-		{"by its digest", Facts{Wanted: "sha256:bb", Host: host(loaded)}, Nothing, Done, ""},
-		{"only the next boot loads it", Facts{Wanted: "580.1", Host: host(func(h *Host) { h.Current = "bb" })}, TakeSlot, Waiting, ""},
-		{"no folder", Facts{Wanted: "590.1", Host: host()}, Nothing, Blocked, "no driver 590.1: it has 570.1, 580.1"},
-		{"no folder at all", Facts{Wanted: "590.1", Host: new(Host)}, Nothing, Blocked, "it has none"},
-		{"two folders of the version", Facts{Wanted: "580.1", Host: host(func(h *Host) {
-			h.Folders = append(h.Folders, Folder{Digest: "b0", Version: "580.1"})
-		})}, Nothing, Blocked, "sha256:b0, sha256:bb"},
-		{"the operator owns the driver", Facts{Wanted: "580.1", Host: host(), Refused: "the operator"}, Nothing, Blocked, "the operator"},
-		{"packages own the driver", Facts{Wanted: "580.1", Host: host(func(h *Host) { h.Refusals = []string{"a", "b"} })}, Nothing,
-			Blocked, "a; b"},
-		{"no modules for the kernel", Facts{Wanted: "580.1", Host: host(func(h *Host) { h.Folders[1].Problem = "no modules" })}, Nothing,
-			Blocked, "no modules"},
-		{"no slot", Facts{Wanted: "580.1", Host: host(), NoSlot: "all slots are in use"}, TakeSlot, Waiting, "all slots"},
-		{"released by somebody else", Facts{Wanted: "580.1", Host: host(), HasSlot: true, Released: true}, Nothing, Waiting, "quiesce"},
-		{"with a slot", Facts{Wanted: "580.1", Host: host(), HasSlot: true}, Withhold, Changing, ""},
-		{"pods are waited for", with(ready, func(f *Facts) { f.Users = []string{"b/q", "a/p"} }), Nothing, Waiting, "a/p, b/q"},
-		{"many pods", with(ready, func(f *Facts) { f.Users = strings.Split("g f e d c b a", " ") }), Nothing, Waiting, "d, e and 2 more"},
-		{"pods are evicted", with(ready, func(f *Facts) { f.Users, f.Pods = []string{"a/p"}, Evict }), End, Changing, "a/p"},
-		{"pods are left alone", with(ready, func(f *Facts) { f.Users, f.Pods = []string{"a/p"}, None }), Swap, Changing, ""},
-		{"pods are not known", with(ready, func(f *Facts) { f.Unknown = "no kubelet" }), Nothing, Waiting, "no kubelet"},
-		{"no pods", ready, Swap, Changing, ""},
-		{"copying", with(ready, func(f *Facts) { f.Host = host(in(Placing, 0)) }), Nothing, Changing, "copied"},
-		{"unloading begins", with(ready, func(f *Facts) { f.Host = host(in(Unloading, 0)) }), Release, Changing, ""},
-		{"users are waited for", with(ready, func(f *Facts) {
-			f.Host, f.Released = host(in(Unloading, HoldersLimit-1, "service x")), true
-		}), Nothing, Changing, "in use: service x"},
-		{"users stay", with(ready, func(f *Facts) {
-			f.Host, f.Released = host(in(Unloading, HoldersLimit, "service x")), true
-		}), Leave, Changing, "still in use: service x"},
-		{"loading", with(ready, func(f *Facts) { f.Host, f.Released = host(in(Loading, 0)), true }), Nothing, Changing, ""},
-		{"the new driver is used", with(ready, func(f *Facts) { f.Host, f.Released = host(in(Unproven, 0)), true }), Use, Changing, ""},
-		{"the new driver works", with(ready, func(f *Facts) { f.Host = host(in(Unproven, 0)) }), Confirm, Changing, ""},
-		{"it does not work yet", with(ready, func(f *Facts) { f.Host, f.Problem = host(in(Unproven, ProofLimit-1)), "no GPU" }), Nothing,
-			Changing, "no GPU"},
-		{"it never works", with(ready, func(f *Facts) { f.Host, f.Problem = host(in(Unproven, ProofLimit)), "no GPU" }), Revert,
-			Changing, "no GPU"},
-		{"left to the next boot", with(ready, func(f *Facts) { f.Host, f.Released = host(in(NextBoot, 0)), true }), Use, Rebooted, "next boot"},
-		{"waiting for the boot", with(ready, func(f *Facts) { f.Host = host(in(NextBoot, time.Hour)) }), Nothing, Rebooted, "next boot"},
-		{"failed and released", with(ready, func(f *Facts) { f.Host, f.Released = host(in(Failed, 0)), true }), Use, Broken, ""},
-		{"failed", with(ready, func(f *Facts) { f.Host = host(in(Failed, 0)) }), Nothing, Broken, ""},
-		{"tried again", with(ready, func(f *Facts) { f.Host, f.IsNewSlot = host(in(Failed, 0)), true }), Forget, Broken, "again"},
-		{"failed, another driver is wanted", with(ready, func(f *Facts) { f.Host, f.Wanted = host(in(Failed, 0)), "570.1" }), Forget,
-			Changing, "another driver"},
-		{"failed, none is wanted", with(ready, func(f *Facts) { f.Host, f.Wanted = host(in(Failed, 0)), "" }), Forget, Broken, ""},
-		{"a phase of a newer gpu-driver", with(ready, func(f *Facts) { f.Host = host(in("dancing", 0)) }), Nothing, Waiting, "upgrade"},
-		{"cancelled by a person", with(ready, func(f *Facts) { f.Released = true }), Use, Changing, ""},
+		{"no driver is wanted", driverchange.Facts{Host: host()}, driverchange.Nothing, driverchange.Off, ""},
+		{"no driver is wanted, and no gpu-driver", driverchange.Facts{Silent: "x"}, driverchange.Nothing, driverchange.Off, ""},
+		{"gpu-driver is away", driverchange.Facts{Wanted: "580.1", Silent: "no socket"}, driverchange.Nothing, driverchange.Waiting, "no socket"},
+		{"the wanted driver is loaded", driverchange.Facts{Wanted: "580.1", Host: host(loaded)}, driverchange.Nothing, driverchange.Done, ""},
+		{"by its digest", driverchange.Facts{Wanted: "sha256:bb", Host: host(loaded)}, driverchange.Nothing, driverchange.Done, ""},
+		{"only the next boot loads it", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Current = "bb" })}, driverchange.TakeSlot, driverchange.Waiting, ""},
+		{"no folder", driverchange.Facts{Wanted: "590.1", Host: host()}, driverchange.Nothing, driverchange.Blocked, "no driver 590.1: it has 570.1, 580.1"},
+		{"no folder at all", driverchange.Facts{Wanted: "590.1", Host: new(driverchange.Host)}, driverchange.Nothing, driverchange.Blocked, "it has none"},
+		{"two folders of the version", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) {
+			h.Folders = append(h.Folders, driverchange.Folder{Digest: "b0", Version: "580.1"})
+		})}, driverchange.Nothing, driverchange.Blocked, "sha256:b0, sha256:bb"},
+		{"the operator owns the driver", driverchange.Facts{Wanted: "580.1", Host: host(), Refused: "the operator"}, driverchange.Nothing, driverchange.Blocked, "the operator"},
+		{"packages own the driver", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Refusals = []string{"a", "b"} })}, driverchange.Nothing,
+			driverchange.Blocked, "a; b"},
+		{"no modules for the kernel", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Folders[1].Problem = "no modules" })}, driverchange.Nothing,
+			driverchange.Blocked, "no modules"},
+		{"no slot", driverchange.Facts{Wanted: "580.1", Host: host(), NoSlot: "all slots are in use"}, driverchange.TakeSlot, driverchange.Waiting, "all slots"},
+		{"released by somebody else", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, Released: true}, driverchange.Nothing, driverchange.Waiting, "quiesce"},
+		{"with a slot", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true}, driverchange.Withhold, driverchange.Changing, ""},
+		{"pods are waited for", with(ready, func(f *driverchange.Facts) { f.Users = []string{"b/q", "a/p"} }), driverchange.Nothing, driverchange.Waiting, "a/p, b/q"},
+		{"many pods", with(ready, func(f *driverchange.Facts) { f.Users = strings.Split("g f e d c b a", " ") }), driverchange.Nothing, driverchange.Waiting, "d, e and 2 more"},
+		{"pods are evicted", with(ready, func(f *driverchange.Facts) { f.Users, f.Pods = []string{"a/p"}, driverchange.Evict }), driverchange.End, driverchange.Changing, "a/p"},
+		{"pods are left alone", with(ready, func(f *driverchange.Facts) { f.Users, f.Pods = []string{"a/p"}, driverchange.None }), driverchange.Swap, driverchange.Changing, ""},
+		{"pods are not known", with(ready, func(f *driverchange.Facts) { f.Unknown = "no kubelet" }), driverchange.Nothing, driverchange.Waiting, "no kubelet"},
+		{"no pods", ready, driverchange.Swap, driverchange.Changing, ""},
+		{"copying", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Placing, 0)) }), driverchange.Nothing, driverchange.Changing, "copied"},
+		{"unloading begins", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Unloading, 0)) }), driverchange.Release, driverchange.Changing, ""},
+		{"users are waited for", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Released = host(in(driverchange.Unloading, driverchange.HoldersLimit-1, "service x")), true
+		}), driverchange.Nothing, driverchange.Changing, "in use: service x"},
+		{"users stay", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Released = host(in(driverchange.Unloading, driverchange.HoldersLimit, "service x")), true
+		}), driverchange.Leave, driverchange.Changing, "still in use: service x"},
+		{"loading", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Loading, 0)), true }), driverchange.Nothing, driverchange.Changing, ""},
+		{"the new driver is used", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Unproven, 0)), true }), driverchange.Use, driverchange.Changing, ""},
+		{"the new driver works", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Unproven, 0)) }), driverchange.Confirm, driverchange.Changing, ""},
+		{"it does not work yet", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Problem = host(in(driverchange.Unproven, driverchange.ProofLimit-1)), "no GPU"
+		}), driverchange.Nothing,
+			driverchange.Changing, "no GPU"},
+		{"it never works", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Problem = host(in(driverchange.Unproven, driverchange.ProofLimit)), "no GPU"
+		}), driverchange.Revert,
+			driverchange.Changing, "no GPU"},
+		{"left to the next boot", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.NextBoot, 0)), true }), driverchange.Use, driverchange.Rebooted, "next boot"},
+		{"waiting for the boot", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.NextBoot, time.Hour)) }), driverchange.Nothing, driverchange.Rebooted, "next boot"},
+		{"failed and released", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Failed, 0)), true }), driverchange.Use, driverchange.Broken, ""},
+		{"failed", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Failed, 0)) }), driverchange.Nothing, driverchange.Broken, ""},
+		{"tried again", with(ready, func(f *driverchange.Facts) { f.Host, f.IsNewSlot = host(in(driverchange.Failed, 0)), true }), driverchange.Forget, driverchange.Broken, "again"},
+		{"failed, another driver is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.Failed, 0)), "570.1" }), driverchange.Forget,
+			driverchange.Changing, "another driver"},
+		{"failed, none is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.Failed, 0)), "" }), driverchange.Forget, driverchange.Broken, ""},
+		{"a phase of a newer gpu-driver", with(ready, func(f *driverchange.Facts) { f.Host = host(in("dancing", 0)) }), driverchange.Nothing, driverchange.Waiting, "upgrade"},
+		{"cancelled by a person", with(ready, func(f *driverchange.Facts) { f.Released = true }), driverchange.Use, driverchange.Changing, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.facts.Now = now
-			got := Next(test.facts)
+			got := driverchange.Next(test.facts)
 			if got.Act != test.act || got.State != test.state || !strings.Contains(got.Reason, test.reason) {
 				t.Errorf("%v, %s, %q; want %v, %s, %q", got.Act, got.State, got.Reason, test.act, test.state, test.reason)
 			}
@@ -104,7 +108,7 @@ func TestNext(t *testing.T) {
 // A world is a node with gpu-driver, pods and a cluster that behave at random.
 type world struct {
 	random  *rand.Rand
-	facts   Facts
+	facts   driverchange.Facts
 	works   bool // the new driver does
 	stays   bool // a user of the driver never ends
 	slots   int  // how often the slot was taken
@@ -112,51 +116,52 @@ type world struct {
 }
 
 // act does what a step says, and then lets some time pass.
-func (w *world) act(s Step) {
+func (w *world) act(s driverchange.Step) {
 	f, h := &w.facts, w.facts.Host
 	bad := func(what string) { w.trouble = append(w.trouble, fmt.Sprintf("%s at %v", what, s.Act)) }
 	if f.Host == nil { // nothing can be asked of it
 		return
 	}
-	if f.Withheld = s.Withholds; s.Act == Withhold {
+	if f.Withheld = s.Withholds; s.Act == driverchange.Withhold {
 		f.Withheld = true
 	}
 	if !s.NeedsSlot {
 		f.HasSlot = false
 	}
 	switch s.Act {
-	case TakeSlot:
+	case driverchange.TakeSlot:
 		if w.random.IntN(3) == 0 {
 			f.HasSlot = true
 			w.slots++
 		}
-	case End:
+	case driverchange.End:
 		if len(f.Users) > 0 && w.random.IntN(2) == 0 {
 			f.Users = f.Users[1:]
 		}
-	case Swap:
-		if !f.HasSlot || len(f.Users) > 0 && f.Pods != None || !f.Withheld {
+	case driverchange.Swap:
+		if !f.HasSlot || len(f.Users) > 0 && f.Pods != driverchange.None || !f.Withheld {
 			bad("a change began too early")
 		}
-		h.Change = &Change{To: s.Digest, Phase: Placing, Since: f.Now}
-	case Release:
+		h.Change = &driverchange.Change{To: s.Digest, Phase: driverchange.Placing, Since: f.Now}
+	case driverchange.Release:
 		f.Released = true
-	case Leave:
-		h.Change.Phase, h.Change.Since = NextBoot, f.Now
-	case Use:
+	case driverchange.Leave:
+		h.Change.Phase, h.Change.Since = driverchange.NextBoot, f.Now
+	case driverchange.Use:
 		f.Released = false
-	case Confirm:
-		if f.Problem != "" || h.Change.Phase != Unproven || h.LoadedDigest != h.Change.To {
+	case driverchange.Confirm:
+		if f.Problem != "" || h.Change.Phase != driverchange.Unproven || h.LoadedDigest != h.Change.To {
 			bad("a driver that does not work was confirmed")
 		}
 		h.Current, h.Change = h.LoadedDigest, nil
-	case Revert:
-		h.Change.Phase, h.Change.Reason = Reverting, s.Reason
-	case Forget:
+	case driverchange.Revert:
+		h.Change.Phase, h.Change.Reason = driverchange.Reverting, s.Reason
+	case driverchange.Forget:
 		if f.Released {
 			bad("the driver is released for ever")
 		}
 		h.Change, f.IsNewSlot = nil, false
+	default:
 	}
 }
 
@@ -174,78 +179,79 @@ func (w *world) pass() {
 		return
 	}
 	c := h.Change
-	set := func(p Phase) { c.Phase, c.Since = p, f.Now }
+	set := func(p driverchange.Phase) { c.Phase, c.Since = p, f.Now }
 	load := func(digest, version string) { h.LoadedDigest, h.LoadedVersion = digest, version }
 	switch c.Phase {
-	case Placing:
-		set(Unloading)
-	case Unloading:
+	case driverchange.Placing:
+		set(driverchange.Unloading)
+	case driverchange.Unloading:
 		switch c.Holders = nil; {
 		case !f.Released:
 			c.Holders = []string{"gpu-node-agent"}
 		case w.stays:
 			c.Holders = []string{"process 7"}
 		default:
-			set(Loading)
+			set(driverchange.Loading)
 		}
-	case NextBoot: // somebody restarts the node
+	case driverchange.NextBoot: // somebody restarts the node
 		if w.random.IntN(5) == 0 {
 			w.stays, f.Released = false, false
-			set(Loading)
+			set(driverchange.Loading)
 		}
-	case Loading:
+	case driverchange.Loading:
 		load("bb", "580.1")
-		set(Unproven)
+		set(driverchange.Unproven)
 		if f.Problem = "no GPU"; w.works && w.random.IntN(2) == 0 {
 			f.Problem = ""
 		}
-	case Unproven:
+	case driverchange.Unproven:
 		if w.works {
 			f.Problem = ""
 		}
-	case Reverting:
+	case driverchange.Reverting:
 		load("aa", "570.1")
 		f.Problem = ""
-		set(Failed)
+		set(driverchange.Failed)
+	default:
 	}
 }
 
 // TestWalks: from any order of events a node ends with the new driver, or failed with the old one and
 // its slot, and never released or withheld for ever.
 func TestWalks(t *testing.T) {
-	ends := map[State]int{}
+	ends := map[driverchange.State]int{}
 	for seed := range uint64(3000) {
 		random := rand.New(rand.NewPCG(seed, 38))
 		w := &world{random: random, works: random.IntN(3) > 0, stays: random.IntN(3) == 0}
-		w.facts = Facts{Wanted: "580.1", Pods: Pods(random.IntN(3)), Host: host(), Now: now,
+		w.facts = driverchange.Facts{Wanted: "580.1", Pods: driverchange.Pods(random.IntN(3)), Host: host(), Now: now,
 			Users: []string{"a/p", "a/q"}[:random.IntN(3)], NoSlot: "all slots are in use"}
-		var s Step
+		var s driverchange.Step
 		for range 600 {
 			there := w.facts.Host
 			if random.IntN(10) == 0 {
 				w.facts.Host, w.facts.Silent = nil, "it restarts"
 			}
-			s = Next(w.facts)
+			s = driverchange.Next(w.facts)
 			w.act(s)
 			w.facts.Host = there
-			if s.State == Done || s.State == Broken && s.Act == Nothing {
+			if s.State == driverchange.Done || s.State == driverchange.Broken && s.Act == driverchange.Nothing {
 				break
 			}
 			w.pass()
 		}
 		ends[s.State]++
 		h := w.facts.Host
-		wanted, digest := Done, "bb"
+		wanted, digest := driverchange.Done, "bb"
 		if !w.works {
-			wanted, digest = Broken, "aa"
+			wanted, digest = driverchange.Broken, "aa"
 		}
-		if s.State != wanted || h.LoadedDigest != digest || w.facts.Released || s.Withholds || w.facts.HasSlot != (wanted == Broken) ||
+		if s.State != wanted || h.LoadedDigest != digest || w.facts.Released || s.Withholds || w.facts.HasSlot != (wanted == driverchange.Broken) ||
 			w.slots != 1 || len(w.trouble) > 0 {
 			t.Fatalf("seed %d ends %s (%s), want %s: driver %s, released %v, withheld %v, slot %v, taken %d times, trouble %v", seed,
 				s.State, s.Reason, wanted, h.LoadedDigest, w.facts.Released, s.Withholds, w.facts.HasSlot, w.slots, w.trouble)
 		}
 	}
-	if ends[Done] == 0 || ends[Broken] == 0 {
+	if ends[driverchange.Done] == 0 || ends[driverchange.Broken] == 0 {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -253,10 +259,10 @@ func TestWalks(t *testing.T) {
 // TestWords: each act and policy has a name of its own.
 func TestWords(t *testing.T) {
 	var names []string
-	for a := Nothing; a <= Forget; a++ {
+	for a := driverchange.Nothing; a <= driverchange.Forget; a++ {
 		names = append(names, a.String())
 	}
-	for p := Wait; p <= None; p++ {
+	for p := driverchange.Wait; p <= driverchange.None; p++ {
 		names = append(names, p.String())
 	}
 	slices.Sort(names)
@@ -266,12 +272,12 @@ func TestWords(t *testing.T) {
 }
 
 func TestLine(t *testing.T) {
-	for want, s := range map[string]*Status{
+	for want, s := range map[string]*driverchange.Status{
 		"": nil,
-		"changing, 40 % to 580.1 from 570.1 since 2026-11-28T12:00:00Z: modules are loaded": {State: Changing, Percent: 40,
+		"changing, 40 % to 580.1 from 570.1 since 2026-11-28T12:00:00Z: modules are loaded": {State: driverchange.Changing, Percent: 40,
 			Wanted: "580.1", Loaded: "570.1", Since: now, Reason: "modules are loaded"},
-		"done to 580.1": {State: Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
-		"failed":        {State: Broken},
+		"done to 580.1": {State: driverchange.Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
+		"failed":        {State: driverchange.Broken},
 	} {
 		if got := s.Line(); got != want {
 			t.Errorf("%q, want %q", got, want)

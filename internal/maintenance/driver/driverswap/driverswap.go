@@ -91,7 +91,8 @@ type Swaps struct {
 // New returns Swaps that do nothing yet.
 func New(o Options) *Swaps {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
-	return &Swaps{options: o, status: feed.New(policy.Status{}), evicted: map[User]time.Time{}, refusals: map[User]error{}}
+	return &Swaps{options: o, status: feed.New(policy.Status{}), evicted: map[User]time.Time{},
+		refusals: map[User]error{}}
 }
 
 // Status is the feed of the progress. It is not Known before the first answer of gpu-driver, and after
@@ -159,7 +160,9 @@ func (s *Swaps) step(ctx context.Context, version string, pods policy.Pods) time
 
 // facts returns what the next step follows from, the users of GPUs, and the GPUs that worked before
 // the change.
-func (s *Swaps) facts(ctx context.Context, version string, pods policy.Pods) (f policy.Facts, users []User, before []string) {
+func (s *Swaps) facts(
+	ctx context.Context, version string, pods policy.Pods,
+) (f policy.Facts, users []User, before []string) {
 	f = policy.Facts{Wanted: version, Pods: pods, Refused: s.options.Refused(), Now: s.options.Clock.Now(),
 		Withheld: !s.withheld.IsZero() && s.options.Clock.Since(s.withheld) >= settleTime}
 	told, err := s.call(ctx, driverapi.CallStatus, driverapi.Arguments{})
@@ -271,7 +274,8 @@ func (s *Swaps) call(ctx context.Context, name string, a driverapi.Arguments) (d
 // publish publishes the progress, and logs each new state and act.
 func (s *Swaps) publish(ctx context.Context, step policy.Step, version string, f policy.Facts) {
 	now := policy.Status{Known: f.Host != nil || version == "", Wanted: version, State: step.State, Reason: step.Reason,
-		Percent: step.Percent, Digest: step.Digest, Withholds: step.Withholds, NeedsSlot: step.NeedsSlot, Reboot: step.Reboot}
+		Percent: step.Percent, Digest: step.Digest, Withholds: step.Withholds, NeedsSlot: step.NeedsSlot,
+		Reboot: step.Reboot}
 	if f.Host != nil {
 		now.Loaded = f.Host.LoadedVersion
 		if f.Host.Change != nil {
@@ -300,7 +304,8 @@ func hostOf(told driverapi.Status) *policy.Host {
 		h.Folders = append(h.Folders, policy.Folder{Digest: f.Digest, Version: f.Version, Problem: f.Problem})
 	}
 	if c := told.Change; c != nil {
-		h.Change = &policy.Change{To: c.To, Phase: policy.Phase(c.Step), Percent: c.Percent, Since: c.Since, Reason: c.Reason}
+		h.Change = &policy.Change{To: c.To, Phase: policy.Phase(c.Step), Percent: c.Percent, Since: c.Since,
+			Reason: c.Reason}
 		for _, holder := range c.Holders {
 			h.Change.Holders = append(h.Change.Holders, holder.Kind+" "+holder.Name)
 		}

@@ -1,10 +1,11 @@
-package daemon
+package daemon_test
 
 import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
@@ -40,7 +41,7 @@ func TestPodsOfClaims(t *testing.T) {
 		for _, c := range test.claims {
 			claims = append(claims, dra.Claim{Namespace: "a", Name: c})
 		}
-		if diff := cmp.Diff(test.want, podsOfClaims(devices, claims)); diff != "" {
+		if diff := cmp.Diff(test.want, daemon.PodsOfClaims(devices, claims)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
