@@ -188,6 +188,14 @@ func TestCleanup(t *testing.T) {
 			before: func(l *left) { l.use(); l.checkpoint("gpu.nvidia.com", "gpu-3") }, says: "the kubelet has the claim",
 			keeps: []string{"var/run/cdi/k8s.gpu.nvidia.com-claim_u1.yaml", "var/lib/gpu-device-plugin", "run/nvidia/mps"},
 		},
+		"a driver of gpu-driver": {
+			before: func(l *left) {
+				l.use()
+				l.checkpoint("")
+				l.file("var/lib/gpu-device-plugin/driver/0123/manifest.json", "{}")
+				l.file("var/lib/gpu-device-plugin/driver/current", "")
+			}, says: "the driver of the node is in it", keeps: []string{"var/lib/gpu-device-plugin/driver"},
+		},
 		"claims that are not known": {
 			before: func(l *left) { l.use() }, says: "read the kubelet's checkpoint of claims",
 			keeps: []string{"var/run/cdi/k8s.gpu.nvidia.com-claim_u1.yaml", "var/lib/gpu-device-plugin", "run/nvidia/mps"},
@@ -206,7 +214,9 @@ func TestCleanup(t *testing.T) {
 				t.Errorf("a second time the exit status is %d, and not %d:\n%s", again, status, text)
 			}
 			kept := func(path string) bool {
-				return slices.ContainsFunc(c.keeps, func(begin string) bool { return strings.HasPrefix(path, begin) })
+				return slices.ContainsFunc(c.keeps, func(begin string) bool {
+					return strings.HasPrefix(path, begin) || strings.HasPrefix(begin, path+"/")
+				})
 			}
 			for _, path := range before {
 				if there := slices.Contains(l.ours(), path); there != kept(path) {

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/owner"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/cdi"
 )
@@ -89,8 +90,30 @@ func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]
 			kept = "it contains the record of the kept files"
 		}
 	}
-	problems = append(problems, l.remove(c.StateDir, kept))
+	if kept == "" {
+		problems = append(problems, l.removeState())
+	} else {
+		problems = append(problems, l.remove(c.StateDir, kept))
+	}
 	return l.done, errors.Join(problems...)
+}
+
+// removeState removes the state directory. The folder with the driver that the node loads stays, with
+// all that gpu-driver has there.
+func (l *cleanup) removeState() error {
+	drivers := filepath.Join(l.StateDir, filepath.Base(driverapi.DefaultDirectory))
+	if _, err := os.Lstat(filepath.Join(drivers, driverapi.Current)); err != nil || l.StateDir == "" {
+		return l.remove(l.StateDir, "")
+	}
+	problems := []error{l.remove(drivers, "the driver of the node is in it")}
+	entries, err := os.ReadDir(l.StateDir)
+	problems = append(problems, err)
+	for _, e := range entries {
+		if e.Name() != filepath.Base(drivers) {
+			problems = append(problems, l.remove(filepath.Join(l.StateDir, e.Name()), ""))
+		}
+	}
+	return errors.Join(problems...)
 }
 
 // refuseDaemon returns an error if a daemon of this program is running on the node.
