@@ -30,7 +30,9 @@ import (
 var (
 	clusterAPIDir = flag.String("cluster-api", "", "folder with Cluster API's controller and CRDs: see make recipes")
 	kuredDir      = flag.String("kured", "", "checkout of kured, built into bin/kured: see make recipes")
-	readinessDir  = flag.String("node-readiness-controller", "",
+	medik8sDir    = flag.String("node-healthcheck", "",
+		"checkout of node-healthcheck-operator, built into bin/manager: see make recipes")
+	readinessDir = flag.String("node-readiness-controller", "",
 		"checkout of node-readiness-controller, built into bin/manager: see make recipes")
 )
 
@@ -334,6 +336,78 @@ func (c *recipeCluster) machineCondition(machine, name string) metav1.Condition 
 		return metav1.Condition{}
 	}
 	return object.Status.Conditions[i]
+}
+
+// TestRecipeOfNodeHealthCheck has medik8s' own controller judge five nodes by the recipe. The node with a
+// GPU that only a new one replaces gets a remediation of the template. The node with a GPU that the
+// daemon resets gets none, nor do the others.
+func TestRecipeOfNodeHealthCheck(t *testing.T) {
+	if *medik8sDir == "" {
+		t.Skip("needs -node-healthcheck: see make recipes")
+	}
+	c := openRecipe(t, "medik8s")
+	for _, name := range []string{"defect", "reset", "third", "fourth", "fifth"} { // four of them are 80 %
+		c.createNode(name)
+	}
+	c.startNode("defect")
+	c.startNode("reset")
+	const space, remediations = "openshift-workload-availability", "self-node-remediation.medik8s.io"
+	for kind, plural := range map[string]string{
+		"SelfNodeRemediation": "selfnoderemediations", "SelfNodeRemediationTemplate": "selfnoderemediationtemplates",
+	} {
+		c.create(map[string]any{
+			"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+			"metadata": map[string]any{"name": plural + "." + remediations},
+			"spec": map[string]any{
+				"group": remediations, "scope": "Namespaced",
+				"names": map[string]any{"kind": kind, "plural": plural, "singular": strings.ToLower(kind)},
+				"versions": []any{map[string]any{
+					"name": "v1alpha1", "served": true, "storage": true, "schema": map[string]any{"openAPIV3Schema": map[string]any{
+						"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+					}},
+				}},
+			},
+		})
+	}
+	c.definitions(filepath.Join(*medik8sDir, "config/crd/bases"))
+	c.kubectl("", "create", "namespace", space)
+	c.create(map[string]any{
+		"apiVersion": remediations + "/v1alpha1", "kind": "SelfNodeRemediationTemplate",
+		"metadata": map[string]any{"name": "self-node-remediation-automatic-strategy-template", "namespace": space},
+		"spec":     map[string]any{"template": map[string]any{"spec": map[string]any{}}},
+	})
+	// The webhooks are not installed; their server wants a certificate all the same.
+	temporary := t.TempDir()
+	certificates := filepath.Join(temporary, "k8s-webhook-server/serving-certs")
+	if err := os.MkdirAll(certificates, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	command(t, "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost",
+		"-keyout", filepath.Join(certificates, "tls.key"), "-out", filepath.Join(certificates, "tls.crt"))
+	run(t, "env", "TMPDIR="+temporary, "DEPLOYMENT_NAMESPACE="+space, filepath.Join(*medik8sDir, "bin/manager"),
+		"--kubeconfig="+c.kubeconfig, "--leader-elect=false", "--metrics-bind-address=0", "--health-probe-bind-address=0")
+	c.kubectl(c.manifest("nodehealthcheck.yaml", "duration: 15m", fmt.Sprintf("duration: %v", shortTimeout)),
+		"create", "-f", "-")
+
+	c.simulate("defect", "remap-failure", "--gpu", "3")
+	c.simulate("reset", "xid", "--gpu", "3", "--xid", "119")
+	c.becomes("defect", corev1.ConditionFalse)
+	c.becomes("reset", corev1.ConditionFalse)
+	c.becomes("reset", corev1.ConditionTrue)
+	var list struct {
+		Items []struct {
+			metav1.ObjectMeta `json:"metadata"`
+		}
+	}
+	poll.Within(t, shortTimeout+soon, "there is a remediation", func() bool {
+		c.object("/apis/"+remediations+"/v1alpha1/selfnoderemediations", &list)
+		return len(list.Items) > 0
+	})
+	first, since := list.Items[0], c.condition("defect").LastTransitionTime
+	t.Logf("%s/%s, %v after the condition", first.Namespace, first.Name, first.CreationTimestamp.Sub(since.Time))
+	if len(list.Items) != 1 || first.Name != "defect" || first.CreationTimestamp.Sub(since.Time) < shortTimeout {
+		t.Errorf("the remediations are %+v", list.Items)
+	}
 }
 
 // TestRecipeOfNodeReadiness has node-readiness-controller follow both rules of the recipe on one node.
