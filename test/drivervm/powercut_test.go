@@ -20,8 +20,8 @@ type node struct {
 	// allowed are the drivers of which one must be loaded: the confirmed one, and that of a change that
 	// the node may or may not have ended.
 	allowed []*driver
-	doing   string // the last step or call
-	history []string
+	doing   string   // the last step or call
+	history []string // calls, what was loaded, and power cuts, for the report of a failure
 	// calls is how many calls are made before the power is cut during the next one or after it.
 	calls int
 }

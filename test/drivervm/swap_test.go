@@ -182,7 +182,7 @@ func TestRefusals(t *testing.T) {
 	g.isLoaded(&oldDriver)
 	g.powerOff()
 	g = m.mustBoot(t)
-	_, other := releases(t)
+	booted, other := releases(t)
 	_, err = g.try("load", "/tools/drivers/"+otherDriver.version+"/lib/modules/"+other+"/nvidia.ko")
 	// The version of a symbol is compared before the release.
 	log := g.log()
@@ -212,6 +212,28 @@ func TestRefusals(t *testing.T) {
 	}
 	g.powerOff()
 	m.append = ""
+
+	// A kernel for which the driver has no modules.
+	m.kernel = other
+	g = m.mustBoot(t)
+	g.serve()
+	g.await("the missing modules are named", func(s driverapi.Status) bool {
+		return s.LoadedVersion == "" && slices.ContainsFunc(s.Folders, func(f driverapi.Folder) bool {
+			return f.Digest == oldDriver.digest && strings.Contains(f.Problem, "has no modules for the kernel "+other)
+		})
+	})
+	// There is one that has.
+	g.mustCall(driverapi.CallSwap, otherDriver.digest)
+	g.await("the driver for this kernel is loaded", isAt(driverapi.StepUnproven))
+	g.isLoaded(&otherDriver)
+	g.mustCall(driverapi.CallRevert, "", "the node goes back to the other kernel")
+	s = g.await("the change has failed", isAt(driverapi.StepFailed))
+	if !strings.Contains(s.Change.Reason, "the former driver cannot be loaded either") {
+		t.Errorf("failed with %q", s.Change.Reason)
+	}
+	g.mustCall(driverapi.CallCancel)
+	g.powerOff()
+	m.kernel = booted
 	g = m.mustBoot(t)
 	g.serve()
 	g.await("the driver is back", func(s driverapi.Status) bool { return s.LoadedDigest == oldDriver.digest })

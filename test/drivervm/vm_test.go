@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -83,7 +84,7 @@ type kit struct{ tools, initramfs, disk string }
 var (
 	makeKit  sync.Once
 	theKit   kit
-	kitFiles = "" // the folder of the kit
+	kitFiles string // the folder of the kit
 )
 
 func TestMain(m *testing.M) {
@@ -163,17 +164,19 @@ func newKit(t *testing.T, release, other string) kit {
 		{"init", 0o100755, guest}, {"bin", 0o40755, nil}, {"bin/busybox", 0o100755, busybox},
 		{"bin/sh", 0o120777, []byte("busybox")}, {"etc", 0o40755, nil}, {"etc/os-release", 0o100644, []byte("ID=debian\n")},
 		{"lib", 0o40755, nil}, {"lib/modules", 0o40755, nil}, {"lib/modules/" + release, 0o40755, nil},
+		{"lib/modules/" + other, 0o40755, nil},
 		{"var", 0o40755, nil}, {"var/lib", 0o40755, nil}, {"var/lib/dpkg", 0o40755, nil},
 		{"var/lib/dpkg/status", 0o100644, nil}, {"modules", 0o40755, nil},
 	}
-	// The driver of the disks. QEMU's NVMe disk would not do: it treats a write with FUA as any other.
-	for i, name := range []string{"virtio/virtio", "virtio/virtio_ring", "virtio/virtio_pci_legacy_dev",
-		"virtio/virtio_pci_modern_dev", "virtio/virtio_pci", "block/virtio_blk"} {
-		text, err := os.ReadFile(filepath.Join(*partsFlag, "kernels/lib/modules", release, "kernel/drivers", name+".ko"))
-		if err != nil {
-			t.Fatal(err)
+	for _, kernel := range []string{release, other} {
+		files = append(files, file{"modules/" + kernel, 0o40755, nil})
+		for i, name := range diskModules(t, kernel) {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, file{fmt.Sprintf("modules/%s/%02d.ko", kernel, i), 0o100644, text})
 		}
-		files = append(files, file{fmt.Sprintf("modules/%d.ko", i), 0o100644, text})
 	}
 	var initramfs bytes.Buffer
 	for _, f := range append(files, file{"TRAILER!!!", 0, nil}) {
@@ -184,6 +187,29 @@ func newKit(t *testing.T, release, other string) kit {
 	}
 	k.initramfs = kitFiles + "/initramfs"
 	return k
+}
+
+// diskModules returns the modules that a kernel needs for the disks, in the order in which it can load
+// them. QEMU's NVMe disk, for which a kernel needs none, would not do: it treats a write with FUA as any
+// other, so that what the guest has synced could be lost.
+func diskModules(t *testing.T, kernel string) (all []string) {
+	t.Helper()
+	found := map[string]string{}
+	top := filepath.Join(*partsFlag, "kernels/lib/modules", kernel, "kernel")
+	err := filepath.WalkDir(top, func(name string, _ fs.DirEntry, err error) error {
+		found[filepath.Base(name)] = name
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
+		"virtio_blk", "crc16", "mbcache", "jbd2", "crc32c_generic", "ext4"} {
+		if path := found[name+".ko"]; path != "" { // else it is built in
+			all = append(all, path)
+		}
+	}
+	return all
 }
 
 // makeImage makes an image of an ext4 file system.

@@ -73,7 +73,11 @@ func serve() error {
 	if err := os.Setenv("PATH", "/tools/bin:/bin"); err != nil {
 		return err
 	}
-	modules, err := filepath.Glob("/modules/*.ko")
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		return err
+	}
+	modules, err := filepath.Glob("/modules/" + strings.TrimSpace(string(release)) + "/*.ko")
 	if err != nil {
 		return err
 	}
