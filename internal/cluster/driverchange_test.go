@@ -120,12 +120,13 @@ func (n *driverNode) start(s *stage, rules config.Rollout) {
 		},
 		Refused: func() string { return p.cluster.DriverRefusal() },
 		Socket:  n.socket,
-		Admit: func(change string) error {
+		Admit: func(change string) (time.Time, error) {
 			n.with(func() { n.now = time.Now() })
-			return p.cluster.MayChange(change)
+			err := p.cluster.MayChange(change)
+			return p.cluster.SlotSince(), err
 		},
 		Users:    func(context.Context) ([]driverswap.User, error) { return nil, nil },
-		Released: func(context.Context) (is bool, err error) { n.with(func() { is = n.released }); return is, nil },
+		Released: func(context.Context) (is, _ bool, _ error) { n.with(func() { is = n.released }); return is, false, nil },
 		Release:  func(context.Context) error { n.with(func() { n.released = true }); return nil },
 		Use:      func(context.Context) error { n.with(func() { n.released = false }); return nil },
 		Healthy:  func() []string { return []string{"GPU-0"} },

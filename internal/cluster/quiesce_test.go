@@ -231,6 +231,28 @@ func TestReleaseRequestWhileReleased(t *testing.T) {
 	})
 }
 
+// TestReleaseRequestDuringAChangeOfTheDriver: the request takes the release over, and the driver is used
+// again at its end.
+func TestReleaseRequestDuringAChangeOfTheDriver(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p := s.releaser(true)
+		p.status.Quiesced = &status.Quiesced{Since: time.Now(), ForChange: true}
+		p.Quiesce = func(context.Context) error {
+			p.set(func(s *status.Status) { s.Quiet, s.Quiesced = true, &status.Quiesced{Since: time.Now()} })
+			return nil
+		}
+		p.start()
+		s.request(in(time.Hour), "kured")
+		s.answered("done")
+		s.pass(30 * time.Minute)
+		if !p.quiet() {
+			t.Error("the driver is used before the end of the request")
+		}
+		s.answered("ended")
+		s.until("the driver is used again", func() bool { return !p.quiet() })
+	})
+}
+
 // After a kill at any moment the next process continues with the request, with and without a state
 // directory.
 func TestReleaseThroughRestarts(t *testing.T) {

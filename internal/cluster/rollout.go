@@ -74,7 +74,8 @@ type slotRequest struct {
 	change    string    // what the latest request is about
 	requested time.Time // time of the latest request
 	granted   bool
-	reason    string // why no slot is granted
+	since     time.Time // when the node took its slot; zero if none is granted
+	reason    string    // why no slot is granted
 }
 
 func newRollout() *rollout {
@@ -99,10 +100,21 @@ func (c *Cluster) MayChange(change string) error {
 	return errors.New(r.reason)
 }
 
-// answer sets what MayChange returns.
+// SlotSince returns when the node took its slot; zero if it has none. A slot that was taken away and
+// taken again has a later time.
+func (c *Cluster) SlotSince() time.Time {
+	c.rollout.mu.Lock()
+	defer c.rollout.mu.Unlock()
+	return c.rollout.since
+}
+
+// answer sets what MayChange and SlotSince return.
 func (r *rollout) answer(granted bool, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.since = (time.Time{}); granted {
+		r.since = r.own.Acquired
+	}
 	r.granted, r.reason = granted, cmp.Or(reason, "waiting for a slot of the cluster")
 }
 

@@ -57,6 +57,8 @@ type Cluster interface {
 	// it may. change says in a few words what would change. The caller repeats the call each second
 	// until the change begins.
 	MayChange(change string) error
+	// SlotSince returns when the node took its slot of the cluster; zero if it has none.
+	SlotSince() time.Time
 	// MayRepair is MayChange for the repair of a GPU.
 	MayRepair(repair string) error
 	// DriverRefusal returns why the driver of the node must not be changed, according to the labels of

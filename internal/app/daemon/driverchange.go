@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
@@ -28,21 +29,22 @@ func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
 			}
 			return w.cluster.DriverRefusal()
 		},
-		Admit: func(change string) error {
+		Admit: func(change string) (time.Time, error) {
 			if w.cluster == nil {
-				return errors.New("this program does not talk to the API server")
+				return time.Time{}, errors.New("this program does not talk to the API server")
 			}
-			return w.cluster.MayChange(change)
+			err := w.cluster.MayChange(change)
+			return w.cluster.SlotSince(), err
 		},
 		Users: w.usersForSwap,
 		Evict: func(ctx context.Context, p driverswap.User) error {
 			return w.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name})
 		},
-		Released: func(ctx context.Context) (bool, error) {
+		Released: func(ctx context.Context) (here, elsewhere bool, err error) {
 			seen, err := w.gpus.monitor.Status(ctx)
-			return !seen.Quiesced.IsZero(), err
+			return seen.ForChange, !seen.ForChange && !seen.Quiesced.IsZero(), err
 		},
-		Release: func(ctx context.Context) error { return requests{w.gpus.requests(), w.proofs}.Quiesce(ctx, false) },
+		Release: func(ctx context.Context) error { return requests{w.gpus.requests(), w.proofs}.QuiesceForChange(ctx) },
 		Use:     func(ctx context.Context) error { return w.gpus.requests().Resume(ctx) },
 		Healthy: func() []string { return healthyGPUs(w.gpus.monitor.Snapshots().Value()) },
 		Problem: w.problemOfDriver,

@@ -41,6 +41,7 @@ func (fakeCluster) Outputs(View) []Task                          { return []Task
 func (fakeCluster) Labels(View) []Task                           { return nil }
 func (fakeCluster) Evict(context.Context, mig.Pod) error         { return nil }
 func (fakeCluster) MayChange(string) error                       { return nil }
+func (fakeCluster) SlotSince() time.Time                         { return time.Time{} }
 func (fakeCluster) MayRepair(string) error                       { return nil }
 func (fakeCluster) DriverRefusal() string                        { return "" }
 func (fakeCluster) RankPods(context.Context, []repair.Pod) error { return nil }
@@ -48,9 +49,7 @@ func (fakeCluster) Pause(context.Context, []string) error        { return nil }
 func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {
 	return dra.Claim{}, false, nil
 }
-func (fakeCluster) ClaimsOf(
-	context.Context, string, []string, func(string) (string, bool),
-) (map[string][]string, error) {
+func (fakeCluster) ClaimsOf(context.Context, string, []string, func(string) (string, bool)) (map[string][]string, error) {
 	return nil, nil
 }
 

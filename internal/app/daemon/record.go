@@ -71,7 +71,17 @@ const proofsPatience = 5 * time.Second
 // Quiesce releases the driver, and returns when the processes of CUDA checks have also
 // ended.
 func (r requests) Quiesce(ctx context.Context, allocate bool) error {
-	err := r.Requests.Quiesce(ctx, allocate)
+	return r.endProofs(ctx, r.Requests.Quiesce(ctx, allocate))
+}
+
+// QuiesceForChange is Quiesce before a change of the driver.
+func (r requests) QuiesceForChange(ctx context.Context) error {
+	return r.endProofs(ctx, r.Requests.QuiesceForChange(ctx))
+}
+
+// endProofs waits until the processes of CUDA checks have ended. It returns err joined with its own
+// error.
+func (r requests) endProofs(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, proofsPatience)
 	defer cancel()
 	return errors.Join(err, r.proofs.Release(ctx))

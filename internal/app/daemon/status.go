@@ -68,7 +68,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 		}
 	}
 	if !seen.Quiesced.IsZero() {
-		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate}
+		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate,
+			ForChange: seen.ForChange}
 	}
 	if err := d.watcher.Errors().Value(); err != nil {
 		s.ConfigError = err.Error()

@@ -231,7 +231,8 @@ func (p *ReleasePart) Want(node kubeapi.Node, now time.Time) Decision {
 	if p.statusErr != nil { // the daemon is busy
 		return Decision{At: now.Add(statusRetry)}
 	}
-	quiet := p.status.Quiet
+	// A release for a change of the driver is none for the Node: this request takes it over.
+	quiet := p.status.Quiet && (p.status.Quiesced == nil || !p.status.Quiesced.ForChange)
 	if !p.ResumeOwed.IsZero() && !isActive(p.state) { // another leader has ended the request since
 		// a user ran quiesce on the node
 		theirs := p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.ResumeOwed.Add(releaseTimeout))
@@ -358,7 +359,7 @@ func (p *ReleasePart) release(now time.Time) Decision {
 		return p.Daemon.Quiesce(limited)
 	}, Done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
 		if p.releasedHere = err == nil; p.releasedHere {
-			p.status.Quiet = true
+			p.status.Quiet, p.status.Quiesced = true, nil
 		} else {
 			p.state, p.answer.Reason = releasePending, OneLine(err.Error())
 		}

@@ -24,6 +24,8 @@ type Release struct {
 	Since time.Time `json:"since"`
 	// Allocate is true if GPUs may still get new pods meanwhile.
 	Allocate bool `json:"allocate"`
+	// ForChange is true if the daemon itself released the driver, to change it.
+	ForChange bool `json:"forChange,omitempty"`
 	// Boot is the node's boot ID at the time of the release; empty if unknown.
 	Boot string `json:"boot,omitempty"`
 }

@@ -268,6 +268,19 @@ func TestStatusSaysHowTheDriverWasReleased(t *testing.T) {
 		time.Sleep(time.Minute)
 		quiesce(true)
 		released(true, true, began)
+		forChange := func(want bool) {
+			t.Helper()
+			if s, err := m.Status(t.Context()); err != nil || s.ForChange != want {
+				t.Errorf("for a change: %t, %v; want %t", s.ForChange, err, want)
+			}
+		}
+		forChange(false)
+		if err := m.QuiesceForChange(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		forChange(true)
+		quiesce(false) // takes the release over
+		forChange(false)
 		if err := m.Resume(t.Context()); err != nil {
 			t.Fatal(err)
 		}

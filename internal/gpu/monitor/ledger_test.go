@@ -254,6 +254,24 @@ func TestLastFaultIsWrittenAtTheEnd(t *testing.T) {
 	}
 }
 
+// TestReleaseForAChangeSurvivesARestart: the next process knows that the driver was released to change
+// it.
+func TestReleaseForAChangeSurvivesARestart(t *testing.T) {
+	dir, n := t.TempDir(), newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		m, stop := start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+		if err := m.QuiesceForChange(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		stop()
+		m, stop = start(t, n, monitor.Options{StateDir: dir, BootID: "1"})
+		if s, err := m.Status(t.Context()); err != nil || s.Quiesced.IsZero() || !s.ForChange {
+			t.Errorf("%+v, %v", s, err)
+		}
+		stop()
+	})
+}
+
 // TestQuiesceSurvivesARestart of the daemon, and not of the node.
 func TestQuiesceSurvivesARestart(t *testing.T) {
 	for _, allocate := range []bool{false, true} {

@@ -55,6 +55,7 @@ type loop struct {
 	openFailures int       // failed attempts to open a session in a row
 
 	quiescedSince   time.Time // when the driver was released until Resume; zero if it is not released
+	isForChange     bool      // the driver was released by QuiesceForChange
 	sessionReleased bool      // the driver is released: there is no session
 
 	reopenAt        time.Time // when to replace this session by another one; zero for never

@@ -39,9 +39,10 @@ type Status struct {
 	// Answers is the start of the current series of successful looks, if the last one succeeded.
 	Answers time.Time
 	// Quiesced is the time at which the driver was released until Resume; zero while it is in use.
-	// Allocate is true if GPUs may still get new work meanwhile.
-	Quiesced time.Time
-	Allocate bool
+	// Allocate is true if GPUs may still get new work meanwhile, and ForChange if QuiesceForChange
+	// released the driver.
+	Quiesced            time.Time
+	Allocate, ForChange bool
 }
 
 // Status returns the current state. It fails if the monitor does not respond before ctx ends.
@@ -52,6 +53,7 @@ func (m *Monitor) Status(ctx context.Context) (Status, error) {
 			Snapshot: l.state.lastPublished, Node: l.state.nodeReason, Err: l.state.err, Looked: l.state.lastSuccess,
 			Answers:  l.state.successSince,
 			Quiesced: l.quiescedSince, Allocate: l.isQuiesced() && l.state.withheldSince.IsZero(),
+			ForChange: l.isQuiesced() && l.isForChange,
 			Unwatched: l.state.unwatched, Retries: l.state.retries(),
 			GPUs: make([]health.GPU, 0, len(l.state.lastPublished.GPUs)),
 		}
@@ -268,15 +270,26 @@ func (m *Monitor) runInLook(ctx context.Context, add func(l *loop, once func(fun
 // work. A new process keeps the driver released. Quiesce fails if the driver cannot be released
 // yet; the monitor retries until Resume.
 func (m *Monitor) Quiesce(ctx context.Context, allocate bool) error {
+	return m.quiesce(ctx, ledger.Release{Allocate: allocate})
+}
+
+// QuiesceForChange is Quiesce, without new work, by the daemon itself before it changes the driver. A
+// later Quiesce takes the release over.
+func (m *Monitor) QuiesceForChange(ctx context.Context) error {
+	return m.quiesce(ctx, ledger.Release{ForChange: true})
+}
+
+func (m *Monitor) quiesce(ctx context.Context, release ledger.Release) error {
 	outcome := make(chan error, 1)
-	release := ledger.Release{Since: time.Now().UTC(), Allocate: allocate, Boot: m.options.BootID}
+	release.Since, release.Boot = time.Now().UTC(), m.options.BootID
 	err := m.setRelease(ctx, &release, func(ctx context.Context) error {
 		return m.requestOutcome(ctx, wantRelease, func(l *loop) error {
-			klog.FromContext(ctx).Info("Releasing the driver", "allocate", allocate)
+			klog.FromContext(ctx).Info("Releasing the driver", "allocate", release.Allocate, "change", release.ForChange)
 			if !l.isQuiesced() {
 				l.quiescedSince = time.Now()
 			}
-			l.state.quiesce(allocate, time.Now())
+			l.isForChange = release.ForChange
+			l.state.quiesce(release.Allocate, time.Now())
 			return nil
 		}, outcome)
 	})

@@ -59,6 +59,7 @@ func (l *loop) restoreState(ctx context.Context) {
 		"The driver is still released by quiesce; to use it again, run: gpu-device-plugin resume",
 		"since", m.release.Since)
 	l.sessionReleased, l.hasLooked = true, true
+	l.isForChange = m.release.ForChange
 	l.state.quiesce(m.release.Allocate, time.Now())
 	if l.quiescedSince = m.release.Since; !l.isQuiesced() { // the file has no time
 		l.quiescedSince = time.Now()
@@ -172,7 +173,7 @@ func (l *loop) restoreLate(ctx context.Context, m savedState) {
 	l.requestLook()
 	if m.release != nil && !l.releaseRequested.Load() {
 		l.start(func() error {
-			_ = l.Quiesce(ctx, m.release.Allocate) // the monitor retries until resume
+			_ = l.quiesce(ctx, *m.release) // the monitor retries until resume
 			return nil
 		})
 	}

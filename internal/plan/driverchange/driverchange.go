@@ -34,7 +34,13 @@ const (
 	HoldersLimit = 5 * time.Minute
 	// ProofLimit is how long a new driver may take until it works. Afterwards it is changed back.
 	ProofLimit = 10 * time.Minute
+	// LeastTrial is how long a process tries a new driver in any case: another one may have ended, or a
+	// person may have had the driver released, for longer than ProofLimit.
+	LeastTrial = 2 * time.Minute
 )
+
+// releasedByOthers says that this program must not use the driver.
+const releasedByOthers = "the driver is released by quiesce or by a request on the Node"
 
 // HoldReason is why no device is given to pods during a change.
 const HoldReason = "the driver of the node is being changed"
@@ -91,20 +97,24 @@ type Facts struct {
 	Refused string
 	Host    *Host // nil if gpu-driver does not answer, for the reason Silent
 	Silent  string
-	// HasSlot is true while the node has a slot of the cluster, and NoSlot why not. IsNewSlot is true if
-	// an operator took the slot of a failed change away, and the node got one again.
+	// HasSlot is true while the node has a slot of the cluster, since SlotSince. NoSlot is why it has
+	// none. A slot that is newer than a failure asks for another try: an operator took the one before
+	// it away.
 	HasSlot   bool
 	NoSlot    string
-	IsNewSlot bool
+	SlotSince time.Time
 	// Withheld is true while no GPU is offered because of a change.
 	Withheld bool
 	// Users are the pods with GPUs, and Unknown is why they are not known; empty if they are.
 	Users   []string
 	Unknown string
-	// Released is true while no process of this program has the driver open, until Resume.
-	Released bool
-	Problem  string // why the loaded driver does not work; empty if it works
-	Now      time.Time
+	// Released is true while this program has the driver released for a change, and ReleasedByOthers
+	// while a person or a request on the Node has: then this program does not use it.
+	Released, ReleasedByOthers bool
+	Problem                    string // why the loaded driver does not work; empty if it works
+	// Tried is how long this process has used a driver in the phase Unproven.
+	Tried time.Duration
+	Now   time.Time
 }
 
 // An Act is what to do next.
@@ -226,7 +236,7 @@ func Next(f Facts) Step {
 	if c := f.Host.Change; c != nil {
 		return follow(f, *c)
 	}
-	if f.Released && f.Withheld { // by this program for a change that is over
+	if f.Released { // for a change that is over
 		return Step{Act: Use, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true,
 			Percent: 95}
 	}
@@ -256,13 +266,13 @@ func begin(f Facts) Step {
 		s.Reason = folder.Problem
 		return s
 	}
-	s.State, s.NeedsSlot = Waiting, true
-	switch {
-	case !f.HasSlot:
-		s.Act, s.Reason = TakeSlot, f.NoSlot
+	s.State = Waiting
+	if f.ReleasedByOthers {
+		s.Reason = "the change begins after the end of that: " + releasedByOthers
 		return s
-	case f.Released:
-		s.Reason = "the driver is released by quiesce or by a request on the Node; the change begins after its end"
+	}
+	if s.NeedsSlot = true; !f.HasSlot {
+		s.Act, s.Reason = TakeSlot, f.NoSlot
 		return s
 	}
 	s.State, s.Withholds, s.Percent = Changing, true, 5
@@ -296,7 +306,7 @@ func follow(f Facts, c Change) Step {
 		s.Reason = "the driver is copied and verified"
 	case Unloading:
 		switch {
-		case !f.Released:
+		case !f.Released && !f.ReleasedByOthers:
 			s.Act, s.Reason = Release, "this program releases the driver"
 		case len(c.Holders) > 0 && f.Now.Sub(c.Since) >= HoldersLimit:
 			s.Act, s.Reason = Leave, "the driver is still in use: "+list(c.Holders)
@@ -311,9 +321,11 @@ func follow(f Facts, c Change) Step {
 		switch {
 		case f.Released:
 			s.Act, s.Reason = Use, "the new driver is used"
+		case f.ReleasedByOthers:
+			s.State, s.Reason = Waiting, "the new driver is tried after the end of that: "+releasedByOthers
 		case f.Problem == "":
 			s.Act, s.Reason = Confirm, "the new driver works"
-		case f.Now.Sub(c.Since) >= ProofLimit:
+		case f.Now.Sub(c.Since) >= ProofLimit && f.Tried >= LeastTrial:
 			s.Act, s.Reason = Revert, f.Problem
 		default:
 			s.Reason = "the new driver does not work yet: " + f.Problem
@@ -335,7 +347,7 @@ func follow(f Facts, c Change) Step {
 			s.Act = Use
 		case f.Wanted == "":
 			s.Act, s.NeedsSlot = Forget, false
-		case f.IsNewSlot:
+		case f.HasSlot && f.SlotSince.After(c.Since):
 			s.Act, s.Reason = Forget, "the change is tried again"
 		}
 	default:

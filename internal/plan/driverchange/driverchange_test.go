@@ -57,7 +57,17 @@ func TestNext(t *testing.T) {
 		{"no modules for the kernel", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Folders[1].Problem = "no modules" })}, driverchange.Nothing,
 			driverchange.Blocked, "no modules"},
 		{"no slot", driverchange.Facts{Wanted: "580.1", Host: host(), NoSlot: "all slots are in use"}, driverchange.TakeSlot, driverchange.Waiting, "all slots"},
-		{"released by somebody else", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, Released: true}, driverchange.Nothing, driverchange.Waiting, "quiesce"},
+		{"released by somebody else", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, ReleasedByOthers: true},
+			driverchange.Nothing, driverchange.Waiting, "begins after the end of that: the driver is released by quiesce"},
+		{"a person releases it while pods are waited for", with(ready, func(f *driverchange.Facts) {
+			f.Users, f.ReleasedByOthers = []string{"a/p"}, true
+		}), driverchange.Nothing, driverchange.Waiting, "quiesce"},
+		{"a person releases it while modules are unloaded", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.ReleasedByOthers = host(in(driverchange.Unloading, 0)), true
+		}), driverchange.Nothing, driverchange.Changing, ""},
+		{"a person has it released when it is to be tried", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.ReleasedByOthers = host(in(driverchange.Unproven, time.Hour)), true
+		}), driverchange.Nothing, driverchange.Waiting, "is tried after the end of that: the driver is released by quiesce"},
 		{"with a slot", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true}, driverchange.Withhold, driverchange.Changing, ""},
 		{"pods are waited for", with(ready, func(f *driverchange.Facts) { f.Users = []string{"b/q", "a/p"} }), driverchange.Nothing, driverchange.Waiting, "a/p, b/q"},
 		{"many pods", with(ready, func(f *driverchange.Facts) { f.Users = strings.Split("g f e d c b a", " ") }), driverchange.Nothing, driverchange.Waiting, "d, e and 2 more"},
@@ -81,14 +91,16 @@ func TestNext(t *testing.T) {
 		}), driverchange.Nothing,
 			driverchange.Changing, "no GPU"},
 		{"it never works", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.Problem = host(in(driverchange.Unproven, driverchange.ProofLimit)), "no GPU"
-		}), driverchange.Revert,
-			driverchange.Changing, "no GPU"},
+			f.Host, f.Problem, f.Tried = host(in(driverchange.Unproven, driverchange.ProofLimit)), "no GPU", driverchange.LeastTrial
+		}), driverchange.Revert, driverchange.Changing, "no GPU"},
+		{"a new process has not tried it for long", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Problem, f.Tried = host(in(driverchange.Unproven, time.Hour)), "no GPU", driverchange.LeastTrial-1
+		}), driverchange.Nothing, driverchange.Changing, "no GPU"},
 		{"left to the next boot", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.NextBoot, 0)), true }), driverchange.Use, driverchange.Rebooted, "next boot"},
 		{"waiting for the boot", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.NextBoot, time.Hour)) }), driverchange.Nothing, driverchange.Rebooted, "next boot"},
 		{"failed and released", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Failed, 0)), true }), driverchange.Use, driverchange.Broken, ""},
 		{"failed", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Failed, 0)) }), driverchange.Nothing, driverchange.Broken, ""},
-		{"tried again", with(ready, func(f *driverchange.Facts) { f.Host, f.IsNewSlot = host(in(driverchange.Failed, 0)), true }), driverchange.Forget, driverchange.Broken, "again"},
+		{"tried again", with(ready, func(f *driverchange.Facts) { f.Host, f.SlotSince = host(in(driverchange.Failed, time.Minute)), now }), driverchange.Forget, driverchange.Broken, "again"},
 		{"failed, another driver is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.Failed, 0)), "570.1" }), driverchange.Forget,
 			driverchange.Changing, "another driver"},
 		{"failed, none is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.Failed, 0)), "" }), driverchange.Forget, driverchange.Broken, ""},
@@ -160,7 +172,7 @@ func (w *world) act(s driverchange.Step) {
 		if f.Released {
 			bad("the driver is released for ever")
 		}
-		h.Change, f.IsNewSlot = nil, false
+		h.Change = nil
 	default:
 	}
 }
@@ -224,7 +236,7 @@ func TestWalks(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 38))
 		w := &world{random: random, works: random.IntN(3) > 0, stays: random.IntN(3) == 0}
 		w.facts = driverchange.Facts{Wanted: "580.1", Pods: driverchange.Pods(random.IntN(3)), Host: host(), Now: now,
-			Users: []string{"a/p", "a/q"}[:random.IntN(3)], NoSlot: "all slots are in use"}
+			Users: []string{"a/p", "a/q"}[:random.IntN(3)], NoSlot: "all slots are in use", Tried: driverchange.LeastTrial}
 		var s driverchange.Step
 		for range 600 {
 			there := w.facts.Host

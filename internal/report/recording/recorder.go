@@ -175,6 +175,12 @@ func (r Requests) Quiesce(ctx context.Context, allocate bool) error {
 	return r.Monitor.Quiesce(ctx, allocate)
 }
 
+// QuiesceForChange records the request as one of Quiesce and passes it to the Monitor.
+func (r Requests) QuiesceForChange(ctx context.Context) error {
+	r.Recorder.note(pendingLine{line: line{Call: requestQuiesce}, args: false})
+	return r.Monitor.QuiesceForChange(ctx)
+}
+
 // Resume records the request and passes it to the Monitor.
 func (r Requests) Resume(ctx context.Context) error {
 	r.Recorder.note(pendingLine{line: line{Call: requestResume}})

@@ -201,6 +201,8 @@ type Quiesced struct {
 	Since time.Time `json:"since,omitzero"`
 	// Allocate is true if new pods still get GPUs.
 	Allocate bool `json:"allocate"`
+	// ForChange is true if the daemon itself released the driver, to change it.
+	ForChange bool `json:"forChange,omitempty"`
 }
 
 // A Retry is a GPU that could not be read.

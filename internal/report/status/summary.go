@@ -91,6 +91,9 @@ func quiesced(s Status) string {
 		return fmt.Sprintf("the driver is not released yet: %s does not return; the release is retried, and %s; to "+
 			"end this, run: gpu-device-plugin resume", s.Calls[0], allocate)
 	}
+	if s.Quiesced != nil && s.Quiesced.ForChange {
+		return fmt.Sprintf("the driver is released%s, because it is being changed, and %s", since, allocate)
+	}
 	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)
 }
 

@@ -55,14 +55,15 @@ type Options struct {
 	Refused func() string
 	// Socket is the control socket of gpu-driver; empty if the node can have none.
 	Socket string
-	// Admit returns why the node has no slot of the cluster; nil while it has one.
-	Admit func(change string) error
+	// Admit returns since when the node has its slot of the cluster, or why it has none.
+	Admit func(change string) (since time.Time, err error)
 	// Users returns the users of GPUs that the kubelet and the claims know. Evict evicts a pod within
 	// its disruption budget.
 	Users func(ctx context.Context) ([]User, error)
 	Evict func(ctx context.Context, pod User) error
-	// Released reports whether the driver is released. Release releases it, and Use uses it again.
-	Released     func(ctx context.Context) (bool, error)
+	// Released reports whether Release has the driver released, or somebody else has. Use uses the driver
+	// again.
+	Released     func(ctx context.Context) (here, elsewhere bool, err error)
 	Release, Use func(ctx context.Context) error
 	// Healthy returns the UUIDs of the GPUs that work.
 	Healthy func() []string
@@ -80,10 +81,9 @@ type Swaps struct {
 
 	// Used by Run alone.
 	withheld  time.Time // since when GPUs are withheld; zero if they are not
+	tried     time.Time // since when a new driver is tried; zero if none is
 	evicted   map[User]time.Time
 	refusals  map[User]error // of evictions
-	hadSlot   bool           // the node had a slot for the failed change
-	lostSlot  bool           // an operator took it away
 	lastAct   policy.Act
 	lastState policy.State
 }
@@ -102,7 +102,8 @@ func (s *Swaps) Status() *feed.Feed[policy.Status] { return s.status }
 // Run changes the driver until ctx ends, and then returns nil. Only the leading process may call Run.
 func (s *Swaps) Run(ctx context.Context) error {
 	defer func() { s.status.Publish(policy.Status{}) }()
-	s.withheld, s.hadSlot, s.lostSlot, s.lastAct, s.lastState = time.Time{}, false, false, policy.Nothing, policy.Off
+	s.withheld, s.tried = time.Time{}, time.Time{}
+	s.lastAct, s.lastState = policy.Nothing, policy.Off
 	for ctx.Err() == nil {
 		version, pods, configured := s.options.Wanted()
 		var again <-chan time.Time
@@ -171,22 +172,21 @@ func (s *Swaps) facts(
 		return f, nil, nil
 	}
 	f.Host = hostOf(told)
-	failed := told.Change != nil && told.Change.Step == driverapi.StepFailed
 	if policy.Next(f).NeedsSlot {
-		err := s.options.Admit(change(version))
+		f.SlotSince, err = s.options.Admit(change(version))
 		if f.HasSlot = err == nil; err != nil {
 			f.NoSlot = err.Error()
 		}
-		s.lostSlot = failed && (s.lostSlot || s.hadSlot && !f.HasSlot)
-		s.hadSlot = failed && f.HasSlot
-		f.IsNewSlot = s.lostSlot && f.HasSlot
 	}
-	released, err := s.options.Released(ctx)
-	if err != nil {
+	if f.Released, f.ReleasedByOthers, err = s.options.Released(ctx); err != nil {
 		f.Host, f.Silent = nil, "the state of this program is not known: "+err.Error()
 		return f, nil, nil
 	}
-	f.Released = released
+	if tries := told.Change != nil && told.Change.Step == driverapi.StepUnproven && !f.Released && !f.ReleasedByOthers; !tries {
+		s.tried = time.Time{}
+	} else if s.tried.IsZero() {
+		s.tried = f.Now
+	}
 	switch {
 	case told.Change == nil && f.HasSlot:
 		if users, err = s.options.Users(ctx); err != nil {
@@ -200,7 +200,8 @@ func (s *Swaps) facts(
 			f.Users = append(f.Users, text)
 		}
 		before = s.options.Healthy()
-	case told.Change != nil && told.Change.Step == driverapi.StepUnproven && !released:
+	case !s.tried.IsZero():
+		f.Tried = f.Now.Sub(s.tried)
 		if told.Change.Note != "" {
 			before = strings.Split(told.Change.Note, ",")
 		}
@@ -240,7 +241,6 @@ func (s *Swaps) act(ctx context.Context, step policy.Step, users []User, before 
 	case policy.Revert:
 		return call(driverapi.CallRevert, driverapi.Arguments{Reason: step.Reason})
 	case policy.Forget:
-		s.lostSlot, s.hadSlot = false, false
 		return call(driverapi.CallCancel, driverapi.Arguments{})
 	case policy.Nothing, policy.TakeSlot, policy.Withhold, policy.End: // done by facts and publish
 	}

@@ -35,19 +35,20 @@ type node struct {
 	stop   func()               // ends the process that newNode has started
 	clock  *clocktest.FakeClock // runs fast
 
-	mu         sync.Mutex
-	told       driverapi.Status
-	acts       []string // calls and acts, without repetitions
-	users      []driverswap.User
-	budget     error // of evictions
-	slot       error
-	refused    string
-	released   bool
-	problem    string // of the new driver
-	holders    []preflight.Holder
-	turnedAway int // requests for a slot without success
-	wanted     *feed.Feed[string]
-	pods       policy.Pods
+	mu        sync.Mutex
+	told      driverapi.Status
+	acts      []string // calls and acts, without repetitions
+	users     []driverswap.User
+	budget    error // of evictions
+	slot      error
+	refused   string
+	released  bool   // also by a person
+	byPerson  bool   // a person ran quiesce
+	problem   string // of the new driver
+	holders   []preflight.Holder
+	slotSince time.Time
+	wanted    *feed.Feed[string]
+	pods      policy.Pods
 }
 
 func newNode(t *testing.T) *node {
@@ -112,13 +113,10 @@ func (n *node) start(t *testing.T) (stop func()) {
 		},
 		Refused: func() string { return locked(n, func() string { return n.refused }) },
 		Socket:  n.socket, Clock: n.clock,
-		Admit: func(string) error {
-			return locked(n, func() error {
-				if n.slot != nil {
-					n.turnedAway++
-				}
-				return n.slot
-			})
+		Admit: func(string) (time.Time, error) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.slotSince, n.slot
 		},
 		Users: func(context.Context) ([]driverswap.User, error) {
 			return locked(n, func() []driverswap.User { return slices.Clone(n.users) }), nil
@@ -132,8 +130,10 @@ func (n *node) start(t *testing.T) (stop func()) {
 				return n.budget
 			})
 		},
-		Released: func(context.Context) (bool, error) {
-			return locked(n, func() bool { return n.released }), nil
+		Released: func(context.Context) (here, elsewhere bool, err error) {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			return n.released && !n.byPerson, n.byPerson, nil
 		},
 		Release: func(context.Context) error {
 			return locked(n, func() error { n.note("release"); n.released = true; return nil })
@@ -361,9 +361,37 @@ func TestFailure(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 	n.did(t, "revert bb")
-	n.change(func() { n.slot, n.problem = errors.New("an operator took it away"), "" })
-	poll.Until(t, "the end of the slot to be noticed", func() bool { return locked(n, func() bool { return n.turnedAway > 1 }) })
-	n.change(func() { n.slot = nil })
+	n.change(func() { // an operator took the slot away, and the node got it again at once
+		n.problem, n.slotSince = "", n.clock.Now().Add(time.Second)
+	})
 	n.await(t, policy.Done, "")
 	n.did(t, "revert bb", "cancel bb", "swap bb", "release", "load bb", "use", "confirm bb")
+}
+
+// TestQuiesceOfAPerson: who runs quiesce keeps the driver released. A change waits for the end of it
+// before it begins, and before the new driver is tried, and does not end it.
+func TestQuiesceOfAPerson(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() { n.users = []driverswap.User{{Namespace: "a", Name: "p"}} })
+	n.await(t, policy.Waiting, "waiting for the end of pods with GPUs: a/p")
+	quiesce := func(is bool) { n.change(func() { n.released, n.byPerson = is, is }) }
+	quiesce(true)
+	if s := n.await(t, policy.Waiting, "the driver is released by quiesce"); s.NeedsSlot || s.Withholds {
+		t.Errorf("while a person has the driver: %+v", s)
+	}
+	quiesce(false)
+	n.await(t, policy.Waiting, "a/p")
+	n.change(func() {
+		n.users, n.problem = nil, "no GPU"
+		n.holders = []preflight.Holder{{Kind: preflight.KindService, Name: "x"}}
+	})
+	n.await(t, policy.Changing, "in use: service x")
+	n.change(func() { n.byPerson, n.holders = true, nil }) // takes the release over
+	n.await(t, policy.Waiting, "is tried after the end of that")
+	quiesce(false)
+	n.await(t, policy.Changing, "does not work yet: no GPU")
+	n.change(func() { n.problem = "" })
+	n.await(t, policy.Done, "")
+	n.did(t, "swap bb", "release", "load bb", "confirm bb")
 }
