@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -103,12 +105,23 @@ func (n *driverNode) with(do func()) {
 	do()
 }
 
+// label adds labels to the Node, which is created if necessary.
+func (n *driverNode) label(s *stage, labels map[string]string) {
+	s.Helper()
+	if err := s.server.ChangeNode(n.name, func(node *corev1.Node) {
+		if node.Labels == nil {
+			node.Labels = map[string]string{}
+		}
+		maps.Copy(node.Labels, labels)
+	}); err != nil {
+		s.Fatal(err)
+	}
+}
+
 // start starts the agent of the node.
 func (n *driverNode) start(s *stage, rules config.Rollout) {
 	s.Helper()
-	if err := s.server.ChangeNode(n.name, func(*corev1.Node) {}); err != nil {
-		s.Fatal(err)
-	}
+	n.label(s, nil)
 	p := s.new(config.Config{Live: config.Live{Rollout: rules, DriverChange: config.DriverChange{Version: "580.1"}}})
 	p.Startup.NodeName = n.name
 	p.configure(func(c *config.Config) { c.NodeName = n.name })
@@ -232,14 +245,8 @@ func TestDriverOfTheOperator(t *testing.T) {
 	nodes := newDriverNodes(t, 1)
 	onStage(t, func(s *stage) {
 		n := nodes[0]
-		label := func(value string) {
-			if err := s.server.ChangeNode(n.name, func(node *corev1.Node) {
-				node.Labels = map[string]string{"nvidia.com/gpu.deploy.driver": value}
-			}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		label("true")
+		const deploys = "nvidia.com/gpu.deploy.driver"
+		n.label(s, map[string]string{deploys: "true"})
 		n.bad = false
 		n.start(s, config.Rollout{Slots: 1, Namespace: leaseSpace})
 		s.until("the node is blocked", func() bool {
@@ -252,7 +259,37 @@ func TestDriverOfTheOperator(t *testing.T) {
 		if leases := s.server.Leases(leaseSpace); len(leases) > 0 || loads > 0 {
 			t.Errorf("%d slots, %d loads", len(leases), loads)
 		}
-		label("false")
+		n.label(s, map[string]string{deploys: "false"})
 		s.until("the driver is changed", func() bool { return n.swaps.Status().Value().State == driverchange.Done })
+	})
+}
+
+// TestWavesOfDrivers: no node of a later wave changes its driver before all nodes of the earlier wave
+// have it. The label of a MIG layout is not needed for that.
+func TestWavesOfDrivers(t *testing.T) {
+	nodes := newDriverNodes(t, 4)
+	onStage(t, func(s *stage) {
+		rules := config.Rollout{Slots: 1, Namespace: leaseSpace, WaveLabel: waveLabel, WaveSoak: 5 * time.Minute}
+		for i, n := range nodes {
+			n.bad = false
+			n.label(s, map[string]string{waveLabel: fmt.Sprint(i % 2)})
+			n.start(s, rules)
+		}
+		var order []string
+		s.until("all nodes have the driver", func() bool {
+			done := 0
+			for i, n := range nodes {
+				if n.swaps.Status().Value().State != driverchange.Done {
+					continue
+				}
+				if done++; !slices.Contains(order, n.name) {
+					order = append(order, n.name)
+					if len(order) <= 2 && i%2 == 1 {
+						t.Errorf("%s of the second wave is among the first: %q", n.name, order)
+					}
+				}
+			}
+			return done == len(nodes)
+		})
 	})
 }
