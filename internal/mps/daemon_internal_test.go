@@ -134,18 +134,24 @@ func TestLimitsAreReadBack(t *testing.T) {
 	}
 }
 
-// TestOnlyConsecutiveFailedProbesStopADaemon, and each probe has several tries.
+// TestOnlyConsecutiveFailedProbesStopADaemon, and each probe has several tries. A daemon that ended is
+// not probed.
 func TestOnlyConsecutiveFailedProbesStopADaemon(t *testing.T) {
 	c := newScript(t, "[ $(wc -l <$dir/asked) = 11 ]") // the first question of the third probe alone
 	d := &daemon{control: c}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	err := d.watch(ctx, &startedDaemon{ended: make(chan struct{})}, time.Millisecond)
+	p := &startedDaemon{ended: make(chan struct{}), exitErr: errors.New("exit status 7")}
+	err := d.watch(ctx, p, time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "no longer answers") {
 		t.Errorf("watch() = %v", err)
 	}
 	if got, want := len(asked(t, c)), 11+maxUnanswered*maxAttempts; got != want {
 		t.Errorf("it was given up after %d questions, want %d", got, want)
+	}
+	close(p.ended)
+	if err := d.watch(ctx, p, time.Hour); !errors.Is(err, p.exitErr) {
+		t.Errorf("watch() = %v, want how the daemon ended", err)
 	}
 }
 

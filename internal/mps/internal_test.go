@@ -1,8 +1,6 @@
 package mps
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -77,26 +75,4 @@ func TestOutputLimit(t *testing.T) {
 			t.Errorf("what is logged (-want +got):\n%s", diff)
 		}
 	})
-}
-
-// TestDaemonStopsAnswering: three failed probes stop a daemon. A stopped daemon is not probed.
-func TestDaemonStopsAnswering(t *testing.T) {
-	t.Parallel()
-	const every = 100 * time.Millisecond
-	// without the folder no daemon answers
-	d := &daemon{control: control{dir: t.TempDir()}, group: Group{Resource: "nvidia.com/gpu"}}
-	p := &startedDaemon{ended: make(chan struct{}), exitErr: errors.New("exit status 7")}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	began := time.Now()
-	if err := d.watch(ctx, p, every); err == nil || !strings.Contains(err.Error(), "no longer answers") {
-		t.Errorf("watch: %v, want that it no longer answers", err)
-	}
-	if took := time.Since(began); took < maxUnanswered*every {
-		t.Errorf("given up after %v, want %d questions", took, maxUnanswered)
-	}
-	close(p.ended)
-	if err := d.watch(ctx, p, time.Hour); !errors.Is(err, p.exitErr) {
-		t.Errorf("watch: %v, want how the daemon ended", err)
-	}
 }
