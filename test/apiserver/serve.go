@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 )
@@ -319,9 +320,11 @@ func (s *Server) create(w http.ResponseWriter, t target, object runtime.Object) 
 	if m.GetNamespace() != "" && m.GetNamespace() != t.key.namespace {
 		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
 	}
-	t.key.name = m.GetName()
-	if t.key.name == "" {
-		return apierrors.NewBadRequest("name is required: the stand-in makes none")
+	if m.GetName() == "" && m.GetGenerateName() != "" {
+		m.SetName(m.GetGenerateName() + utilrand.String(5))
+	}
+	if t.key.name = m.GetName(); t.key.name == "" {
+		return apierrors.NewBadRequest("name or generateName is required")
 	}
 	created, err := s.store.update(t.key, func(old runtime.Object) (runtime.Object, error) {
 		if old != nil {
