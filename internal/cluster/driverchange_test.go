@@ -91,7 +91,7 @@ func (n *driverNode) answer(call string, a driverapi.Arguments) driverapi.Status
 		n.told.LoadedVersion, n.told.LoadedDigest = "580.1", "bb"
 		n.loads++
 		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepUnproven, Since: n.now, Note: c.Note}
-	case c.Step == driverapi.StepReverting:
+	case c.Step == driverapi.StepReverting && n.released:
 		n.told.LoadedVersion, n.told.LoadedDigest = "570.1", "aa"
 		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepFailed, Since: n.now, Reason: c.Reason}
 	}

@@ -317,6 +317,9 @@ func follow(f Facts, c Change) Step {
 		if s.Reason == "" {
 			s.Reason = "modules are loaded"
 		}
+		if c.Phase == Reverting && !f.Released && !f.ReleasedByOthers { // this program has tried the new driver
+			s.Act = Release
+		}
 	case Unproven:
 		switch {
 		case f.Released:

@@ -96,6 +96,10 @@ func TestNext(t *testing.T) {
 		{"a new process has not tried it for long", with(ready, func(f *driverchange.Facts) {
 			f.Host, f.Problem, f.Tried = host(in(driverchange.Unproven, time.Hour)), "no GPU", driverchange.LeastTrial-1
 		}), driverchange.Nothing, driverchange.Changing, "no GPU"},
+		{"the new driver is released", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Reverting, 0)) }), driverchange.Release,
+			driverchange.Changing, ""},
+		{"the old driver is loaded again", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Reverting, 0)), true }),
+			driverchange.Nothing, driverchange.Changing, ""},
 		{"left to the next boot", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.NextBoot, 0)), true }), driverchange.Use, driverchange.Rebooted, "next boot"},
 		{"waiting for the boot", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.NextBoot, time.Hour)) }), driverchange.Nothing, driverchange.Rebooted, "next boot"},
 		{"failed and released", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Failed, 0)), true }), driverchange.Use, driverchange.Broken, ""},
@@ -221,6 +225,9 @@ func (w *world) pass() {
 			f.Problem = ""
 		}
 	case driverchange.Reverting:
+		if !f.Released { // gpu-driver waits for this program
+			return
+		}
 		load("aa", "570.1")
 		f.Problem = ""
 		set(driverchange.Failed)

@@ -216,7 +216,7 @@ func (n *node) answer(call string, a driverapi.Arguments) (any, error) {
 		}
 	case c.Step == driverapi.StepLoading:
 		to(driverapi.StepUnproven)
-	case c.Step == driverapi.StepReverting:
+	case c.Step == driverapi.StepReverting && n.released:
 		reason := c.Reason
 		to(driverapi.StepFailed)
 		c.Reason = reason
@@ -360,12 +360,13 @@ func TestFailure(t *testing.T) {
 	if s.Withholds || !s.NeedsSlot || s.Loaded != "570.1" {
 		t.Errorf("status %+v", s)
 	}
-	n.did(t, "revert bb")
+	poll.Until(t, "the use of the old driver", func() bool { return locked(n, func() bool { return !n.released }) })
+	n.did(t, "revert bb", "release", "use")
 	n.change(func() { // an operator took the slot away, and the node got it again at once
 		n.problem, n.slotSince = "", n.clock.Now().Add(time.Second)
 	})
 	n.await(t, policy.Done, "")
-	n.did(t, "revert bb", "cancel bb", "swap bb", "release", "load bb", "use", "confirm bb")
+	n.did(t, "revert bb", "release", "use", "cancel bb", "swap bb", "release", "load bb", "use", "confirm bb")
 }
 
 // TestQuiesceOfAPerson: who runs quiesce keeps the driver released. A change waits for the end of it
