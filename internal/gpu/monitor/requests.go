@@ -284,7 +284,8 @@ func (m *Monitor) quiesce(ctx context.Context, release ledger.Release) error {
 	release.Since, release.Boot = time.Now().UTC(), m.options.BootID
 	err := m.setRelease(ctx, &release, func(ctx context.Context) error {
 		return m.requestOutcome(ctx, wantRelease, func(l *loop) error {
-			klog.FromContext(ctx).Info("Releasing the driver", "allocate", release.Allocate, "change", release.ForChange)
+			klog.FromContext(ctx).Info("Releasing the driver", "allocate", release.Allocate,
+				"change", release.ForChange)
 			if !l.isQuiesced() {
 				l.quiescedSince = time.Now()
 			}

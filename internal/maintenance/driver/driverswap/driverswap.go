@@ -182,7 +182,8 @@ func (s *Swaps) facts(
 		f.Host, f.Silent = nil, "the state of this program is not known: "+err.Error()
 		return f, nil, nil
 	}
-	if tries := told.Change != nil && told.Change.Step == driverapi.StepUnproven && !f.Released && !f.ReleasedByOthers; !tries {
+	isUnproven := told.Change != nil && told.Change.Step == driverapi.StepUnproven
+	if !isUnproven || f.Released || f.ReleasedByOthers {
 		s.tried = time.Time{}
 	} else if s.tried.IsZero() {
 		s.tried = f.Now
