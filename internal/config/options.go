@@ -300,8 +300,8 @@ var daemonOptions = []option{
 	{
 		flag: "driver-pods", env: []string{"DRIVER_PODS"}, key: "driver.pods", fallback: "wait",
 		usage: "what happens to pods with GPUs before the driver changes: wait: the change waits until they have " +
-			"ended; evict: they are evicted within their disruption budgets; none: they are left alone, and the next boot " +
-			"changes the driver",
+			"ended; evict: they are evicted within their disruption budgets; none: they are left alone, and the next " +
+			"boot changes the driver",
 		set: choice(func(c *Config) *driverchange.Pods { return &c.DriverChange.Pods }, driverchange.Wait,
 			driverchange.Evict, driverchange.None),
 	},

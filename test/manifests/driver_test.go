@@ -139,3 +139,23 @@ func TestDriverRights(t *testing.T) {
 		}
 	}
 }
+
+// TestWithoutSlots: the daemon would end at its start.
+func TestWithoutSlots(t *testing.T) {
+	t.Parallel()
+	for values, refused := range map[string]bool{
+		"{repair: idle}":                                              true,
+		"{repair: idle, rollout: {slots: 0}}":                         true,
+		"{driver: {version: 580.95.05}}":                              true,
+		"{mig: {enabled: true, budget: true}}":                        true,
+		"{mig: {budget: true}}":                                       false,
+		"{repair: plan}":                                              false,
+		"{repair: idle, rollout: {slots: 1}}":                         false,
+		"{repair: idle, config: {name: theirs}}":                      false,
+		"{repair: idle, config: {map: {a: \"rollout: {slots: 2}\"}}}": false,
+	} {
+		if _, err := renderChart(values); (err != nil) != refused || err != nil && !strings.Contains(err.Error(), "set rollout.slots") {
+			t.Errorf("%s: %v", values, err)
+		}
+	}
+}

@@ -129,7 +129,7 @@ func TestRightsOfMIG(t *testing.T) {
 		for enabled, want := range map[string][]string{"true": append(want, anyRights...), "false": {"as default"}} {
 			slices.Sort(want)
 			for _, values := range []string{
-				fmt.Sprintf("{mig: {enabled: %s, %s}}", enabled, keys),
+				fmt.Sprintf("{mig: {enabled: %s, %s}, rollout: {slots: 1}}", enabled, keys),
 				fmt.Sprintf("{config: {map: {a: %q}}}", fmt.Sprintf("mig: {enabled: %s, %s}", enabled, keys)),
 			} {
 				if diff := cmp.Diff(want, rights(t, decode(t, "chart", render(t, values)))); diff != "" {

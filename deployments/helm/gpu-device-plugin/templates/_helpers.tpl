@@ -737,6 +737,25 @@ app.kubernetes.io/component: driver
 {{- end }}
 {{- end }}
 
+{{- /* Values that need slots of the cluster where there are none: the daemon would end at its start. What the file of config.name and extraArgs
+say is not known here. */}}
+{{- define "gpu-device-plugin.refuseWithoutSlots" -}}
+{{- $asked := list .Values.rollout.slots }}
+{{- if kindIs "invalid" .Values.rollout.slots }}
+{{- range include "gpu-device-plugin.files" . | fromJsonArray }}
+{{- with fromYaml . }}{{ with .rollout }}{{ $asked = append $asked .slots }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $slots := false }}
+{{- range $asked }}{{ if not (has (toString .) (list "<nil>" "0" "")) }}{{ $slots = true }}{{ end }}{{ end }}
+{{- if not (or $slots .Values.config.name .Values.extraArgs .Values.extraEnvs) }}
+{{- $budget := and (eq "true" (toString .Values.mig.enabled)) (eq "true" (toString .Values.mig.budget)) }}
+{{- range $value, $wanted := dict "repair" (has (toString .Values.repair) (list "idle" "evict")) "driver.version" .Values.driver.version "mig.budget" $budget }}
+{{- if $wanted }}{{ fail (printf "%s is given, and the cluster has no slots, so that no node could begin: set rollout.slots" $value) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* Drivers beside values with which no driver could ever be changed. */}}
 {{- define "gpu-device-plugin.refuseDriver" -}}
 {{- if include "gpu-device-plugin.changesDriver" . }}
@@ -998,6 +1017,7 @@ a mount of the root itself would keep the old driver's files. Empty where the po
 {{- end }}
 {{- include "gpu-device-plugin.refuseNames" . }}
 {{- include "gpu-device-plugin.refuseDriver" . }}
+{{- include "gpu-device-plugin.refuseWithoutSlots" . }}
 {{- if eq "tegra" (default "" .Values.deviceDiscoveryStrategy) }}
 {{- fail "deviceDiscoveryStrategy is tegra: Jetson has no NVML devices that could be watched, and is not supported" }}
 {{- end }}
