@@ -426,7 +426,7 @@ func TestManyNodesAskForARepair(t *testing.T) {
 
 // TestRandomFaults breaks GPUs of many nodes at random, with pods, kills, restarts of nodes and an
 // operator. Every second node evicts pods, some of which have a strict disruption budget. GPU_FAULTS is
-// the number of faults on 30 nodes; 1000 take five to ten minutes.
+// the number of faults on 30 nodes; 1000 take two to ten minutes.
 func TestRandomFaults(t *testing.T) {
 	faults, nodes := 40, 5
 	if text := os.Getenv("GPU_FAULTS"); text != "" {

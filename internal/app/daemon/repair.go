@@ -89,7 +89,11 @@ func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []p
 	if err != nil {
 		return nil
 	}
-	return append(pods, PodsOfClaims(all, prepared)...)
+	ofClaims := PodsOfClaims(claims.WithPodUIDs(all, w.claims.dra.Claims.Status().Value()), prepared)
+	if ofClaims == nil {
+		return nil
+	}
+	return append(pods, ofClaims...)
 }
 
 // PodsOfClaims returns the pods that have a device by one of the claims; none if a claim has no pod: its
