@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -30,12 +31,15 @@ import (
 const Release = "6.8.0-90-generic"
 
 // A Kernel is a stand-in. Its methods Load, Unload, MakeNode and Run are those of driverkernel.Calls.
-type Kernel struct{ Root string }
+type Kernel struct {
+	Root string
+	mu   sync.Mutex // held while the files of modules and processes change
+}
 
 // New returns the kernel of a new node without a driver.
 func New(t testing.TB) *Kernel {
 	t.Helper()
-	k := &Kernel{t.TempDir()}
+	k := &Kernel{Root: t.TempDir()}
 	for name, content := range map[string]string{
 		"proc/sys/kernel/osrelease": Release + "\n", "etc/os-release": "ID=ubuntu\n", "dev/null": "",
 		"lib/modules/" + Release + "/modules.dep": "", "boot/.keep": "", "usr/lib/.keep": "", "var/lib/.keep": "",
@@ -50,7 +54,10 @@ func New(t testing.TB) *Kernel {
 
 func (k *Kernel) put(name, content string) {
 	file := filepath.Join(k.Root, name)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(content), 0o600)); err != nil {
+	// As a whole: the program under test reads it meanwhile.
+	err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file+".new", []byte(content), 0o600),
+		os.Rename(file+".new", file))
+	if err != nil {
 		panic(err)
 	}
 }
@@ -87,6 +94,8 @@ func (k *Kernel) Refuse(module string, errno unix.Errno) {
 // Hold lets a process have a device node of the driver open. The process's cgroup is that of a
 // service if the service is not empty.
 func (k *Kernel) Hold(pid int, name, service string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	folder := fmt.Sprintf("proc/%d/", pid)
 	k.put(folder+"comm", name+"\n")
 	k.put(folder+"maps", "")
@@ -99,6 +108,8 @@ func (k *Kernel) Hold(pid int, name, service string) {
 
 // Release ends a process of Hold.
 func (k *Kernel) Release(pid int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if err := os.RemoveAll(filepath.Join(k.Root, "proc", strconv.Itoa(pid))); err != nil {
 		panic(err)
 	}
@@ -173,7 +184,11 @@ func (k *Kernel) set(names []string, depends map[string][]string) {
 }
 
 // Refresh counts the references again, after Hold and Release.
-func (k *Kernel) Refresh() { k.set(k.modules()) }
+func (k *Kernel) Refresh() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.set(k.modules())
+}
 
 // Load loads a module.
 func (k *Kernel) Load(module *os.File, parameters string) error {
@@ -185,6 +200,8 @@ func (k *Kernel) Load(module *os.File, parameters string) error {
 	if err != nil {
 		return unix.ENOEXEC
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	name := strings.ReplaceAll(info["name"], "-", "_")
 	for _, refused := range []string{name, name + "=" + info["version"]} {
 		if n, _ := strconv.Atoi(k.read("refused/" + refused)); n > 0 {
@@ -220,6 +237,8 @@ func (k *Kernel) Load(module *os.File, parameters string) error {
 
 // Unload unloads a module that nothing uses.
 func (k *Kernel) Unload(name string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	names, depends := k.modules()
 	i := slices.Index(names, name)
 	if i < 0 {

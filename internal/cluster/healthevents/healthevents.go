@@ -268,7 +268,10 @@ func (r *Reporter) save(ctx context.Context) {
 	}
 	now := r.state
 	now.GPUs = maps.Clone(now.GPUs)
-	err := r.disk.Do(ctx, diskPatience, func() error { return statefile.WriteStateIf(r.path(), now, r.o.Lead) })
+	// Not ended by ctx: a write that ends later could replace that of the next Reporter.
+	err := r.disk.Do(context.WithoutCancel(ctx), diskPatience, func() error {
+		return statefile.WriteStateIf(r.path(), now, r.o.Lead)
+	})
 	if err == nil {
 		r.unsaved, r.unsavedProblem = false, ""
 		return

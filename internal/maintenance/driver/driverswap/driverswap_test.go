@@ -49,6 +49,7 @@ type node struct {
 	slotSince time.Time
 	wanted    *feed.Feed[string]
 	pods      policy.Pods
+	opens     func(is bool) // called when the process opens or releases the driver; nil for nothing
 }
 
 func newNode(t *testing.T) *node {
@@ -68,6 +69,14 @@ func newNode(t *testing.T) *node {
 		}
 	}
 	n.serve(t, handlers)
+	n.runClock(t)
+	n.stop = n.start(t)
+	return n
+}
+
+// runClock lets the clock run 50 times as fast as the real one.
+func (n *node) runClock(t *testing.T) {
+	t.Helper()
 	ended := make(chan struct{})
 	t.Cleanup(func() { close(ended) })
 	go func() {
@@ -82,8 +91,6 @@ func newNode(t *testing.T) *node {
 			}
 		}
 	}()
-	n.stop = n.start(t)
-	return n
 }
 
 func (n *node) serve(t *testing.T, handlers map[string]control.Handler) {
@@ -136,15 +143,15 @@ func (n *node) start(t *testing.T) (stop func()) {
 			return n.released && !n.byPerson, n.byPerson, nil
 		},
 		Release: func(context.Context) error {
-			return locked(n, func() error { n.note("release"); n.released = true; return nil })
+			return locked(n, func() error { n.note("release"); n.open(false); return nil })
 		},
 		Use: func(context.Context) error {
-			return locked(n, func() error { n.note("use"); n.released = false; return nil })
+			return locked(n, func() error { n.note("use"); n.open(true); return nil })
 		},
 		Healthy: func() []string { return []string{"GPU-0", "GPU-1"} },
 		Problem: func(_ context.Context, version string, before []string) string {
 			return locked(n, func() string {
-				if version == "580.1" && slices.Equal(before, []string{"GPU-0", "GPU-1"}) {
+				if (version == "580.1" || version == versionAfter) && slices.Equal(before, []string{"GPU-0", "GPU-1"}) {
 					return n.problem
 				}
 				return "version " + version + ", before " + strings.Join(before, " ")
@@ -162,6 +169,13 @@ func (n *node) start(t *testing.T) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// open is called when the process opens or releases the driver.
+func (n *node) open(is bool) {
+	if n.released = !is; n.opens != nil {
+		n.opens(is)
+	}
 }
 
 func locked[T any](n *node, do func() T) T {
