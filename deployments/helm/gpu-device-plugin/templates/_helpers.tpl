@@ -717,7 +717,7 @@ chart with the same fullnameOverride. */}}
 /var/lib/gpu-device-plugin/driver
 {{- end }}
 
-{{- /* Whether the drivers' images are volumes, which Kubernetes has on by default since 1.35 and for good since 1.36. */}}
+{{- /* Whether the drivers' images are volumes, a stable feature of Kubernetes since 1.36. */}}
 {{- define "gpu-device-plugin.imageVolumes" -}}
 {{- $on := semverCompare ">=1.36-0" .Capabilities.KubeVersion.Version }}
 {{- if not (kindIs "invalid" .Values.driver.imageVolumes) }}{{ $on = .Values.driver.imageVolumes }}{{ end }}

@@ -87,6 +87,6 @@ func TestLibraryLosesSlice(t *testing.T) {
 	c.Update(&resourceslice.DriverResources{})
 	poll.Until(t, "the end of the removal", func() bool { return len(queue.done) > 0 })
 	if len(server.Slices()) != 1 {
-		t.Error("the library has removed the slice: its controller may take the place of the own writer")
+		t.Error("the library has removed the slice: its controller can replace our writer of slices")
 	}
 }
