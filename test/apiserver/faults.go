@@ -29,7 +29,7 @@ func (r Request) IsWrite() bool {
 type Fault struct {
 	// Status, unless 0, is the HTTP status of each answer: 401, 403, 409, 410, 429, 500 or 503.
 	Status int
-	// Late says that a request with a bad Status is carried out all the same, as one whose answer was
+	// Late says that a write with a bad Status is carried out all the same, as one whose answer was
 	// lost.
 	Late bool
 	// RetryAfter, unless 0, is what an answer with Status tells the client to wait. It is sent in
@@ -178,7 +178,7 @@ func Faults() []NamedFault {
 }
 
 // admit counts a request and plays the fault. It returns the error to answer with, or nil, and
-// whether the request is carried out all the same.
+// whether a write is carried out all the same.
 func (s *Server) admit(w http.ResponseWriter, r *http.Request, request Request) (refused *apierrors.StatusError,
 	late bool) {
 	s.mu.Lock()

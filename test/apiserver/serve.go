@@ -81,7 +81,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) error {
 		request.Resource += "/" + t.subresource
 	}
 	fault, late := s.admit(w, r, request)
-	if late {
+	if late && request.IsWrite() {
 		_ = s.carryOut(httptest.NewRecorder(), r, t, found, request) // its answer is lost
 	}
 	if fault != nil {
@@ -388,8 +388,8 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, t target) error {
 			return apierrors.NewBadRequest(err.Error())
 		}
 	}
-	if version == 0 && query.Get("allowWatchBookmarks") == "true" {
-		// So answers an API server whose etcd is older than 3.4.25, as it takes this for a watch with
+	if version == 0 && query.Get("allowWatchBookmarks") == "true" || query.Get("sendInitialEvents") == "true" {
+		// An API server whose etcd is older than 3.4.25 answers this, and takes the first for a watch with
 		// sendInitialEvents.
 		return apierrors.NewInternalError(errors.New("the required storage feature RequestWatchProgress is disabled"))
 	}

@@ -89,4 +89,10 @@ func TestLibraryLosesSlice(t *testing.T) {
 	if len(server.Slices()) != 1 {
 		t.Error("the library has removed the slice: its controller can replace our writer of slices")
 	}
+
+	// The slice stays until the informer has an answer again.
+	begin := time.Now()
+	server.SetFault(apiserver.Fault{})
+	poll.Until(t, "the removal of the slice", func() bool { return len(server.Slices()) == 0 })
+	t.Logf("the library removed the slice %v after the outage", time.Since(begin).Round(time.Millisecond))
 }
