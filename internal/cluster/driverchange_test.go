@@ -2,7 +2,6 @@ package cluster_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -14,27 +13,24 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
-	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/gpudriver"
 )
 
-// A driverNode is a node with a stand-in of gpu-driver at a real socket, outside of the bubble of the
-// test. Each status that it gives is a step of its work.
+// A driverNode is a node with a stand-in of gpu-driver outside of the bubble of the test.
 type driverNode struct {
 	name, socket string
+	driver       *gpudriver.Driver
 	swaps        *driverswap.Swaps
 	process      *process
 
 	mu       sync.Mutex // guards all following fields
 	now      time.Time  // of the bubble
-	told     driverapi.Status
 	released bool
 	bad      bool // the new driver finds no GPU
-	loads    int  // of the new driver
 }
 
 // newDriverNodes starts stand-ins of gpu-driver on so many nodes, before the bubble.
@@ -42,60 +38,21 @@ func newDriverNodes(t *testing.T, count int) []*driverNode {
 	t.Helper()
 	var all []*driverNode
 	for i := range count {
-		n := &driverNode{name: fmt.Sprintf("n%02d", i), socket: filepath.Join(t.TempDir(), "driver.sock"), bad: true,
-			told: driverapi.Status{LoadedVersion: "570.1", LoadedDigest: "aa", Current: "aa", Folders: []driverapi.Folder{
-				{Digest: "aa", Version: "570.1", IsHere: true}, {Digest: "bb", Version: "580.1"}}}}
-		handlers := map[string]control.Handler{}
-		for _, call := range []string{driverapi.CallStatus, driverapi.CallSwap, driverapi.CallConfirm, driverapi.CallRevert,
-			driverapi.CallCancel} {
-			handlers[call] = func(_ context.Context, arguments json.RawMessage) (any, error) {
-				var a driverapi.Arguments
-				err := json.Unmarshal(arguments, &a)
-				return n.answer(call, a), err
-			}
-		}
-		ctx, stop := context.WithCancel(context.Background())
-		ended := make(chan error, 1)
-		go func() { ended <- control.NewServer(n.socket, handlers, nil).Run(ctx) }()
-		t.Cleanup(func() {
-			stop()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-		})
-		poll.Until(t, "gpu-driver", func() bool {
-			_, err := driverapi.Call(t.Context(), n.socket, driverapi.CallStatus, driverapi.Arguments{})
-			return err == nil
-		})
+		n := &driverNode{name: fmt.Sprintf("n%02d", i), socket: filepath.Join(t.TempDir(), "driver.sock"), bad: true}
+		n.driver = gpudriver.New(gpudriver.Options{Socket: n.socket, Now: func() (now time.Time) {
+			n.with(func() { now = n.now })
+			return now
+		}})
+		n.driver.Serve(t)
 		all = append(all, n)
 	}
 	return all
 }
 
-// answer answers a call of gpu-driver.
-func (n *driverNode) answer(call string, a driverapi.Arguments) driverapi.Status {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c := n.told.Change
-	switch {
-	case call == driverapi.CallSwap:
-		n.told.Change = &driverapi.Change{To: a.Digest, Step: driverapi.StepUnloading, Since: n.now, Note: a.Note}
-	case call == driverapi.CallConfirm:
-		n.told.Current, n.told.Change = n.told.LoadedDigest, nil
-	case call == driverapi.CallRevert:
-		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepReverting, Since: n.now, Reason: a.Reason}
-	case call == driverapi.CallCancel:
-		n.told.Change = nil
-	case c == nil:
-	case c.Step == driverapi.StepUnloading && n.released:
-		n.told.LoadedVersion, n.told.LoadedDigest = "580.1", "bb"
-		n.loads++
-		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepUnproven, Since: n.now, Note: c.Note}
-	case c.Step == driverapi.StepReverting && n.released:
-		n.told.LoadedVersion, n.told.LoadedDigest = "570.1", "aa"
-		n.told.Change = &driverapi.Change{To: c.To, Step: driverapi.StepFailed, Since: n.now, Reason: c.Reason}
-	}
-	return n.told
+// setReleased says whether the process has released the driver.
+func (n *driverNode) setReleased(is bool) {
+	n.with(func() { n.released = is })
+	n.driver.SetReleased(is)
 }
 
 // with calls do with the state of the node.
@@ -122,7 +79,7 @@ func (n *driverNode) label(s *stage, labels map[string]string) {
 func (n *driverNode) start(s *stage, rules config.Rollout) {
 	s.Helper()
 	n.label(s, nil)
-	p := s.new(config.Config{Live: config.Live{Rollout: rules, DriverChange: config.DriverChange{Version: "580.1"}}})
+	p := s.new(config.Config{Live: config.Live{Rollout: rules, DriverChange: config.DriverChange{Version: gpudriver.NewVersion}}})
 	p.Startup.NodeName = n.name
 	p.configure(func(c *config.Config) { c.NodeName = n.name })
 	n.process = p
@@ -140,8 +97,8 @@ func (n *driverNode) start(s *stage, rules config.Rollout) {
 		},
 		Users:    func(context.Context) ([]driverswap.User, error) { return nil, nil },
 		Released: func(context.Context) (is, _ bool, _ error) { n.with(func() { is = n.released }); return is, false, nil },
-		Release:  func(context.Context) error { n.with(func() { n.released = true }); return nil },
-		Use:      func(context.Context) error { n.with(func() { n.released = false }); return nil },
+		Release:  func(context.Context) error { n.setReleased(true); return nil },
+		Use:      func(context.Context) error { n.setReleased(false); return nil },
 		Healthy:  func() []string { return []string{"GPU-0"} },
 		Problem: func(context.Context, string, []string) (problem string) {
 			n.with(func() {
@@ -176,17 +133,16 @@ func TestABadDriverStops(t *testing.T) {
 		}
 		counts := func() (touched, loaded, changing int) {
 			for _, n := range nodes {
-				n.with(func() {
-					if n.loads > 0 {
-						touched++
-					}
-					if n.told.LoadedDigest == "bb" {
-						loaded++
-					}
-					if n.told.Change != nil && n.told.Change.Step != driverapi.StepFailed {
-						changing++
-					}
-				})
+				if n.driver.Loads() > 0 {
+					touched++
+				}
+				now := n.driver.Status()
+				if now.LoadedDigest == gpudriver.NewDigest {
+					loaded++
+				}
+				if now.Change != nil && now.Change.Step != driverapi.StepFailed {
+					changing++
+				}
 			}
 			return touched, loaded, changing
 		}
@@ -254,10 +210,8 @@ func TestDriverOfTheOperator(t *testing.T) {
 			return now.State == driverchange.Blocked && strings.Contains(now.Reason, "nvidia.com/gpu.deploy.driver is true")
 		})
 		s.pass(10 * time.Minute)
-		loads := 0
-		n.with(func() { loads = n.loads })
-		if leases := s.server.Leases(leaseSpace); len(leases) > 0 || loads > 0 {
-			t.Errorf("%d slots, %d loads", len(leases), loads)
+		if leases := s.server.Leases(leaseSpace); len(leases) > 0 || n.driver.Loads() > 0 {
+			t.Errorf("%d slots, %d loads", len(leases), n.driver.Loads())
 		}
 		n.label(s, map[string]string{deploys: "false"})
 		s.until("the driver is changed", func() bool { return n.swaps.Status().Value().State == driverchange.Done })

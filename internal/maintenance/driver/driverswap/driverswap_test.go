@@ -2,7 +2,6 @@ package driverswap_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -13,31 +12,25 @@ import (
 
 	clocktest "k8s.io/utils/clock/testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/gpudriver"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-const (
-	oldDigest = "aa"
-	newDigest = "bb"
-)
-
-// A node has a stand-in of gpu-driver at a real socket, which answers as package driverhost does, and
-// everything else that Swaps use.
+// A node has a stand-in of gpu-driver, and everything else that Swaps use.
 type node struct {
+	driver *gpudriver.Driver // nil for a node with the real gpu-driver
 	socket string
 	swaps  *driverswap.Swaps
 	stop   func()               // ends the process that newNode has started
 	clock  *clocktest.FakeClock // runs fast
+	acts   acts                 // calls of gpu-driver, and acts of the process
 
-	mu        sync.Mutex
-	told      driverapi.Status
-	acts      []string // calls and acts, without repetitions
+	mu        sync.Mutex // guards all following fields
 	users     []driverswap.User
 	budget    error // of evictions
 	slot      error
@@ -45,30 +38,39 @@ type node struct {
 	released  bool   // also by a person
 	byPerson  bool   // a person ran quiesce
 	problem   string // of the new driver
-	holders   []preflight.Holder
 	slotSince time.Time
 	wanted    *feed.Feed[string]
 	pods      policy.Pods
 	opens     func(is bool) // called when the process opens or releases the driver; nil for nothing
 }
 
+// acts are in their order, without repetitions.
+type acts struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (a *acts) note(act string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.all) == 0 || a.all[len(a.all)-1] != act {
+		a.all = append(a.all, act)
+	}
+}
+
+func (a *acts) list() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.all)
+}
+
 func newNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{clock: clocktest.NewFakeClock(time.Now()), socket: filepath.Join(t.TempDir(), "driver.sock"), wanted: feed.New("580.1"),
-		told: driverapi.Status{LoadedVersion: "570.1", LoadedDigest: oldDigest, Current: oldDigest, Folders: []driverapi.Folder{
-			{Digest: oldDigest, Version: "570.1", IsHere: true}, {Digest: newDigest, Version: "580.1"}}}}
-	handlers := map[string]control.Handler{}
-	for _, call := range []string{driverapi.CallStatus, driverapi.CallSwap, driverapi.CallNextBoot, driverapi.CallConfirm,
-		driverapi.CallRevert, driverapi.CallCancel} {
-		handlers[call] = func(_ context.Context, arguments json.RawMessage) (any, error) {
-			var a driverapi.Arguments
-			if err := json.Unmarshal(arguments, &a); err != nil {
-				return nil, err
-			}
-			return n.answer(call, a)
-		}
-	}
-	n.serve(t, handlers)
+	n := &node{clock: clocktest.NewFakeClock(time.Now()), socket: filepath.Join(t.TempDir(), "driver.sock"),
+		wanted: feed.New(gpudriver.NewVersion)}
+	n.driver = gpudriver.New(gpudriver.Options{Socket: n.socket, Now: n.clock.Now, Note: n.acts.note})
+	n.driver.Serve(t)
+	n.opens = func(is bool) { n.driver.SetReleased(!is) }
 	n.runClock(t)
 	n.stop = n.start(t)
 	return n
@@ -93,23 +95,6 @@ func (n *node) runClock(t *testing.T) {
 	}()
 }
 
-func (n *node) serve(t *testing.T, handlers map[string]control.Handler) {
-	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- control.NewServer(n.socket, handlers, nil).Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	poll.Until(t, "gpu-driver", func() bool {
-		_, err := driverapi.Call(t.Context(), n.socket, driverapi.CallStatus, driverapi.Arguments{})
-		return err == nil
-	})
-}
-
 // start runs Swaps until the returned function is called, as a process that leads.
 func (n *node) start(t *testing.T) (stop func()) {
 	t.Helper()
@@ -131,7 +116,7 @@ func (n *node) start(t *testing.T) (stop func()) {
 		Evict: func(_ context.Context, p driverswap.User) error {
 			return locked(n, func() error {
 				if n.budget == nil {
-					n.note("evict " + p.String())
+					n.acts.note("evict " + p.String())
 					n.users = slices.DeleteFunc(n.users, func(u driverswap.User) bool { return u == p })
 				}
 				return n.budget
@@ -143,15 +128,15 @@ func (n *node) start(t *testing.T) (stop func()) {
 			return n.released && !n.byPerson, n.byPerson, nil
 		},
 		Release: func(context.Context) error {
-			return locked(n, func() error { n.note("release"); n.open(false); return nil })
+			return locked(n, func() error { n.acts.note("release"); n.open(false); return nil })
 		},
 		Use: func(context.Context) error {
-			return locked(n, func() error { n.note("use"); n.open(true); return nil })
+			return locked(n, func() error { n.acts.note("use"); n.open(true); return nil })
 		},
 		Healthy: func() []string { return []string{"GPU-0", "GPU-1"} },
 		Problem: func(_ context.Context, version string, before []string) string {
 			return locked(n, func() string {
-				if (version == "580.1" || version == versionAfter) && slices.Equal(before, []string{"GPU-0", "GPU-1"}) {
+				if (version == gpudriver.NewVersion || version == versionAfter) && slices.Equal(before, []string{"GPU-0", "GPU-1"}) {
 					return n.problem
 				}
 				return "version " + version + ", before " + strings.Join(before, " ")
@@ -187,63 +172,6 @@ func locked[T any](n *node, do func() T) T {
 // change changes the node.
 func (n *node) change(do func()) { locked(n, func() int { do(); return 0 }) }
 
-func (n *node) note(act string) {
-	if len(n.acts) == 0 || n.acts[len(n.acts)-1] != act {
-		n.acts = append(n.acts, act)
-	}
-}
-
-// answer is gpu-driver: each call of its status is one step of its work.
-func (n *node) answer(call string, a driverapi.Arguments) (any, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c := n.told.Change
-	to := func(s driverapi.Step) { c.Step, c.Since, c.Reason, c.Holders = s, n.clock.Now(), "", nil }
-	if call != driverapi.CallStatus {
-		n.note(strings.TrimPrefix(call, "driver-") + " " + a.Digest)
-	}
-	switch {
-	case call == driverapi.CallSwap:
-		if c != nil && c.To != a.Digest {
-			return nil, errors.New("another change is under way")
-		}
-		n.told.Change = &driverapi.Change{From: oldDigest, To: a.Digest, Step: driverapi.StepPlacing, Since: n.clock.Now(), Note: a.Note}
-	case call == driverapi.CallNextBoot:
-		to(driverapi.StepNextBoot)
-	case call == driverapi.CallConfirm:
-		n.told.Current, n.told.Change = n.told.LoadedDigest, nil
-	case call == driverapi.CallRevert:
-		to(driverapi.StepReverting)
-		c.Reason = a.Reason
-	case call == driverapi.CallCancel:
-		n.told.Change = nil
-	case c == nil:
-	case c.Step == driverapi.StepPlacing:
-		to(driverapi.StepUnloading)
-	case c.Step == driverapi.StepUnloading:
-		if c.Holders = nil; !n.released {
-			c.Holders = []preflight.Holder{{Kind: preflight.KindProcess, Name: "gpu-node-agent (7)"}}
-		} else if c.Holders = n.holders; len(c.Holders) == 0 {
-			to(driverapi.StepLoading)
-			n.note("load " + c.To)
-			n.told.LoadedDigest, n.told.LoadedVersion = newDigest, "580.1"
-		}
-	case c.Step == driverapi.StepLoading:
-		to(driverapi.StepUnproven)
-	case c.Step == driverapi.StepReverting && n.released:
-		reason := c.Reason
-		to(driverapi.StepFailed)
-		c.Reason = reason
-		n.told.LoadedDigest, n.told.LoadedVersion = oldDigest, "570.1"
-	}
-	told := n.told
-	if told.Change != nil { // it is encoded after the end of this call
-		c := *told.Change
-		told.Change = &c
-	}
-	return told, nil
-}
-
 // await waits for a state whose reason has a text.
 func (n *node) await(t *testing.T, state policy.State, reason string) policy.Status {
 	t.Helper()
@@ -254,7 +182,7 @@ func (n *node) await(t *testing.T, state policy.State, reason string) policy.Sta
 
 func (n *node) did(t *testing.T, want ...string) {
 	t.Helper()
-	if got := locked(n, func() []string { return slices.Clone(n.acts) }); !slices.Equal(got, want) {
+	if got := n.acts.list(); !slices.Equal(got, want) {
 		t.Errorf("acts %q, want %q", got, want)
 	}
 }
@@ -301,15 +229,15 @@ func TestKilledAtEachStep(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
-			poll.Until(t, at, func() bool { return locked(n, func() bool { return slices.Contains(n.acts, at) }) })
+			poll.Until(t, at, func() bool { return slices.Contains(n.acts.list(), at) })
 			n.stop()
 			n.start(t)
 			n.await(t, policy.Done, "")
-			if c := locked(n, func() *driverapi.Change { return n.told.Change }); c != nil {
+			if c := n.driver.Status().Change; c != nil {
 				t.Errorf("the change %+v is not over", c)
 			}
 			for _, act := range []string{"load bb", "confirm bb"} {
-				if times := locked(n, func() int { return strings.Count(strings.Join(n.acts, "\n"), act) }); times != 1 {
+				if times := strings.Count(strings.Join(n.acts.list(), "\n"), act); times != 1 {
 					t.Errorf("%s: %d times", act, times)
 				}
 			}
@@ -343,18 +271,18 @@ func TestNoSlotNoChange(t *testing.T) {
 func TestUsersThatStay(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.change(func() {
-		n.holders = []preflight.Holder{{Kind: preflight.KindService, Name: "x.service"}}
-		n.told.Change = &driverapi.Change{From: oldDigest, To: newDigest, Step: driverapi.StepUnloading,
+	n.driver.SetHolders(preflight.Holder{Kind: preflight.KindService, Name: "x.service"})
+	n.driver.Edit(func(s *driverapi.Status) {
+		s.Change = &driverapi.Change{From: gpudriver.OldDigest, To: gpudriver.NewDigest, Step: driverapi.StepUnloading,
 			Since: n.clock.Now().Add(-policy.HoldersLimit), Note: "GPU-0,GPU-1"}
 	})
 	if s := n.await(t, policy.Rebooted, "next boot"); s.Withholds || !s.NeedsSlot || s.Reboot == "" {
 		t.Errorf("status %+v", s)
 	}
 	poll.Until(t, "the use of the old driver", func() bool { return locked(n, func() bool { return !n.released }) })
-	n.change(func() { // the node restarts
-		n.told.Change.Step, n.told.LoadedDigest, n.told.LoadedVersion = driverapi.StepUnproven, newDigest, "580.1"
-		n.told.Change.Since = n.clock.Now()
+	n.driver.Edit(func(s *driverapi.Status) { // the node restarts
+		s.Change.Step, s.LoadedDigest, s.LoadedVersion = driverapi.StepUnproven, gpudriver.NewDigest, gpudriver.NewVersion
+		s.Change.Since = n.clock.Now()
 	})
 	n.await(t, policy.Done, "")
 }
@@ -364,10 +292,10 @@ func TestUsersThatStay(t *testing.T) {
 func TestFailure(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	n.change(func() {
-		n.problem = "CUDA fails"
-		n.told.LoadedDigest, n.told.LoadedVersion = newDigest, "580.1"
-		n.told.Change = &driverapi.Change{From: oldDigest, To: newDigest, Step: driverapi.StepUnproven,
+	n.change(func() { n.problem = "CUDA fails" })
+	n.driver.Edit(func(s *driverapi.Status) {
+		s.LoadedDigest, s.LoadedVersion = gpudriver.NewDigest, gpudriver.NewVersion
+		s.Change = &driverapi.Change{From: gpudriver.OldDigest, To: gpudriver.NewDigest, Step: driverapi.StepUnproven,
 			Since: n.clock.Now().Add(-policy.ProofLimit), Note: "GPU-0,GPU-1"}
 	})
 	s := n.await(t, policy.Broken, "CUDA fails")
@@ -390,19 +318,18 @@ func TestQuiesceOfAPerson(t *testing.T) {
 	n := newNode(t)
 	n.change(func() { n.users = []driverswap.User{{Namespace: "a", Name: "p"}} })
 	n.await(t, policy.Waiting, "waiting for the end of pods with GPUs: a/p")
-	quiesce := func(is bool) { n.change(func() { n.released, n.byPerson = is, is }) }
+	quiesce := func(is bool) { n.change(func() { n.open(!is); n.byPerson = is }) }
 	quiesce(true)
 	if s := n.await(t, policy.Waiting, "the driver is released by quiesce"); s.NeedsSlot || s.Withholds {
 		t.Errorf("while a person has the driver: %+v", s)
 	}
 	quiesce(false)
 	n.await(t, policy.Waiting, "a/p")
-	n.change(func() {
-		n.users, n.problem = nil, "no GPU"
-		n.holders = []preflight.Holder{{Kind: preflight.KindService, Name: "x"}}
-	})
+	n.driver.SetHolders(preflight.Holder{Kind: preflight.KindService, Name: "x"})
+	n.change(func() { n.users, n.problem = nil, "no GPU" })
 	n.await(t, policy.Changing, "in use: service x")
-	n.change(func() { n.byPerson, n.holders = true, nil }) // takes the release over
+	n.change(func() { n.byPerson = true }) // takes the release over
+	n.driver.SetHolders()
 	n.await(t, policy.Waiting, "is tried after the end of that")
 	quiesce(false)
 	n.await(t, policy.Changing, "does not work yet: no GPU")
