@@ -1,9 +1,11 @@
 // Package nvsentinel is a stand-in for NVSentinel's platform connector: a server of the contract on a
-// real socket, which decodes the messages independently of the program's own encoding.
+// real socket, which decodes the messages independently of the program's own encoding. Check has the
+// cases that hold the stand-in to the real connector.
 package nvsentinel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -80,7 +82,7 @@ func contract(t testing.TB) protoreflect.MessageDescriptor {
 }
 
 // A Receiver is a server of the contract. Create it with New; its methods are safe for concurrent
-// use, except Start and Stop.
+// use, except Start, Kill and Stop.
 type Receiver struct {
 	// Socket is the path of the socket.
 	Socket string
@@ -109,15 +111,19 @@ func New(t testing.TB) *Receiver {
 	return r
 }
 
-// Start starts a process of the receiver, with a new socket and without events. An earlier process
-// stops.
+// Start starts a process of the receiver, with a new socket and without events. An earlier process is
+// killed.
 func (r *Receiver) Start() {
 	r.t.Helper()
-	r.Stop()
-	listener, err := (&net.ListenConfig{}).Listen(r.t.Context(), "unix", r.Socket)
+	r.Kill()
+	if err := os.Remove(r.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		r.t.Fatal(err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: r.Socket, Net: "unix"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	listener.SetUnlinkOnClose(false)
 	r.server = grpc.NewServer()
 	r.server.RegisterService(&grpc.ServiceDesc{
 		ServiceName: "datamodels.PlatformConnector", HandlerType: (*any)(nil),
@@ -130,12 +136,23 @@ func (r *Receiver) Start() {
 	r.serving.Go(func() { _ = server.Serve(listener) })
 }
 
-// Stop kills the process. Its socket goes.
-func (r *Receiver) Stop() {
+// Kill ends the process at once. Its socket stays, and refuses connections.
+func (r *Receiver) Kill() {
 	if r.server != nil {
 		r.server.Stop()
 		r.serving.Wait()
 		r.server = nil
+	}
+}
+
+// Stop ends the process, which removes its socket.
+func (r *Receiver) Stop() {
+	if r.server == nil {
+		return
+	}
+	r.Kill()
+	if err := os.Remove(r.Socket); err != nil {
+		r.t.Error(err)
 	}
 }
 
@@ -148,8 +165,15 @@ func (r *Receiver) handle(_ any, ctx context.Context, decode func(any) error, _ 
 	if err := decode(batch); err != nil {
 		return nil, err
 	}
-	if unknown := batch.GetUnknown(); len(unknown) > 0 || number(batch, "version") != 1 {
-		return nil, status.Errorf(codes.InvalidArgument, "batch with unknown fields %x", unknown)
+	events := messages(batch)
+	for _, e := range events {
+		switch get(e, "nodeName").String() {
+		case "":
+			e.Set(e.Descriptor().Fields().ByName("nodeName"), protoreflect.ValueOfString(Node))
+		case Node:
+		default: // no event of the batch counts
+			return nil, status.Error(codes.PermissionDenied, "an event of another node")
+		}
 	}
 	r.mu.Lock()
 	fault, loses := r.fault, r.loses
@@ -161,10 +185,7 @@ func (r *Receiver) handle(_ any, ctx context.Context, decode func(any) error, _ 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	list := batch.Get(r.contract.Fields().ByName("events")).List()
-	for i := range list.Len() {
-		r.events = append(r.events, list.Get(i).Message())
-	}
+	r.events = append(r.events, events...)
 	if loses {
 		return nil, status.Error(codes.Unavailable, "the answer is lost")
 	}
@@ -223,6 +244,15 @@ func (r *Receiver) Times() []time.Time {
 	return all
 }
 
+// messages returns the events of a batch.
+func messages(batch *dynamicpb.Message) (all []protoreflect.Message) {
+	list := batch.Get(batch.Descriptor().Fields().ByName("events")).List()
+	for i := range list.Len() {
+		all = append(all, list.Get(i).Message())
+	}
+	return all
+}
+
 func get(m protoreflect.Message, field protoreflect.Name) protoreflect.Value {
 	return m.Get(m.Descriptor().Fields().ByName(field))
 }
@@ -231,7 +261,7 @@ func number(m protoreflect.Message, field protoreflect.Name) uint64 { return get
 
 // inWords describes an event, and says what is wrong about a field that all events share.
 func inWords(e protoreflect.Message) string {
-	strategy := map[uint64]string{1: "execute", 2: "store"}[number(e, "processingStrategy")]
+	strategy := map[uint64]string{0: "execute", 1: "execute", 2: "store"}[number(e, "processingStrategy")]
 	words := fmt.Sprintf("%s action %d", strategy, number(e, "recommendedAction"))
 	if get(e, "isHealthy").Bool() {
 		words = strategy + " healthy"
