@@ -195,9 +195,10 @@ kueue: build ## slow: Hold Jobs to a quota of GPU memory with Kueue's own contro
 KURED                     ?=
 NODE_HEALTHCHECK          ?=
 NODE_READINESS_CONTROLLER ?=
+NVSENTINEL                ?=
 
 .PHONY: recipes
-recipes: build ## slow: Run the recipes with the controllers that they are for (after make e2e; KURED=DIR, NODE_HEALTHCHECK=DIR, NODE_READINESS_CONTROLLER=DIR)
+recipes: build ## slow: Run the recipes with the controllers that they are for (after make e2e; KURED=DIR, NODE_HEALTHCHECK=DIR, NODE_READINESS_CONTROLLER=DIR, NVSENTINEL=DIR)
 	@test -x $(KUBERNETES)/kube-apiserver || { echo 'no kube-apiserver in $(KUBERNETES): run make e2e first, or set KUBERNETES'; exit 1; }
 	@test -x $(ETCD) || { echo 'no etcd at $(ETCD): run make e2e first, or set ETCD'; exit 1; }
 	@test -x $(HELM) || { echo 'no Helm at $(HELM): run make e2e first, or set HELM'; exit 1; }
@@ -205,7 +206,8 @@ recipes: build ## slow: Run the recipes with the controllers that they are for (
 	$(GO) test ./test/fleet -count=1 -v -run '^TestRecipe' -timeout 20m -kubernetes $(KUBERNETES) -etcd $(ETCD) -helm $(HELM) \
 	  -agent $(CURDIR)/bin/gpu-node-agent \
 	  -cluster-api $(E2E_BUILT)/clusterapi-$(shell awk '$$1 == "sigs.k8s.io/cluster-api" {print substr($$2, 2); exit}' test/e2e/clusterapi/go.mod) \
-	  -kured '$(KURED)' -node-healthcheck '$(NODE_HEALTHCHECK)' -node-readiness-controller '$(NODE_READINESS_CONTROLLER)'
+	  -kured '$(KURED)' -node-healthcheck '$(NODE_HEALTHCHECK)' -node-readiness-controller '$(NODE_READINESS_CONTROLLER)' \
+	  -nvsentinel '$(NVSENTINEL)'
 
 .PHONY: e2e
 e2e: e2e-devicemanager e2e-monitoring e2e-node ## slow: Run the daemon on real kubelets (root; the first run builds Kubernetes; E2E_FLAGS='--kubelet 1.37')

@@ -324,6 +324,7 @@ func startAPIServer(t *testing.T) (*kubernetes.Clientset, []process) {
 type process struct {
 	name string
 	pid  int
+	log  string // path of what it prints; empty for this process
 	end  func() // kills it, and returns when it has ended; nil for this process
 }
 
@@ -352,7 +353,7 @@ func run(t *testing.T, name string, args ...string) process {
 		}
 		end()
 	})
-	return process{filepath.Base(name), cmd.Process.Pid, end}
+	return process{filepath.Base(name), cmd.Process.Pid, log.Name(), end}
 }
 
 func command(t *testing.T, name string, args ...string) {

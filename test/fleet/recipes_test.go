@@ -34,6 +34,7 @@ var (
 		"checkout of node-healthcheck-operator, built into bin/manager: see make recipes")
 	readinessDir = flag.String("node-readiness-controller", "",
 		"checkout of node-readiness-controller, built into bin/manager: see make recipes")
+	nvsentinelDir = flag.String("nvsentinel", "", "checkout of NVSentinel, with bin/platform-connectors: see make recipes")
 )
 
 // shortTimeout takes the place of the 15 minutes in which the recipes let a GPU be repaired. A reset
