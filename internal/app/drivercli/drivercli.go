@@ -86,14 +86,14 @@ func newVersionCommand() *cobra.Command {
 
 func newPackCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "pack RUN --sha256 DIGEST (--folder DIR | --image DIR) [--modules DIR --kernel RELEASE]...",
-		Short: "Make a driver folder or an OCI image out of a .run file",
+		Use:   "pack RUN --sha256 DIGEST (--folder DIR | --image DIR | --archive FILE) [--modules DIR --kernel RELEASE]...",
+		Short: "Make a driver folder, an OCI image or an archive out of a .run file",
 		Long: "pack reads NVIDIA's .run file and executes nothing of it. It fails, and writes nothing, if the file\n" +
 			"does not have the given digest, if it is not a driver of NVIDIA, if it has a type of file whose\n" +
 			"place is unknown, or if a module is for another kernel, another driver or another architecture.\n" +
 			"NVIDIA publishes the digests beside the files.\n\n" +
-			"The folder and the image are there as a whole or not at all, also if the program is killed. The same\n" +
-			"input gives the same digests.",
+			"The folder, the image and the archive are there as a whole or not at all, also if the program is\n" +
+			"killed. The same input gives the same digests.",
 		Example: "  gpu-driver pack NVIDIA-Linux-x86_64-580.95.05.run --sha256 DIGEST --image driver-580\n" +
 			"  gpu-driver pack NVIDIA-Linux-x86_64-580.95.05.run --sha256 DIGEST --folder /srv/driver-580 \\\n" +
 			"    --modules build/6.8.0-90 --kernel 6.8.0-90-generic --modules build/6.8.0-94 --kernel 6.8.0-94-generic",
@@ -105,14 +105,15 @@ func newPackCommand() *cobra.Command {
 	f.StringVar(&o.SHA256, "sha256", "", "SHA-256 digest of the .run file, in hexadecimal; required")
 	f.StringVar(&o.Folder, "folder", "", "new folder for the driver")
 	f.StringVar(&o.Image, "image", "", "new folder for an image of the driver, as an OCI image layout")
+	f.StringVar(&o.Archive, "archive", "", "new tar.gz file of the driver, for driver.source and driver.sha256")
 	f.StringArrayVar(&folders, "modules", nil, "folder with kernel modules, for the next --kernel")
 	f.StringArrayVar(&releases, "kernel", nil, "kernel release of the modules, as uname -r prints it")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case o.SHA256 == "":
 			return errors.New("--sha256 is missing: give the digest that NVIDIA publishes beside the file")
-		case o.Folder == "" && o.Image == "":
-			return errors.New("--folder and --image are missing: name one of them, or both")
+		case o.Folder == "" && o.Image == "" && o.Archive == "":
+			return errors.New("--folder, --image and --archive are missing: name at least one of them")
 		case len(folders) != len(releases):
 			return fmt.Errorf("--modules is there %d times and --kernel %d times: each folder of modules "+
 				"needs the release of its kernel", len(folders), len(releases))
@@ -130,6 +131,9 @@ func newPackCommand() *cobra.Command {
 		}
 		if o.Image != "" {
 			fmt.Fprintf(cmd.OutOrStdout(), "image    %s, %s\n", o.Image, result.Image)
+		}
+		if o.Archive != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "archive  %s, sha256:%s\n", o.Archive, result.Archive)
 		}
 		return printManifest(cmd.OutOrStdout(), result.Manifest, result.Digest)
 	}

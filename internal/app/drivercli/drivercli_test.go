@@ -24,7 +24,7 @@ func TestWrongCalls(t *testing.T) {
 		"pack":              "pack needs the path of a .run file: gpu-driver pack RUN --sha256 DIGEST",
 		"pack a b":          "pack needs the path of a .run file",
 		"pack a":            "--sha256 is missing: give the digest that NVIDIA publishes beside the file",
-		"pack a --sha256 1": "--folder and --image are missing: name one of them, or both",
+		"pack a --sha256 1": "--folder, --image and --archive are missing: name at least one of them",
 		"pack a --sha256 1 --folder f --modules m":    "--modules is there 1 times and --kernel 0 times",
 		"pack a --sha256 1 --folder f":                `"1" is not a SHA-256 digest`,
 		"pack none --sha256 " + digest + " --image i": "no such file or directory",

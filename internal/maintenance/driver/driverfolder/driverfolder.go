@@ -25,7 +25,8 @@ const (
 	// Schema is the version of the format that this package reads and writes.
 	Schema = 1
 
-	maxManifest = 16 << 20 // bytes
+	// MaxManifest limits the manifest's file, in bytes.
+	MaxManifest = 16 << 20
 )
 
 // A Manifest describes a driver folder. The digest of the manifest identifies the whole folder,
@@ -94,12 +95,17 @@ func Read(folder fs.FS) (m Manifest, digest string, err error) {
 		return Manifest{}, "", fmt.Errorf("%s: %w", ManifestName, withoutPath(err))
 	}
 	defer func() { _ = f.Close() }() // only read
-	text, err := io.ReadAll(io.LimitReader(f, maxManifest+1))
-	switch {
-	case err != nil:
+	text, err := io.ReadAll(io.LimitReader(f, MaxManifest+1))
+	if err != nil {
 		return Manifest{}, "", fmt.Errorf("%s: %w", ManifestName, withoutPath(err))
-	case len(text) > maxManifest:
-		return Manifest{}, "", fmt.Errorf("%s: larger than %d bytes", ManifestName, maxManifest)
+	}
+	return Decode(text)
+}
+
+// Decode returns the manifest that Encode has written, and its SHA-256 digest in hexadecimal.
+func Decode(text []byte) (m Manifest, digest string, err error) {
+	if len(text) > MaxManifest {
+		return Manifest{}, "", fmt.Errorf("%s: larger than %d bytes", ManifestName, MaxManifest)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	if err := decoder.Decode(&m); err != nil {

@@ -29,30 +29,32 @@ type Options struct {
 	SHA256 string // digest of the .run file, in lower-case hexadecimal
 	// Modules are the kernel modules for the folder, in any order; may be empty.
 	Modules []Modules
-	// Folder is the path of the new driver folder, and Image the path of the new OCI image layout. One
-	// path may be empty. Nothing may exist at the paths.
-	Folder, Image string
+	// Folder is the path of the new driver folder, Image the path of the new OCI image layout, and Archive
+	// the path of the new tar archive, which is compressed with gzip. Empty paths are not written, and at
+	// least one is not empty. Nothing may exist at the paths.
+	Folder, Image, Archive string
 }
 
-// A Result describes the folder and the image of a call of Pack.
+// A Result describes what a call of Pack has written.
 type Result struct {
 	Manifest driverfolder.Manifest
 	Digest   string // SHA-256 of the manifest, in hexadecimal
 	Image    string // digest of the image, such as sha256:…; empty if there is none
+	Archive  string // SHA-256 of the archive, in hexadecimal; empty if there is none
 }
 
-// Pack writes a driver folder, an image of the folder, or both. Each is at its place as a whole or not
-// at all, even if the process is killed.
+// Pack writes a driver folder, an image and an archive of the folder, as Options says. Each is at its
+// place as a whole or not at all, even if the process is killed.
 func Pack(ctx context.Context, o Options) (result Result, err error) {
-	if o.Folder == "" && o.Image == "" {
-		return Result{}, errors.New("neither a folder nor an image is wanted")
+	if o.Folder == "" && o.Image == "" && o.Archive == "" {
+		return Result{}, errors.New("neither a folder nor an image nor an archive is wanted")
 	}
 	run, err := openRun(ctx, o.Run, o.SHA256)
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() { _ = run.file.Close() }() // only read
-	work, err := stage(filepath.Clean(cmp.Or(o.Folder, o.Image)))
+	work, err := stage(filepath.Clean(cmp.Or(o.Folder, o.Image, o.Archive)))
 	if err != nil {
 		return Result{}, err
 	}
@@ -63,6 +65,13 @@ func Pack(ctx context.Context, o Options) (result Result, err error) {
 			return Result{}, err
 		}
 		defer func() { err = errors.Join(err, images.close()) }()
+	}
+	var archives *staging // for the archive; nil without an archive
+	if o.Archive != "" {
+		if archives, err = stage(filepath.Clean(o.Archive)); err != nil {
+			return Result{}, err
+		}
+		defer func() { err = errors.Join(err, archives.close()) }()
 	}
 	b, err := newBuilder(ctx, work.path, run, o.SHA256)
 	if err != nil {
@@ -78,6 +87,14 @@ func Pack(ctx context.Context, o Options) (result Result, err error) {
 			return Result{}, err
 		}
 		if err := images.publish("image", filepath.Clean(o.Image)); err != nil {
+			return Result{}, err
+		}
+	}
+	if archives != nil {
+		if result.Archive, err = writeArchive(ctx, b.folder, b.manifest, filepath.Join(archives.path, "archive")); err != nil {
+			return Result{}, err
+		}
+		if err := archives.publish("archive", filepath.Clean(o.Archive)); err != nil {
 			return Result{}, err
 		}
 	}

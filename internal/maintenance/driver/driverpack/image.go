@@ -109,21 +109,43 @@ func writeFile(name string, content []byte) error {
 func writeLayer(ctx context.Context, folder *os.Root, m driverfolder.Manifest, blobs string) (
 	_ descriptor, unpacked string, err error,
 ) {
-	f, err := os.CreateTemp(blobs, "layer")
+	file := filepath.Join(blobs, "layer")
+	compressed, content, err := writeCompressed(ctx, folder, m, file)
 	if err != nil {
 		return descriptor{}, "", err
 	}
-	compressed := counter{hash: sha256.New(), to: f}
-	packer := gzip.NewWriter(&compressed)
-	content := counter{hash: sha256.New(), to: packer}
-	err = writeTar(ctx, folder, m, &content)
-	if err = errors.Join(err, packer.Close(), f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
-		return descriptor{}, "", err
-	}
 	digest := compressed.digest()
-	atStep()
 	return descriptor{MediaType: typeLayer, Digest: "sha256:" + digest, Size: compressed.size},
-		"sha256:" + content.digest(), os.Rename(f.Name(), filepath.Join(blobs, digest))
+		"sha256:" + content.digest(), os.Rename(file, filepath.Join(blobs, digest))
+}
+
+// writeArchive writes the driver folder as a tar archive with gzip, and returns its digest in
+// hexadecimal. It has the same bytes as the layer of an image.
+func writeArchive(ctx context.Context, folder *os.Root, m driverfolder.Manifest, file string) (string, error) {
+	compressed, _, err := writeCompressed(ctx, folder, m, file)
+	if err != nil {
+		return "", err
+	}
+	return compressed.digest(), nil
+}
+
+// writeCompressed writes the driver folder as a tar archive with gzip to a new file. It returns the
+// counters of the file and of the tar archive.
+func writeCompressed(ctx context.Context, folder *os.Root, m driverfolder.Manifest, file string) (
+	compressed, content *counter, err error,
+) {
+	atStep()
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return nil, nil, err
+	}
+	compressed = &counter{hash: sha256.New(), to: f}
+	packer := gzip.NewWriter(compressed)
+	content = &counter{hash: sha256.New(), to: packer}
+	err = writeTar(ctx, folder, m, content)
+	err = errors.Join(err, packer.Close(), f.Chmod(0o644), f.Sync(), f.Close())
+	atStep()
+	return compressed, content, err
 }
 
 // writeTar writes the driver folder as a tar archive. Each folder comes before its files.

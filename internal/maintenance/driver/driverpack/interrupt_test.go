@@ -1,8 +1,11 @@
 package driverpack_test
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -51,6 +54,7 @@ func TestFullDiskLeavesNothing(t *testing.T) {
 		for limit := 50.0; ; limit *= 1.3 {
 			top := t.TempDir()
 			o.Folder, o.Image = filepath.Join(top, "folder"), filepath.Join(top, "image")
+			o.Archive = filepath.Join(top, "driver.tar.gz")
 			ownprocess.LimitFiles(t, uint64(limit))
 			_, err := driverpack.Pack(t.Context(), o)
 			ownprocess.LimitFiles(t, 0)
@@ -89,15 +93,17 @@ func TestKilledAtEachStep(t *testing.T) {
 			}
 		})
 		o := driverpack.Options{Run: os.Getenv("TEST_RUN"), SHA256: os.Getenv("TEST_SHA256"), Folder: os.Getenv("TEST_FOLDER"),
-			Image: os.Getenv("TEST_IMAGE")}
+			Image: os.Getenv("TEST_IMAGE"), Archive: os.Getenv("TEST_ARCHIVE")}
 		if _, err := driverpack.Pack(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
 	top := t.TempDir()
-	o := driverpack.Options{Folder: filepath.Join(top, "folder"), Image: filepath.Join(top, "image")}
+	o := driverpack.Options{Folder: filepath.Join(top, "folder"), Image: filepath.Join(top, "image"),
+		Archive: filepath.Join(top, "driver.tar.gz")}
 	o.Run, o.SHA256 = store(t, nvidia().of(t, newDriver(amd64).tarOf(t)))
+	archive := "" // digest of the first whole archive
 	const most = 60
 	for step := 1; ; step++ {
 		if step == most {
@@ -105,14 +111,14 @@ func TestKilledAtEachStep(t *testing.T) {
 		}
 		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
 		c.Env = append(os.Environ(), variable+"="+strconv.Itoa(step), "TEST_RUN="+o.Run, "TEST_SHA256="+o.SHA256,
-			"TEST_FOLDER="+o.Folder, "TEST_IMAGE="+o.Image)
+			"TEST_FOLDER="+o.Folder, "TEST_IMAGE="+o.Image, "TEST_ARCHIVE="+o.Archive)
 		out, err := c.CombinedOutput()
 		if err != nil && c.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL { //nolint:forcetypeassert // Linux
 			t.Fatalf("step %d: %v: %s", step, err, out)
 		}
 		entries, readErr := os.ReadDir(top)
-		if readErr != nil || len(entries) > 4 {
-			t.Fatalf("step %d: %v, %v; want at most the folder, the image and what one process has left", step, entries, readErr)
+		if readErr != nil || len(entries) > 6 {
+			t.Fatalf("step %d: %v, %v; want at most the results and what one process has left", step, entries, readErr)
 		}
 		for _, e := range entries {
 			switch e.Name() {
@@ -123,6 +129,13 @@ func TestKilledAtEachStep(t *testing.T) {
 			case "image":
 				if _, err := os.Stat(filepath.Join(o.Image, "index.json")); err != nil {
 					t.Fatalf("step %d: %v", step, err)
+				}
+			}
+			if e.Name() == filepath.Base(o.Archive) {
+				content, err := os.ReadFile(o.Archive)
+				sum := fmt.Sprintf("%x", sha256.Sum256(content))
+				if archive = cmp.Or(archive, sum); err != nil || sum != archive {
+					t.Fatalf("step %d: the archive has the digest %s, and before %s: %v", step, sum, archive, err)
 				}
 			}
 			if err == nil && strings.HasPrefix(e.Name(), ".") {
@@ -137,6 +150,7 @@ func TestKilledAtEachStep(t *testing.T) {
 		}
 		_ = os.RemoveAll(o.Folder)
 		_ = os.RemoveAll(o.Image)
+		_ = os.RemoveAll(o.Archive)
 	}
 }
 

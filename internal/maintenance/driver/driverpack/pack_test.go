@@ -27,11 +27,12 @@ import (
 
 const kernel = "6.8.0-90-generic"
 
-// pack packs a .run file into a new folder and an image.
+// pack packs a .run file into a new folder, an image and an archive.
 func pack(t *testing.T, run []byte, modules ...driverpack.Modules) (driverpack.Options, driverpack.Result, error) {
 	t.Helper()
 	top := t.TempDir()
-	o := driverpack.Options{Modules: modules, Folder: filepath.Join(top, "folder"), Image: filepath.Join(top, "image")}
+	o := driverpack.Options{Modules: modules, Folder: filepath.Join(top, "folder"), Image: filepath.Join(top, "image"),
+		Archive: filepath.Join(top, "driver.tar.gz")}
 	o.Run, o.SHA256 = store(t, run)
 	result, err := driverpack.Pack(t.Context(), o)
 	return o, result, err
@@ -147,6 +148,14 @@ func TestTheSameInputGivesTheSameDigests(t *testing.T) {
 	}
 	if diff := cmp.Diff(list(t, o.Folder), layerOf(t, o.Image, second)); diff != "" {
 		t.Errorf("the image (-folder +image):\n%s", diff)
+	}
+	content, err := os.ReadFile(o.Archive)
+	if sum := sha256.Sum256(content); err != nil || hex.EncodeToString(sum[:]) != second.Archive {
+		t.Errorf("the archive has the digest %x, and not %s: %v", sum, second.Archive, err)
+	}
+	layer, err := os.ReadFile(filepath.Join(o.Image, "blobs", "sha256", second.Archive))
+	if err != nil || !bytes.Equal(content, layer) {
+		t.Errorf("the archive is not the layer of the image: %v", err)
 	}
 }
 

@@ -26,7 +26,7 @@ type staging struct {
 func stage(place string) (_ *staging, err error) {
 	if _, err := os.Lstat(place); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil {
-			err = fmt.Errorf("%s exists already: remove it, or name another folder", place)
+			err = fmt.Errorf("%s exists already: remove it, or give another name", place)
 		}
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func (s *staging) close() error {
 	return errors.Join(os.RemoveAll(s.path), s.lock.Close())
 }
 
-// publish moves the folder with a name in the staging to place.
+// publish moves the folder or file with a name in the staging to place.
 func (s *staging) publish(name, place string) error {
 	if _, err := os.Lstat(place); err == nil {
 		return fmt.Errorf("%s exists already: another program has created it", place)

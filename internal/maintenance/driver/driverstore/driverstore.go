@@ -48,7 +48,7 @@ func Open(path string, step func(name string)) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{path, unlock, step}
-	if err := errors.Join(s.check(), s.sweep()); err != nil {
+	if err := errors.Join(s.check(), s.sweep(), s.sweepArchives()); err != nil {
 		unlock()
 		return nil, err
 	}
@@ -171,26 +171,33 @@ func (s *Store) Current() (string, error) {
 // SetCurrent lets the link name a folder, or removes it if digest is empty. After a power cut it
 // names the former folder or this one.
 func (s *Store) SetCurrent(digest string) error {
-	link := s.Path(driverapi.Current)
 	if now, err := s.Current(); err == nil && now == digest {
 		return nil
 	}
+	if digest != "" {
+		return s.link(driverapi.Current, digest)
+	}
 	s.step("before the link " + driverapi.Current)
-	if digest == "" {
-		if err := statefile.Remove(link); err != nil {
-			return err
-		}
-	} else {
-		temporary := s.temporary(driverapi.Current)
-		if err := os.Symlink(digest, temporary); err != nil {
-			return err
-		}
-		s.step("before the rename of the link " + driverapi.Current)
-		if err := os.Rename(temporary, link); err != nil {
-			return errors.Join(err, os.Remove(temporary))
-		}
+	if err := statefile.Remove(s.Path(driverapi.Current)); err != nil {
+		return err
 	}
 	s.step("after the link " + driverapi.Current)
+	return syncFolder(s.path)
+}
+
+// link lets a link of the directory name a folder. After a power cut it names the former folder or
+// this one.
+func (s *Store) link(name, digest string) error {
+	s.step("before the link " + name)
+	temporary := s.temporary(name)
+	if err := os.Symlink(digest, temporary); err != nil {
+		return err
+	}
+	s.step("before the rename of the link " + name)
+	if err := os.Rename(temporary, s.Path(name)); err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	s.step("after the link " + name)
 	return syncFolder(s.path)
 }
 
@@ -229,7 +236,7 @@ func (s *Store) remove(f Folder) error {
 		return err
 	}
 	s.step("after the removal of a folder")
-	return errors.Join(syncFolder(s.path), os.RemoveAll(temporary))
+	return errors.Join(s.sweepArchives(), syncFolder(s.path), os.RemoveAll(temporary))
 }
 
 func (s *Store) temporary(name string) string {

@@ -21,7 +21,7 @@ import (
 // and ignores other files, so that the source may be the root of a container. progress is called with
 // the percentage of copied bytes. If the folder is there already, nothing changes. A failed Place
 // leaves nothing.
-func (s *Store) Place(ctx context.Context, source string, progress func(percent int)) (_ Folder, err error) {
+func (s *Store) Place(ctx context.Context, source string, progress func(percent int)) (Folder, error) {
 	from, err := os.OpenRoot(source)
 	if err != nil {
 		return Folder{}, err
@@ -31,6 +31,20 @@ func (s *Store) Place(ctx context.Context, source string, progress func(percent 
 	if err != nil {
 		return Folder{}, fmt.Errorf("%s: %w", source, err)
 	}
+	return s.install(ctx, m, digest, func(to *os.Root) error {
+		c := copying{ctx: ctx, to: to, all: size(m), progress: progress}
+		if err := c.copy(from, m, digest); err != nil {
+			return fmt.Errorf("copy %s: %w", source, err)
+		}
+		return nil
+	})
+}
+
+// install lets fill write the files of a driver folder, verifies them, and makes the folder one of the
+// directory. If the folder is there already, nothing changes. A failed install leaves nothing.
+func (s *Store) install(ctx context.Context, m driverfolder.Manifest, digest string, fill func(to *os.Root) error) (
+	_ Folder, err error,
+) {
 	if f, err := s.Folder(digest); err == nil {
 		return f, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {
@@ -54,13 +68,12 @@ func (s *Store) Place(ctx context.Context, source string, progress func(percent 
 		return Folder{}, err
 	}
 	defer func() { _ = to.Close() }() // everything is synced
-	c := copying{ctx: ctx, from: from, to: to, all: size(m), progress: progress}
-	if err := c.copy(m, digest); err != nil {
-		return Folder{}, fmt.Errorf("copy %s: %w", source, err)
+	if err := fill(to); err != nil {
+		return Folder{}, err
 	}
 	s.step("after a folder is copied")
 	if _, found, err := driverfolder.Verify(ctx, temporary); err != nil || found != digest {
-		return Folder{}, fmt.Errorf("verify the copy of %s: the folder %s: %w", source, found, err)
+		return Folder{}, fmt.Errorf("verify the copy of driver %s: the folder %s: %w", m.Version, found, err)
 	}
 	if err := syncFolders(temporary); err != nil {
 		return Folder{}, err
@@ -94,34 +107,45 @@ func size(m driverfolder.Manifest) (all int64) {
 	return all
 }
 
-// A copying copies a driver folder.
+// A copying writes the files of a driver folder.
 type copying struct {
 	ctx       context.Context //nolint:containedctx // of one call
-	from, to  *os.Root
+	to        *os.Root
 	done, all int64 // bytes
 	progress  func(percent int)
 }
 
-func (c *copying) copy(m driverfolder.Manifest, digest string) error {
+// copy copies the driver folder from.
+func (c *copying) copy(from *os.Root, m driverfolder.Manifest, digest string) error {
 	for _, f := range m.Files {
-		if err := c.makeFolder(path.Dir(f.Path)); err != nil {
-			return err
-		}
+		var err error
 		if f.Link != "" {
-			if err := c.to.Symlink(f.Link, f.Path); err != nil {
-				return err
-			}
-			continue
+			err = c.link(f)
+		} else {
+			err = c.file(from, f)
 		}
-		if err := c.file(f); err != nil {
+		if err != nil {
 			return err
 		}
 	}
-	info, err := c.from.Lstat(driverfolder.ManifestName)
+	info, err := from.Lstat(driverfolder.ManifestName)
 	if err != nil {
 		return err
 	}
-	return c.file(driverfolder.File{Path: driverfolder.ManifestName, Mode: "0644", Size: info.Size(), SHA256: digest})
+	return c.file(from, manifestFile(info.Size(), digest))
+}
+
+// manifestFile describes the manifest, which does not describe itself.
+func manifestFile(size int64, digest string) driverfolder.File {
+	return driverfolder.File{Path: driverfolder.ManifestName, Mode: "0644", Size: size, SHA256: digest}
+}
+
+// link creates a symbolic link.
+func (c *copying) link(f driverfolder.File) error {
+	if err := c.makeFolder(path.Dir(f.Path)); err != nil {
+		return err
+	}
+	return c.to.Symlink(f.Link, f.Path)
 }
 
 // makeFolder creates a folder and those above it, for everybody to read, whatever the umask.
@@ -144,17 +168,25 @@ func (c *copying) makeFolder(name string) error {
 }
 
 // file copies a regular file. The source may change at any time: only the digest counts.
-func (c *copying) file(f driverfolder.File) error {
-	if info, err := c.from.Lstat(f.Path); err != nil {
+func (c *copying) file(from *os.Root, f driverfolder.File) error {
+	if info, err := from.Lstat(f.Path); err != nil {
 		return err
 	} else if !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file", f.Path)
 	}
-	in, err := c.from.OpenFile(f.Path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may be a FIFO by now
+	in, err := from.OpenFile(f.Path, os.O_RDONLY|unix.O_NONBLOCK, 0) // it may be a FIFO by now
 	if err != nil {
 		return err
 	}
 	defer func() { _ = in.Close() }() // only read
+	return c.write(f, in)
+}
+
+// write writes a regular file. It reads at most one byte more than the file has.
+func (c *copying) write(f driverfolder.File, in io.Reader) error {
+	if err := c.makeFolder(path.Dir(f.Path)); err != nil {
+		return err
+	}
 	out, err := c.to.OpenFile(f.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
