@@ -82,7 +82,7 @@ const lean = "cmd/gpu-device-plugin"
 var notLean = []string{"k8s.io/client-go", "k8s.io/dynamic-resource-allocation", module + "internal/cluster",
 	module + "internal/dra/draplugin", module + "internal/maintenance/driver/driverpack",
 	module + "internal/maintenance/driver/driverhost", module + "internal/maintenance/driver/driverkernel",
-	module + "internal/maintenance/driver/driverstore"}
+	module + "internal/maintenance/driver/driverstore", module + "internal/maintenance/driver/driverfetch"}
 
 // homes names, for an import path and all below it, the only packages that may import it.
 var homes = []struct {
@@ -94,7 +94,7 @@ var homes = []struct {
 	{"github.com/spf13/cobra", []string{"internal/app/cli", "internal/app/drivercli", "internal/cluster", "cmd/kubectl-gpu"}},
 	{"github.com/spf13/pflag", []string{"internal/app/cli", "internal/config", "internal/cluster"}},
 	{"github.com/prometheus", []string{"internal/report/telemetry", "cmd/kubectl-gpu"}}, // which reads metrics
-	{"net/http", []string{"internal/report/telemetry", "internal/cluster/kubeapi"}},
+	{"net/http", []string{"internal/report/telemetry", "internal/cluster/kubeapi", "internal/maintenance/driver"}},
 	{"log/slog", []string{"internal/base/logwriter"}}, // its JSON; messages go through klog
 	{"google.golang.org/grpc", []string{"internal/kubelet/serve", "internal/kubelet", "internal/dra/draplugin",
 		"internal/cluster/healthevents"}},

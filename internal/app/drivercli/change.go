@@ -97,6 +97,32 @@ func (c client) place(name string, show *progress) error {
 	return err
 }
 
+// fetch downloads an archive, and shows the progress until its folder is placed.
+func (c client) fetch(source, archive string, show *progress) error {
+	a := driverapi.Arguments{Source: source, Archive: archive}
+	for {
+		s, err := c.call(driverapi.CallFetch, a)
+		if err != nil {
+			return err
+		}
+		for _, f := range s.Folders {
+			if slices.Contains(f.Archives, archive) {
+				show.line("placed", 100, f.Version+" sha256:"+f.Digest)
+				return nil
+			}
+		}
+		if d := s.Download; d != nil {
+			if d.IsFinal {
+				return errors.New(d.Problem)
+			}
+			show.line("fetching", d.Percent, d.Problem)
+		}
+		if _, err := c.wait(); err != nil {
+			return err
+		}
+	}
+}
+
 // wait returns the status after a moment.
 func (c client) wait() (driverapi.Status, error) {
 	select {
@@ -128,6 +154,30 @@ func (c client) follow(s driverapi.Status, show *progress) error {
 			return err
 		}
 	}
+}
+
+func newFetchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fetch URL --sha256 DIGEST",
+		Short: "Download a driver to this node",
+		Long: "fetch downloads an archive that `gpu-driver pack --archive` has written, compares it with its digest\n" +
+			"and unpacks it. The loaded driver stays. The URL must be below one of --download-from of `gpu-driver\n" +
+			"serve`, which goes on with a download that was interrupted.",
+		Example: "  gpu-driver fetch https://drivers.example.com/580.95.05.tar.gz --sha256 DIGEST",
+		Args:    oneArgument("the URL of an archive"),
+	}
+	socket := addSocketFlag(cmd)
+	archive := cmd.Flags().String("sha256", "", "SHA-256 digest of the archive, in hexadecimal; required")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *archive == "" {
+			return errors.New("--sha256 is missing: give the digest that gpu-driver pack has printed for the archive")
+		}
+		show := newProgress(cmd.OutOrStdout())
+		defer show.end()
+		digest := strings.ToLower(strings.TrimPrefix(*archive, "sha256:"))
+		return client{cmd.Context(), *socket}.fetch(args[0], digest, show)
+	}
+	return cmd
 }
 
 func newSwapCommand() *cobra.Command {
@@ -238,6 +288,8 @@ func newStatusCommand() *cobra.Command {
 	return cmd
 }
 
+func megabytes(bytes int64) string { return fmt.Sprintf("%.1f MB", float64(bytes)/1e6) }
+
 // printStatus prints a status for people.
 func printStatus(to io.Writer, s driverapi.Status) error {
 	terminal.Clean(&s)
@@ -266,6 +318,20 @@ func printStatus(to io.Writer, s driverapi.Status) error {
 			where = "placed"
 		}
 		fmt.Fprintf(&b, "driver     %s: %s\n", name(f.Digest), strings.TrimSuffix(where+": "+f.Problem, ": "))
+	}
+	if d := s.Download; d != nil {
+		size := megabytes(d.Done)
+		if d.Total > 0 {
+			size += " of " + megabytes(d.Total)
+		}
+		percent := fmt.Sprintf("%3d %%", d.Percent)
+		if terminal.Columns(to) > 0 {
+			percent = bar(d.Percent)
+		}
+		fmt.Fprintf(&b, "download   %s: %s, %s, since %s\n", d.Source, percent, size, d.Since.Format(time.RFC3339))
+		if d.Problem != "" {
+			fmt.Fprintf(&b, "why        %s\n", d.Problem)
+		}
 	}
 	for _, r := range s.Refusals {
 		fmt.Fprintf(&b, "refused    %s\n", r)

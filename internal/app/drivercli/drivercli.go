@@ -58,7 +58,8 @@ func newCommand() *cobra.Command {
 		return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 	})
 	root.AddCommand(newPackCommand(), newBuildCommand(), newVerifyCommand(), newVersionCommand(),
-		newServeCommand(), newStatusCommand(), newPlaceCommand(), newSwapCommand(), newCopySelfCommand(),
+		newServeCommand(), newStatusCommand(), newPlaceCommand(), newFetchCommand(), newSwapCommand(),
+		newCopySelfCommand(),
 		newCallCommand("next-boot DIGEST|VERSION", driverapi.CallNextBoot,
 			"Change the driver at the next boot of this node",
 			"next-boot places a driver folder. The loaded driver stays until the node restarts."),
@@ -86,7 +87,8 @@ func newVersionCommand() *cobra.Command {
 
 func newPackCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "pack RUN --sha256 DIGEST (--folder DIR | --image DIR | --archive FILE) [--modules DIR --kernel RELEASE]...",
+		Use: "pack RUN --sha256 DIGEST (--folder DIR | --image DIR | --archive FILE)... " +
+			"[--modules DIR --kernel RELEASE]...",
 		Short: "Make a driver folder, an OCI image or an archive out of a .run file",
 		Long: "pack reads NVIDIA's .run file and executes nothing of it. It fails, and writes nothing, if the file\n" +
 			"does not have the given digest, if it is not a driver of NVIDIA, if it has a type of file whose\n" +

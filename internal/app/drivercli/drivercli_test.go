@@ -36,6 +36,8 @@ func TestWrongCalls(t *testing.T) {
 		"verify /none":                    "/none: no such file or directory",
 		"place":                           "place needs a digest or a version, or --from: gpu-driver place",
 		"place a --from b":                "place needs a digest or a version, or --from",
+		"fetch":                           "fetch needs the URL of an archive: gpu-driver fetch URL --sha256 DIGEST",
+		"fetch https://a":                 "--sha256 is missing: give the digest that gpu-driver pack has printed",
 		"swap":                            "swap needs the digest or the version of a driver folder: gpu-driver swap DIGEST|VERSION",
 		"status --socket /none/s":         "`gpu-driver serve` does not answer: start its pod, or name its socket with --socket: dial",
 		"serve --module-parameter nvidia": "--module-parameter nvidia is not like MODULE.NAME=VALUE",

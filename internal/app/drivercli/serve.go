@@ -34,14 +34,18 @@ func newServeCommand() *cobra.Command {
 			"namespace, with all capabilities.",
 		Args: cobra.NoArgs,
 	}
-	var directory, sources, socket, root string
-	var parameters []string
+	var directory, sources, socket, root, caFile string
+	var parameters, downloadFrom []string
 	f := cmd.Flags()
 	f.StringVar(&directory, "directory", driverapi.DefaultDirectory,
 		"folder for the drivers of the node, at the same path on the node")
 	f.StringVar(&sources, "sources", "/drivers", "folder whose folders are driver folders, such as image volumes")
 	f.StringVar(&socket, "socket", "", "control socket (default: driver.sock in --directory)")
 	f.StringVar(&root, "host-root", "/", "where the root file system of the node is mounted")
+	f.StringArrayVar(&downloadFrom, "download-from", nil,
+		"URL of a folder of a server from which drivers may be downloaded; may be repeated (default: none)")
+	f.StringVar(&caFile, "ca-file", "",
+		"file of the node with certificates of authorities, beside those of the node, for --download-from")
 	f.StringArrayVar(&parameters, "module-parameter", nil,
 		"parameter of a kernel module, such as nvidia.NVreg_EnableGpuFirmware=1; may be repeated")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -60,6 +64,7 @@ func newServeCommand() *cobra.Command {
 		}
 		host, err := driverhost.New(driverhost.Options{
 			Directory: directory, Sources: sources, Kernel: kernel, Pause: pollPause,
+			DownloadFrom: downloadFrom, CAFile: caFile,
 			Step: driverhost.StepFromEnvironment(func() {
 				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 				select {} // the signal comes

@@ -31,6 +31,9 @@ const (
 	// CallPlace copies a folder of the sources into the directory and verifies it. The loaded driver
 	// stays.
 	CallPlace = "driver-place"
+	// CallFetch downloads Arguments.Archive from Arguments.Source, and places its folder. The download ends
+	// some time after the last such call: who wants the archive repeats the call until a Folder has it.
+	CallFetch = "driver-fetch"
 	// CallSwap unloads the present driver and loads another one. It fails if the driver must not be
 	// changed on this node (Status.Refusals), or if another change is under way. While something uses
 	// the driver, the change waits in StepUnloading and names the users; CallCancel ends the wait.
@@ -49,8 +52,11 @@ const (
 
 // Arguments are the arguments of a call.
 type Arguments struct {
-	Digest string `json:"digest"`           // of the wanted folder, in hexadecimal
-	Reason string `json:"reason,omitempty"` // of CallRevert
+	Digest string `json:"digest"` // of the wanted folder, in hexadecimal
+	// Archive is the SHA-256 digest of the archive of CallFetch, in hexadecimal, and Source its URL.
+	Archive string `json:"archive,omitempty"`
+	Source  string `json:"source,omitempty"`
+	Reason  string `json:"reason,omitempty"` // of CallRevert
 	// Note is a text of the caller that a change of CallSwap or CallNextBoot keeps, such as the GPUs that
 	// worked before.
 	Note string `json:"note,omitempty"`
@@ -71,6 +77,23 @@ type Status struct {
 	// such as a package manager that owns it; none if it may.
 	Refusals []string `json:"refusals,omitempty"`
 	Change   *Change  `json:"change,omitempty"` // the latest change that is not confirmed; nil for none
+	// Download is the archive of CallFetch that is not placed yet; nil for none.
+	Download *Download `json:"download,omitempty"`
+}
+
+// A Download is an archive that is being downloaded and unpacked.
+type Download struct {
+	Archive string `json:"archive"` // SHA-256 digest, in hexadecimal
+	Source  string `json:"source"`  // URL without its query
+	// Done is the number of bytes that are there, and Total those of the archive; 0 if it is not known.
+	Done    int64     `json:"done"`
+	Total   int64     `json:"total,omitempty"`
+	Percent int       `json:"percent"` // of the download and the unpacking
+	Since   time.Time `json:"since"`   // the first call
+	// Problem is why the last try has failed; empty while the download makes progress. IsFinal is true if
+	// somebody has to do something, and false if another try may work.
+	Problem string `json:"problem,omitempty"`
+	IsFinal bool   `json:"isFinal,omitempty"`
 }
 
 // A Folder is a driver folder on the node or among the sources.
@@ -80,6 +103,8 @@ type Folder struct {
 	Kernels []string `json:"kernels,omitempty"` // releases for which the folder has modules
 	IsHere  bool     `json:"isHere"`            // it is in the directory, whole
 	Percent int      `json:"percent,omitempty"` // of CallPlace, by bytes; 0 if the folder is not being copied
+	// Archives are the SHA-256 digests of the archives that were unpacked to the folder, in hexadecimal.
+	Archives []string `json:"archives,omitempty"`
 	// Source is the path of the folder among the sources, such as an image volume; empty if the folder
 	// is not there.
 	Source string `json:"source,omitempty"`

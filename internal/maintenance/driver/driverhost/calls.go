@@ -19,6 +19,7 @@ import (
 var calls = map[string]func(*Host, context.Context, driverapi.Arguments) error{
 	driverapi.CallStatus:   func(*Host, context.Context, driverapi.Arguments) error { return nil },
 	driverapi.CallPlace:    (*Host).callPlace,
+	driverapi.CallFetch:    (*Host).callFetch,
 	driverapi.CallSwap:     (*Host).callSwap,
 	driverapi.CallNextBoot: (*Host).callNextBoot,
 	driverapi.CallConfirm:  (*Host).callConfirm,
@@ -41,9 +42,16 @@ func (h *Host) handlers() map[string]control.Handler {
 	return all
 }
 
-// Call makes a call of package driverapi. It waits until the present act ends; CallStatus does not.
+// Call makes a call of package driverapi. It waits until the present act ends; CallStatus and CallFetch do
+// not.
 func (h *Host) Call(ctx context.Context, call string, a driverapi.Arguments) (driverapi.Status, error) {
-	if call == driverapi.CallStatus {
+	switch call {
+	case driverapi.CallFetch: // it waits for no act
+		if err := h.callFetch(ctx, a); err != nil {
+			return driverapi.Status{}, err
+		}
+		return h.status(ctx)
+	case driverapi.CallStatus:
 		return h.status(ctx)
 	}
 	if a.Digest != "" && !driverfolder.IsDigest(a.Digest) {
@@ -97,6 +105,19 @@ func (h *Host) callPlace(_ context.Context, a driverapi.Arguments) error {
 	defer h.mu.Unlock()
 	h.placing[a.Digest] = 0
 	return nil
+}
+
+func (h *Host) callFetch(_ context.Context, a driverapi.Arguments) error {
+	if h.fetcher == nil {
+		return errors.New("gpu-driver may download nothing: start it with --download-from, in the chart with " +
+			"driver.downloadFrom")
+	}
+	for _, archives := range h.store.Archives() {
+		if slices.Contains(archives, a.Archive) {
+			return nil
+		}
+	}
+	return h.fetcher.Ask(a.Source, a.Archive)
 }
 
 // isKnown returns an error unless a folder is in the directory or among the sources.

@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfetch"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverstore"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
@@ -34,6 +35,10 @@ type Options struct {
 	Directory string // has the driver folders and the journal, at the same path on the node
 	Sources   string // has folders that are driver folders, such as image volumes; they need not exist
 	Kernel    *driverkernel.Kernel
+	// DownloadFrom are the URLs below which archives of drivers may be downloaded; none if empty. CAFile is
+	// a file of the node with certificates beside those of the node; empty for none.
+	DownloadFrom []string
+	CAFile       string
 	// Pause is the time between two checks while the change waits for users of the driver, and between
 	// two attempts after an error.
 	Pause time.Duration
@@ -48,6 +53,8 @@ type Host struct {
 	store  *driverstore.Store
 	kernel *driverkernel.Kernel
 	boot   string // ID of this boot
+	// fetcher downloads archives; nil if none may be downloaded.
+	fetcher *driverfetch.Fetcher
 	// turn holds a value while an act or a call changes the journal, the disk or the kernel.
 	turn chan struct{}
 	wake chan struct{} // holds a value if a call has changed the journal
@@ -89,6 +96,15 @@ func New(o Options) (*Host, error) {
 	kernel.Calls = stepping{kernel.Calls, o.Step}
 	h := &Host{o: o, store: store, kernel: &kernel, boot: boot, turn: make(chan struct{}, 1),
 		wake: make(chan struct{}, 1), placing: map[string]int{}, problems: map[string]string{}}
+	if len(o.DownloadFrom) > 0 {
+		h.fetcher, err = driverfetch.New(driverfetch.Options{Directory: o.Directory, From: o.DownloadFrom,
+			Root: h.kernel.Root, CAFile: o.CAFile,
+			Placed: slices.Concat(slices.Collect(maps.Values(store.Archives()))...), Unpack: h.unpack})
+		if err != nil {
+			store.Close()
+			return nil, err
+		}
+	}
 	if _, err := statefile.ReadState(h.path(), maxJournal, journalVersion, &h.journal); err != nil {
 		// A change that was under way is not continued.
 		klog.Background().Error(err, "The journal of driver changes cannot be used", "file", h.path())
@@ -104,14 +120,14 @@ func (h *Host) Close() { h.store.Close() }
 func (h *Host) Run(ctx context.Context, socket string) error {
 	server := control.NewServer(socket, h.handlers(), nil)
 	work, end := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		h.work(work)
-	}()
+	var works sync.WaitGroup
+	works.Go(func() { h.work(work) })
+	if h.fetcher != nil {
+		works.Go(func() { h.fetcher.Run(work) })
+	}
 	err := supervise.Run(ctx, supervise.Backoff{First: time.Second, Most: time.Minute}, server.Run)
 	end()
-	<-done
+	works.Wait()
 	return err
 }
 
@@ -338,6 +354,33 @@ func (h *Host) copyFrom(ctx context.Context, digest string) error {
 		return nil
 	}
 	return errors.Join(fmt.Errorf("no folder in %s has the digest %s", h.o.Sources, digest), problem)
+}
+
+// unpack places the folder of a downloaded archive, while no module is being exchanged.
+func (h *Host) unpack(ctx context.Context, archive *os.File, sha256 string, progress func(percent int)) error {
+	for {
+		select {
+		case h.turn <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		switch h.step() {
+		case "", driverapi.StepPlacing, driverapi.StepUnproven, driverapi.StepNextBoot, driverapi.StepFailed:
+			f, err := h.store.Unpack(ctx, archive, sha256, progress)
+			if err == nil {
+				h.clean(ctx, f.Digest)
+			}
+			<-h.turn
+			return err
+		default:
+		}
+		<-h.turn
+		select {
+		case <-time.After(h.o.Pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }
 
 // clean removes folders that nothing needs. A folder that cannot be removed stays for the next time.

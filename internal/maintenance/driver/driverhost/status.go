@@ -35,6 +35,9 @@ func (h *Host) status(ctx context.Context) (driverapi.Status, error) {
 	if s.Current, err = h.store.Current(); err != nil {
 		s.Refusals = append(s.Refusals, err.Error())
 	}
+	if h.fetcher != nil {
+		s.Download = h.fetcher.Status()
+	}
 	s.Folders = h.folders(v)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,10 +71,11 @@ func (h *Host) folders(v judged) []driverapi.Folder {
 		edit(&one)
 		all[f.Digest] = one
 	}
+	archives := h.store.Archives()
 	here, _ := h.store.Folders()                // an unreadable directory has none
 	sources, _ := driverstore.Find(h.o.Sources) // the log has the errors
 	for _, f := range here {
-		add(f, func(one *driverapi.Folder) { one.IsHere = true })
+		add(f, func(one *driverapi.Folder) { one.IsHere, one.Archives = true, archives[f.Digest] })
 	}
 	for _, f := range sources {
 		add(f, func(one *driverapi.Folder) { one.Source = f.Path })

@@ -91,7 +91,8 @@ func Pack(ctx context.Context, o Options) (result Result, err error) {
 		}
 	}
 	if archives != nil {
-		if result.Archive, err = writeArchive(ctx, b.folder, b.manifest, filepath.Join(archives.path, "archive")); err != nil {
+		file := filepath.Join(archives.path, "archive")
+		if result.Archive, err = writeArchive(ctx, b.folder, b.manifest, file); err != nil {
 			return Result{}, err
 		}
 		if err := archives.publish("archive", filepath.Clean(o.Archive)); err != nil {

@@ -26,15 +26,17 @@ const (
 )
 
 // errNoArchive is the error for a file that gpu-driver pack has not written, such as a .run file.
-var errNoArchive = errors.New("it is not an archive of a driver folder: pack it first, with gpu-driver pack --archive, " +
-	"and give the URL and the digest of that archive")
+var errNoArchive = errors.New("it is not an archive of a driver folder: pack it first, with gpu-driver pack " +
+	"--archive, and give the URL and the digest of that archive")
 
 // Unpack places the driver folder of an archive: a tar archive, also with gzip, that has the manifest as
 // its first file. The caller has compared the archive with sha256, its digest in hexadecimal, which
 // Archives then names. Unpack writes nothing that the manifest does not have. progress is called with
 // the percentage of unpacked bytes. If the folder is there already, only Archives changes. A failed
 // Unpack leaves nothing.
-func (s *Store) Unpack(ctx context.Context, archive io.Reader, sha256 string, progress func(percent int)) (Folder, error) {
+func (s *Store) Unpack(ctx context.Context, archive io.Reader, sha256 string, progress func(percent int)) (
+	Folder, error,
+) {
 	if !driverfolder.IsDigest(sha256) {
 		return Folder{}, fmt.Errorf("%.80q is not a SHA-256 digest in hexadecimal", sha256)
 	}
