@@ -119,14 +119,18 @@ func TestDriverRefused(t *testing.T) {
 }
 
 // TestDriverRights: nodes that change their driver need the slots of the cluster, and evictions only
-// where pods are evicted. A value counts before the files.
+// where pods are evicted. A value counts before the files. The driver of a file with a simulated
+// machine is a version.
 func TestDriverRights(t *testing.T) {
 	t.Parallel()
 	const file = "config: {map: {a: \"driver: {version: 580.95.05, pods: evict}\"}}"
+	const machine = `b: "{driver: 580.95.05, cuda: '13.0', model: h100-sxm5-80gb, gpus: [{pcie: 0/0/0}]}"`
 	for values, want := range map[string][2]bool{ // agent, evictions
 		"{}": {},
-		"{driver: {version: 580.95.05}, rollout: {slots: 1}}":              {true, false},
-		"{driver: {version: 580.95.05, pods: evict}, rollout: {slots: 1}}": {true, true},
+		"{config: {default: a, map: {a: \"version: v1\", " + machine + "}}}":                  {},
+		"{config: {default: a, map: {a: \"driver: {version: 580.95.05}\", " + machine + "}}}": {true, false},
+		"{driver: {version: 580.95.05}, rollout: {slots: 1}}":                                 {true, false},
+		"{driver: {version: 580.95.05, pods: evict}, rollout: {slots: 1}}":                    {true, true},
 		"{" + file + "}": {true, true},
 		"{driver: {version: \"\"}, " + file + "}": {false, false},
 		"{driver: {pods: wait}, " + file + "}":    {true, false},

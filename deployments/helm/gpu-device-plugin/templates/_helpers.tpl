@@ -236,7 +236,7 @@ it is true. A value of the chart counts before the files. */}}
 {{- $asked := list (get (get $root.Values $section) $key) }}
 {{- if kindIs "invalid" (first $asked) }}
 {{- range include "gpu-device-plugin.files" $root | fromJsonArray }}
-{{- with get (fromYaml .) $section }}{{ $asked = append $asked (get . $key) }}{{ end }}
+{{- with get (fromYaml .) $section }}{{ if kindIs "map" . }}{{ $asked = append $asked (get . $key) }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 {{- $found := false }}
@@ -320,12 +320,12 @@ otherwise. A simulated node has no device nodes. */}}
 {{- if $found }}true{{ end }}
 {{- end }}
 
-{{- /* Whether the daemon may change the driver of its node. */}}
+{{- /* Whether the daemon may change the driver of its node. In a file with a simulated machine, driver is a version. */}}
 {{- define "gpu-device-plugin.wantsDriver" -}}
 {{- $asked := list .Values.driver.version }}
 {{- if kindIs "invalid" .Values.driver.version }}
 {{- range include "gpu-device-plugin.files" . | fromJsonArray }}
-{{- with fromYaml . }}{{ with .driver }}{{ $asked = append $asked .version }}{{ end }}{{ end }}
+{{- with fromYaml . }}{{ with .driver }}{{ if kindIs "map" . }}{{ $asked = append $asked .version }}{{ end }}{{ end }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if compact $asked }}true{{ end }}
