@@ -19,7 +19,8 @@ func TestStatusOfDRA(t *testing.T) {
 		Problem: "the API server is away",
 		GPUs: []status.DRAGPU{{Index: 0, Owner: "plugin"}, {Index: 1, Owner: "dra"},
 			{Index: 2, Owner: "leaving-dra", Waiting: "claim a/b has it"},
-			{Index: 3, Owner: "leaving-plugin"}, {Index: 4, Owner: "nobody"}, {Index: 5}},
+			{Index: 3, Owner: "leaving-plugin"}, {Index: 4, Owner: "nobody"}, {Index: 5},
+			{Index: 6, Owner: "dra", Unpublished: "the API server drops its taint gpu.nvidia.com/xid"}},
 		Claims: []status.DRAClaim{{Namespace: "a", Name: "b", Devices: []string{"gpu-2", "gpu-1"},
 			Since: now.Add(-time.Minute),
 			Shares: []status.DRAShare{{Device: "gpu-1", MemoryBytes: 20 << 30},
@@ -38,6 +39,7 @@ owner: GPU 2: moves from its ResourceSlice to the device plugin; it waits: claim
 owner: GPU 3: moves from the device plugin into a ResourceSlice
 owner: GPU 4: moves to the device plugin
 owner: GPU 5: not known yet
+owner: GPU 6: owned by claims, but in no ResourceSlice: the API server drops its taint gpu.nvidia.com/xid
 claim: a/b has gpu-2, gpu-1 since 2026-11-01T11:59:00Z; 20480 MiB of gpu-1, not a limit; 10240 MiB of gpu-2, a limit by MPS
 claim: a/c was released, but its devices at gpu-3-mig-1g10gb-19-0 still exist: the driver does not answer; no claim gets `+
 		`this part of the GPU until they are removed; retried every 10 s

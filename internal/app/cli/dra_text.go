@@ -67,6 +67,9 @@ func ownerSentences(s *status.DRA) []string {
 			continue
 		}
 		sentence := fmt.Sprintf("GPU %d: %s", g.Index, words[g.Owner])
+		if g.Unpublished != "" {
+			sentence = fmt.Sprintf("GPU %d: owned by claims, but in no ResourceSlice: %s", g.Index, g.Unpublished)
+		}
 		if g.Waiting != "" {
 			sentence += "; it waits: " + g.Waiting
 		}

@@ -211,10 +211,18 @@ func (w *claimsWing) allocation() *status.DRA {
 		s.DriverName = ""
 	}
 	used := s.Mode != config.DRAOff.String() || s.Driver != status.DRADriver{}
+	unpublished := w.dra.Devices.Pools().Value().Unpublished(dra.Dropped{
+		Taints: s.NoTaints, Counters: s.NoCounters, Shares: s.NoShares,
+	})
 	for _, g := range w.gpus.monitor.Snapshots().Value().GPUs {
 		used = used || owners[g.UUID] != dra.OwnedByPlugin
-		s.GPUs = append(s.GPUs, status.DRAGPU{Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]),
-			Waiting: waits[g.UUID]})
+		shown := status.DRAGPU{
+			Index: g.Index, UUID: g.UUID, Owner: string(owners[g.UUID]), Waiting: waits[g.UUID],
+		}
+		if owners[g.UUID] == dra.OwnedByDRA {
+			shown.Unpublished = unpublished[g.UUID]
+		}
+		s.GPUs = append(s.GPUs, shown)
 	}
 	for _, c := range w.dra.Claims.Status().Value() {
 		shown := status.DRAClaim{

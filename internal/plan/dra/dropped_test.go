@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 )
@@ -73,6 +75,17 @@ func TestWithout(t *testing.T) {
 		}
 		if problems := refusedBy(without); len(problems) > 0 {
 			t.Errorf("%+v: %v", row.dropped, problems)
+		}
+	}
+	for dropped, want := range map[dra.Dropped]map[string]string{
+		{}:             {},
+		{Shares: true}: {},
+		{Taints: true}: {"GPU-1": "the API server drops its taint gpu.nvidia.com/xid"},
+		{Taints: true, Counters: true}: {"GPU-1": "the API server drops its taint gpu.nvidia.com/xid",
+			"GPU-2": "the API server drops the counters of the MIG devices that can be created on it"},
+	} {
+		if diff := cmp.Diff(want, pool.Unpublished(dropped)); diff != "" {
+			t.Errorf("Unpublished(%+v) (-want +got):\n%s", dropped, diff)
 		}
 	}
 }

@@ -157,6 +157,27 @@ func (p Pool) Without(dropped Dropped) Pool {
 	return p
 }
 
+// Unpublished returns the UUIDs of the pool's GPUs of which no device is left for an API server that
+// does not store some parts, with the reasons, which are sentences without a full stop.
+func (p Pool) Unpublished(dropped Dropped) map[string]string {
+	offered, reasons := map[string]bool{}, map[string]string{}
+	for _, slice := range p.Without(dropped).Slices {
+		maps.Copy(offered, slice.GPUs())
+	}
+	for _, slice := range p.Slices {
+		for _, d := range slice.Devices {
+			switch gpu := d.GPU(); {
+			case offered[gpu]:
+			case dropped.Taints && len(d.Taints) > 0:
+				reasons[gpu] = "the API server drops its taint " + d.Taints[0].Key
+			default:
+				reasons[gpu] = "the API server drops the counters of the MIG devices that can be created on it"
+			}
+		}
+	}
+	return reasons
+}
+
 // Untainted returns the pool without tainted devices.
 func (p Pool) Untainted() Pool {
 	p.Slices = slices.Clone(p.Slices)

@@ -142,7 +142,9 @@ func offeredTwice(f *NodeFacts, s status.Status, r *findings) (inSlices int) {
 		if g.Owner != "dra" && g.Owner != "leaving-dra" {
 			continue
 		}
-		inSlices++
+		if g.Unpublished == "" {
+			inSlices++
+		}
 		name := fmt.Sprintf("GPU %d", g.Index)
 		remedy := []string{
 			"kubectl get pods -A -o wide --field-selector spec.nodeName=NODE | grep -iE 'nvidia|gpu'   # shows " +

@@ -36,6 +36,12 @@ var claimRows = []row{
 		check: "dra", severity: diagnosis.OK, says: "1 GPU of 1 in 1 ResourceSlice",
 	},
 	{
+		name: "left out", settings: claims, status: given(func(d *status.DRA) {
+			d.GPUs = append(d.GPUs, status.DRAGPU{UUID: "GPU-2", Owner: "dra", Unpublished: "a taint"})
+		}), facts: answers(doctor.PodResourcesAnswer{}), check: "dra", severity: diagnosis.OK,
+		says: "1 GPU of 2 in 1 ResourceSlice",
+	},
+	{
 		name: "not registered", settings: claims,
 		status: given(func(d *status.DRA) { d.Driver = status.DRADriver{Problem: "kubelet refused it"} }),
 		facts:  answers(doctor.PodResourcesAnswer{}), check: "dra", severity: diagnosis.Error,

@@ -59,6 +59,9 @@ type DRAGPU struct {
 	Owner string `json:"owner,omitempty"`
 	// Waiting is the condition that delays a change of the owner.
 	Waiting string `json:"waiting,omitempty"`
+	// Unpublished is why no ResourceSlice has a device of a GPU whose owner is dra: the API server
+	// would drop a part of it. It is empty for all other GPUs.
+	Unpublished string `json:"unpublished,omitempty"`
 }
 
 // DRAClaim is a prepared claim.

@@ -240,6 +240,26 @@ func TestWhyOfClaims(t *testing.T) {
 	}
 }
 
+// TestWhyOfAnUnpublishedGPU: Kubernetes 1.34 drops taints, so that a GPU that is not healthy is in no
+// slice. The daemon names it.
+func TestWhyOfAnUnpublishedGPU(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	for _, o := range []string{node("a", "", ""), gpuClass, slicesOf("a", 1), claimed("q", "a", "gpu-0"),
+		pod(oneGPU, "", "phase: Pending")} {
+		s.load(o)
+	}
+	shown := holding()
+	shown.DRA = &status.DRA{Mode: "dra", NoTaints: true, GPUs: []status.DRAGPU{{Index: 0, Owner: "dra"},
+		{Index: 1, Owner: "dra", Unpublished: "the API server drops its taint gpu.nvidia.com/xid"}}}
+	s.addDaemon("daemon-a", "a", answering(shown))
+	const want = "another claim excludes gpu-0 (team/q-extended-resources of pod q). GPU 1 of node a is in no " +
+		"ResourceSlice: the API server drops its taint gpu.nvidia.com/xid."
+	if got := s.must("why", "p", "-n", "team"); !strings.Contains(got, want) || strings.Contains(got, "GPU 0 of") {
+		t.Errorf("it says %q, want %q", got, want)
+	}
+}
+
 // waitsFor adds a claim, and the pod team/p that is pending for it.
 func (s *stage) waitsFor(claim *resourceapi.ResourceClaim) {
 	s.t.Helper()

@@ -254,9 +254,24 @@ func (s *search) sentence(ctx context.Context, v *verdict) string {
 		if v.excluded != "" && len(parts) == 0 {
 			text = strings.TrimSuffix(text, ".") + "; and " + v.excluded + "."
 		}
-		parts = append(parts, s.byClaims(v)+text)
+		parts = append(parts, s.byClaims(v)+text+s.unpublished(ctx, name))
 	}
 	return strings.Join(parts, " ")
+}
+
+// unpublished names the GPUs of a node that claims own and that are in no ResourceSlice, because the
+// API server drops a part of them. It is empty if the node's daemon does not say.
+func (s *search) unpublished(ctx context.Context, node string) (text string) {
+	d := s.o.ask(ctx, node)
+	if d.Status == nil || d.Status.DRA == nil {
+		return ""
+	}
+	for _, g := range d.Status.DRA.GPUs {
+		if g.Unpublished != "" {
+			text += fmt.Sprintf(" GPU %d of node %s is in no ResourceSlice: %s.", g.Index, node, g.Unpublished)
+		}
+	}
+	return text
 }
 
 // byClaims lists the resources of the pod provided by claims on a node, with their
