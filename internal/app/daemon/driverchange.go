@@ -48,6 +48,7 @@ func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
 		Use:     func(ctx context.Context) error { return w.gpus.requests().Resume(ctx) },
 		Healthy: func() []string { return healthyGPUs(w.gpus.monitor.Snapshots().Value()) },
 		Problem: w.problemOfDriver,
+		BootID:  BootID(w.gpus.node),
 	}
 	if w.startup.StateDir != "" {
 		o.Socket = filepath.Join(w.startup.StateDir, filepath.Base(driverapi.DefaultDirectory),
@@ -139,7 +140,7 @@ func (w *maintenanceWing) problemOfDriver(ctx context.Context, version string, b
 // under way.
 func (w *maintenanceWing) driverChange() *driverchange.Status {
 	s := w.swaps.Status().Value()
-	if s.Wanted == "" && s.State == driverchange.Off {
+	if s.Wanted == "" && s.State == driverchange.Off && !s.Withholds {
 		return nil
 	}
 	return &s

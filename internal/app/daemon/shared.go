@@ -35,9 +35,9 @@ type Shared struct {
 }
 
 // NewShared returns the state shared by the processes of a node. The owner of each GPU is
-// published to owners, the results of CUDA checks to proofs, and holds on GPUs with a
-// changing MIG layout to dividing; nil if no process changes layouts. Standbys receive
-// resets and changes of the driver as holds. changesLayouts is true if this process changes layouts.
+// published to owners, the results of CUDA checks to proofs, the change of the driver to driver, and
+// holds on GPUs with a changing MIG layout to dividing; nil if no process changes layouts. Standbys
+// receive resets as holds. changesLayouts is true if this process changes layouts.
 func NewShared(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold],
 	proofs *feed.Feed[cudacheck.Records],
@@ -49,12 +49,10 @@ func NewShared(
 		publishers:     feed.New(0)}
 }
 
-// withHolds returns the holds, including the holds on GPUs being reset, or on all GPUs while the driver
-// changes. Without other holds, every GPU gets an entry, so that the standby may allocate the
-// remaining GPUs.
-func withHolds(s reset.Status, changesDriver bool, dividing map[string]resource.GPUHold,
-	owners dra.Owners) map[string]resource.GPUHold {
-	if !s.Withholds() && !changesDriver {
+// withHolds returns the holds, including the holds on GPUs being reset. Without other holds, every GPU
+// gets an entry, so that the standby may allocate the remaining GPUs.
+func withHolds(s reset.Status, dividing map[string]resource.GPUHold, owners dra.Owners) map[string]resource.GPUHold {
+	if !s.Withholds() {
 		return dividing
 	}
 	holds := maps.Clone(dividing)
@@ -64,15 +62,8 @@ func withHolds(s reset.Status, changesDriver bool, dividing map[string]resource.
 			holds[uuid] = resource.GPUHold{}
 		}
 	}
-	if s.Withholds() {
-		for _, uuid := range s.GPUs {
-			holds[uuid] = resource.GPUHold{Reason: "it is being reset"}
-		}
-	}
-	if changesDriver {
-		for uuid := range owners {
-			holds[uuid] = resource.GPUHold{Reason: driverchange.HoldReason}
-		}
+	for _, uuid := range s.GPUs {
+		holds[uuid] = resource.GPUHold{Reason: "it is being reset"}
 	}
 	return holds
 }
@@ -82,6 +73,7 @@ type sharedState struct {
 	Owners   dra.Owners                  `json:"owners"`
 	Dividing map[string]resource.GPUHold `json:"dividing"`
 	Proofs   cudacheck.Records           `json:"proofs,omitempty"`
+	Driver   driverchange.Status         `json:"driver"`
 }
 
 // Publish sends the state of this process to the standbys while this process leads. Owners
@@ -97,8 +89,8 @@ func (t *Shared) Publish(ctx context.Context) error {
 		resets, begun := t.resets.Latest()
 		driver, changed := t.driver.Latest()
 		if owners != nil {
-			holds := withHolds(resets, driver.Withholds, dividing, owners)
-			text, err := json.Marshal(sharedState{owners, holds, proofs})
+			holds := withHolds(resets, dividing, owners)
+			text, err := json.Marshal(sharedState{owners, holds, proofs, driver})
 			if err != nil {
 				return err
 			}
@@ -143,6 +135,9 @@ func (t *Shared) accept(now sharedState) {
 	}
 	if now.Proofs != nil && !reflect.DeepEqual(t.proofs.Value(), now.Proofs) {
 		t.proofs.Publish(now.Proofs)
+	}
+	if !t.driver.Value().Equal(now.Driver) {
+		t.driver.Publish(now.Driver)
 	}
 	if before := t.owners.Value(); now.Owners != nil && (before == nil || !maps.Equal(before, now.Owners)) {
 		t.owners.Publish(now.Owners)

@@ -29,6 +29,7 @@ type publisher struct {
 	dividing *feed.Feed[map[string]resource.GPUHold]
 	proofs   *feed.Feed[cudacheck.Records]
 	resets   *feed.Feed[reset.Status]
+	driver   *feed.Feed[driverchange.Status]
 }
 
 // newPublisher returns a process that does not change layouts.
@@ -36,9 +37,9 @@ func newPublisher(dir, token string) *publisher {
 	p := &publisher{
 		lead: lead.New(lead.Options{Dir: dir, Name: token, Token: token}), owners: feed.New(dra.Owners(nil)),
 		dividing: feed.New(map[string]resource.GPUHold(nil)), proofs: feed.New(cudacheck.Records(nil)),
-		resets: feed.New(reset.Status{}),
+		resets: feed.New(reset.Status{}), driver: feed.New(driverchange.Status{}),
 	}
-	p.Shared = daemon.NewShared(p.lead, p.owners, p.dividing, p.proofs, p.resets, feed.New(driverchange.Status{}), false)
+	p.Shared = daemon.NewShared(p.lead, p.owners, p.dividing, p.proofs, p.resets, p.driver, false)
 	return p
 }
 
@@ -77,6 +78,29 @@ func TestSharedResets(t *testing.T) {
 		poll.Latest(t, "it is told of "+string(phase), standby.dividing, func(holds map[string]resource.GPUHold) bool {
 			return held && holds["GPU-1"].Reason != "" && len(holds) == 2 && holds["GPU-2"].Reason == "" || !held && holds == nil
 		})
+	}
+}
+
+// TestSharedChangeOfDriver: a standby withholds all GPUs while the driver changes, also after it leads
+// until it has found out itself.
+func TestSharedChangeOfDriver(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "node")
+	leading, standby := newPublisher(dir, "a"), newPublisher(dir, "b")
+	leading.run(t)
+	poll.Latest(t, "the first leads", leading.lead.Leads(), yes)
+	standby.driver.Publish(driverchange.Status{Withholds: true}) // it was started during a change
+	standby.run(t)
+	leading.owners.Publish(dra.Owners{"GPU-0": dra.OwnedByPlugin})
+	for _, want := range []driverchange.Status{{}, {Wanted: "580.1", State: driverchange.Changing, Percent: 10, Withholds: true}} {
+		leading.driver.Publish(want)
+		poll.Latest(t, "the standby has the progress of the leader", standby.driver,
+			func(s driverchange.Status) bool { return s.Equal(want) })
+	}
+	standby.lead.Ask()
+	poll.Latest(t, "the standby leads", standby.lead.Leads(), yes)
+	if !standby.driver.Value().Withholds {
+		t.Error("GPUs are offered before the new leader knows of the change")
 	}
 }
 

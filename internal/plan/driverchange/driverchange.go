@@ -103,8 +103,9 @@ type Facts struct {
 	HasSlot   bool
 	NoSlot    string
 	SlotSince time.Time
-	// Withheld is true while no GPU is offered because of a change.
-	Withheld bool
+	// Withheld is true while no GPU is offered because of a change, and Settled once the kubelet gives
+	// none to a pod any more.
+	Withheld, Settled bool
 	// Users are the pods with GPUs, and Unknown is why they are not known; empty if they are.
 	Users   []string
 	Unknown string
@@ -277,7 +278,7 @@ func begin(f Facts) Step {
 	}
 	s.State, s.Withholds, s.Percent = Changing, true, 5
 	switch {
-	case !f.Withheld:
+	case !f.Settled:
 		s.Act, s.Reason = Withhold, "GPUs are withheld from new pods"
 	case f.Pods == None: // gpu-driver finds out who uses the driver
 		s.Act, s.Reason = Swap, "the change begins"

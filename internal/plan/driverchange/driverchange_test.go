@@ -31,7 +31,7 @@ func in(p driverchange.Phase, age time.Duration, holders ...string) func(*driver
 
 func TestNext(t *testing.T) {
 	loaded := func(h *driverchange.Host) { h.LoadedVersion, h.LoadedDigest, h.Current = "580.1", "bb", "bb" }
-	ready := driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, Withheld: true}
+	ready := driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, Withheld: true, Settled: true}
 	with := func(f driverchange.Facts, change func(*driverchange.Facts)) driverchange.Facts { change(&f); return f }
 	for _, test := range []struct {
 		name   string
@@ -138,8 +138,8 @@ func (w *world) act(s driverchange.Step) {
 	if f.Host == nil { // nothing can be asked of it
 		return
 	}
-	if f.Withheld = s.Withholds; s.Act == driverchange.Withhold {
-		f.Withheld = true
+	if f.Withheld, f.Settled = s.Withholds, f.Settled && s.Withholds; s.Act == driverchange.Withhold {
+		f.Withheld, f.Settled = true, true
 	}
 	if !s.NeedsSlot {
 		f.HasSlot = false
@@ -155,7 +155,7 @@ func (w *world) act(s driverchange.Step) {
 			f.Users = f.Users[1:]
 		}
 	case driverchange.Swap:
-		if !f.HasSlot || len(f.Users) > 0 && f.Pods != driverchange.None || !f.Withheld {
+		if !f.HasSlot || len(f.Users) > 0 && f.Pods != driverchange.None || !f.Settled {
 			bad("a change began too early")
 		}
 		h.Change = &driverchange.Change{To: s.Digest, Phase: driverchange.Placing, Since: f.Now}
@@ -188,8 +188,8 @@ func (w *world) pass() {
 	if len(f.Users) > 0 && w.random.IntN(4) == 0 {
 		f.Users = f.Users[1:]
 	}
-	if w.random.IntN(20) == 0 { // this process was killed: it offers GPUs until the next step
-		f.Withheld = false
+	if w.random.IntN(20) == 0 { // this process was killed: the next one withholds nothing if gpu-driver has not begun
+		f.Withheld, f.Settled = false, false
 	}
 	if h == nil || h.Change == nil || w.random.IntN(2) == 0 {
 		return

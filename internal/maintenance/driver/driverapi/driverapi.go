@@ -8,9 +8,12 @@ package driverapi
 
 import (
 	"context"
+	"encoding/json"
+	"path/filepath"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
 
@@ -23,6 +26,10 @@ const (
 	DefaultDirectory = "/var/lib/gpu-device-plugin/driver"
 	// Current is the name of the link. Driver roots follow it.
 	Current = "current"
+	// Journal is the name of the journal. Only gpu-driver writes it.
+	Journal = "change.json"
+	// MaxJournal is the size of the largest journal, in bytes.
+	MaxJournal = 1 << 20
 )
 
 // The calls. All but CallStatus have Arguments, and all return a Status.
@@ -144,6 +151,34 @@ type Change struct {
 	Note string `json:"note,omitempty"`
 	// Loads is how often the node has tried to load To, in all boots.
 	Loads int `json:"loads,omitempty"`
+}
+
+// IsUnderWay reports whether the journal in a directory has a change during which no GPU may be offered.
+// It is for the time before the first answer of gpu-driver, which says the same and more. bootID is that
+// of the node: in another boot than that of the journal, a change for the next boot is being loaded. A
+// journal that cannot be read has no change, as for gpu-driver.
+func IsUnderWay(directory, bootID string) bool {
+	text, err := statefile.Read(filepath.Join(directory, Journal), MaxJournal)
+	if err != nil {
+		return false
+	}
+	var journal struct {
+		Change struct {
+			Step   Step   `json:"step"`
+			BootID string `json:"bootID"`
+		} `json:"change"`
+	}
+	if json.Unmarshal(text, &journal) != nil {
+		return false
+	}
+	switch c := journal.Change; c.Step {
+	case "", StepFailed:
+		return false
+	case StepNextBoot:
+		return c.BootID != bootID
+	default:
+		return true
+	}
 }
 
 // Call makes a call at the control socket of gpu-driver. The errors are those of control.Call.

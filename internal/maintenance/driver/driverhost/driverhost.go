@@ -105,7 +105,7 @@ func New(o Options) (*Host, error) {
 			return nil, err
 		}
 	}
-	if _, err := statefile.ReadState(h.path(), maxJournal, journalVersion, &h.journal); err != nil {
+	if _, err := statefile.ReadState(h.path(), driverapi.MaxJournal, journalVersion, &h.journal); err != nil {
 		// A change that was under way is not continued.
 		klog.Background().Error(err, "The journal of driver changes cannot be used", "file", h.path())
 		h.journal = journal{}

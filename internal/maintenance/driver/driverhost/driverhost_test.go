@@ -69,6 +69,7 @@ func (n *node) start() {
 		n.Fatal(err)
 	}
 	n.host = host
+	n.status() // before the first act
 	n.drive()
 }
 
@@ -117,6 +118,13 @@ func (n *node) status() driverapi.Status {
 	s, err := n.host.Call(n.Context(), driverapi.CallStatus, driverapi.Arguments{})
 	if err != nil {
 		n.Fatal(err)
+	}
+	c := s.Change
+	rests := c == nil || c.Step == driverapi.StepNextBoot || c.Step == driverapi.StepFailed
+	info, err := os.Stat(filepath.Join(n.directory, driverapi.Journal))
+	isFull := err == nil && info.IsDir() // TestFullDiskAtEachWrite
+	if !isFull && driverapi.IsUnderWay(n.directory, s.BootID) == rests {
+		n.Errorf("the journal says otherwise than the change %+v", c)
 	}
 	return s
 }

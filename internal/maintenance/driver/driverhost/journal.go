@@ -14,9 +14,7 @@ import (
 )
 
 const (
-	journalName    = "change.json"
 	journalVersion = 1
-	maxJournal     = 1 << 20 // bytes
 	// maxLoads is how often the node may load a driver that is not confirmed.
 	maxLoads = 2
 )
@@ -50,7 +48,7 @@ type change struct {
 	Note       string         `json:"note,omitempty"` // of the caller
 }
 
-func (h *Host) path() string { return filepath.Join(h.o.Directory, journalName) }
+func (h *Host) path() string { return filepath.Join(h.o.Directory, driverapi.Journal) }
 
 // write changes the journal. When it returns nil, the new journal is on the disk; otherwise the
 // journal is unchanged.

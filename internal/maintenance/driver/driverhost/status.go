@@ -51,7 +51,11 @@ func (h *Host) status(ctx context.Context) (driverapi.Status, error) {
 			s.Change.Reason = strings.TrimPrefix(c.Reason+"; "+h.reason, "; ")
 		}
 		switch c.Step {
-		case driverapi.StepUnproven, driverapi.StepNextBoot, driverapi.StepFailed:
+		case driverapi.StepUnproven, driverapi.StepNextBoot:
+			if s.Change.Percent = 100; c.BootID != h.boot { // the first act in this boot
+				s.Change.Step, s.Change.Percent = driverapi.StepLoading, 0
+			}
+		case driverapi.StepFailed:
 			s.Change.Percent = 100
 		default:
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -53,8 +54,9 @@ type Options struct {
 	Wanted func() (version string, pods policy.Pods, changed <-chan struct{})
 	// Refused returns why the driver must not be changed, according to the Node; empty if it may.
 	Refused func() string
-	// Socket is the control socket of gpu-driver; empty if the node can have none.
-	Socket string
+	// Socket is the control socket of gpu-driver, in its directory; empty if the node can have none.
+	// BootID is the ID of the node's boot.
+	Socket, BootID string
 	// Admit returns since when the node has its slot of the cluster, or why it has none.
 	Admit func(change string) (since time.Time, err error)
 	// Users returns the users of GPUs that the kubelet and the claims know. Evict evicts a pod within
@@ -88,21 +90,23 @@ type Swaps struct {
 	lastState policy.State
 }
 
-// New returns Swaps that do nothing yet.
+// New returns Swaps that do nothing yet. During a change, GPUs are withheld from the start.
 func New(o Options) *Swaps {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
-	return &Swaps{options: o, status: feed.New(policy.Status{}), evicted: map[User]time.Time{},
-		refusals: map[User]error{}}
+	first := policy.Status{Withholds: o.Socket != "" && driverapi.IsUnderWay(filepath.Dir(o.Socket), o.BootID)}
+	return &Swaps{options: o, status: feed.New(first), evicted: map[User]time.Time{}, refusals: map[User]error{}}
 }
 
 // Status is the feed of the progress. It is not Known before the first answer of gpu-driver, and after
-// the end of the lead.
+// the end of the lead. While another process leads, its status is published here.
 func (s *Swaps) Status() *feed.Feed[policy.Status] { return s.status }
 
 // Run changes the driver until ctx ends, and then returns nil. Only the leading process may call Run.
 func (s *Swaps) Run(ctx context.Context) error {
-	defer func() { s.status.Publish(policy.Status{}) }()
-	s.withheld, s.tried = time.Time{}, time.Time{}
+	defer func() { s.status.Publish(policy.Status{Withholds: s.status.Value().Withholds}) }()
+	if s.withheld, s.tried = (time.Time{}), (time.Time{}); s.status.Value().Withholds {
+		s.withheld = s.options.Clock.Now()
+	}
 	s.lastAct, s.lastState = policy.Nothing, policy.Off
 	for ctx.Err() == nil {
 		version, pods, configured := s.options.Wanted()
@@ -165,7 +169,8 @@ func (s *Swaps) facts(
 	ctx context.Context, version string, pods policy.Pods,
 ) (f policy.Facts, users []User, before []string) {
 	f = policy.Facts{Wanted: version, Pods: pods, Refused: s.options.Refused(), Now: s.options.Clock.Now(),
-		Withheld: !s.withheld.IsZero() && s.options.Clock.Since(s.withheld) >= settleTime}
+		Withheld: !s.withheld.IsZero()}
+	f.Settled = f.Withheld && s.options.Clock.Since(s.withheld) >= settleTime
 	told, err := s.call(ctx, driverapi.CallStatus, driverapi.Arguments{})
 	if err != nil {
 		f.Silent, f.HasSlot = err.Error(), s.status.Value().NeedsSlot

@@ -3,6 +3,7 @@ package driverswap_test
 import (
 	"context"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +21,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/gpudriver"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
+
+const bootID = "a"
 
 // A node has a stand-in of gpu-driver, and everything else that Swaps use.
 type node struct {
@@ -95,16 +98,22 @@ func (n *node) runClock(t *testing.T) {
 	}()
 }
 
-// start runs Swaps until the returned function is called, as a process that leads.
+// start begins a process that leads, and runs it until the returned function is called.
 func (n *node) start(t *testing.T) (stop func()) {
 	t.Helper()
+	n.prepare()
+	return n.run(t)
+}
+
+// prepare begins a process that does not lead yet.
+func (n *node) prepare() {
 	n.swaps = driverswap.New(driverswap.Options{
 		Wanted: func() (string, policy.Pods, <-chan struct{}) {
 			v, changed := n.wanted.Latest()
 			return v, locked(n, func() policy.Pods { return n.pods }), changed
 		},
 		Refused: func() string { return locked(n, func() string { return n.refused }) },
-		Socket:  n.socket, Clock: n.clock,
+		Socket:  n.socket, BootID: bootID, Clock: n.clock,
 		Admit: func(string) (time.Time, error) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
@@ -143,6 +152,11 @@ func (n *node) start(t *testing.T) (stop func()) {
 			})
 		},
 	})
+}
+
+// run runs Swaps until the returned function is called.
+func (n *node) run(t *testing.T) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- n.swaps.Run(ctx) }()
@@ -184,6 +198,46 @@ func (n *node) did(t *testing.T, want ...string) {
 	t.Helper()
 	if got := n.acts.list(); !slices.Equal(got, want) {
 		t.Errorf("acts %q, want %q", got, want)
+	}
+}
+
+// TestStartDuringChange: a process that starts during a change withholds GPUs before gpu-driver has
+// answered, as the journal says.
+func TestStartDuringChange(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		journal string
+		holds   bool
+	}{
+		"no journal":         {"", false},
+		"no change":          {`{"version": 1, "loaded": {"digest": "aa"}}`, false},
+		"damaged":            {`{"change": {"step": "unproven"`, false},
+		"unproven":           {`{"change": {"step": "unproven", "bootID": "a"}}`, true},
+		"unloading":          {`{"change": {"step": "unloading", "bootID": "b"}}`, true},
+		"failed":             {`{"change": {"step": "failed", "bootID": "a"}}`, false},
+		"the next boot":      {`{"change": {"step": "next-boot", "bootID": "a"}}`, false},
+		"this boot loads it": {`{"change": {"step": "next-boot", "bootID": "b"}}`, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := &node{clock: clocktest.NewFakeClock(time.Now()), wanted: feed.New("580.1"),
+				socket: filepath.Join(t.TempDir(), "driver.sock")}
+			journal := filepath.Join(filepath.Dir(n.socket), driverapi.Journal)
+			if err := os.WriteFile(journal, []byte(c.journal), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n.runClock(t)
+			n.prepare()
+			_, begun := n.swaps.Status().Latest()
+			if is := n.swaps.Status().Value().Withholds; is != c.holds {
+				t.Errorf("GPUs are withheld before the first step: %t", is)
+			}
+			n.run(t)
+			<-begun
+			if s := n.await(t, policy.Waiting, "does not answer"); s.Withholds != c.holds {
+				t.Errorf("GPUs are withheld while gpu-driver does not answer: %t", s.Withholds)
+			}
+		})
 	}
 }
 
