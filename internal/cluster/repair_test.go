@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
@@ -61,7 +63,8 @@ type patient struct {
 	snapshots *feed.Feed[inventory.Snapshot]
 	repairs   *repair.Repairs
 	end       context.CancelFunc
-	ended     sync.WaitGroup
+	ended     *sync.WaitGroup
+	fuse      *fuse // of the process; nil for none
 
 	mu        sync.Mutex // guards all following fields
 	effects   map[string]effect
@@ -106,7 +109,14 @@ func (p *patient) start() {
 	p.Startup.NodeName = p.name
 	p.configure(func(c *config.Config) { c.NodeName = p.name })
 	ctx, cancel := context.WithCancel(context.Background())
-	p.end = cancel
+	p.end, p.ended = cancel, &sync.WaitGroup{}
+	fuse := p.fuse
+	p.mu.Lock()
+	clear(p.withdrawn) // the list of a new process
+	p.mu.Unlock()
+	write := func(path string, v any) error {
+		return fuse.step("write "+filepath.Base(path), func() error { return statefile.WriteState(path, v) })
+	}
 	reserve := func(_ context.Context, g inventory.GPU) (users []string, release func(), err error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -117,9 +127,11 @@ func (p *patient) start() {
 	}
 	resets := reset.New(reset.Options{
 		Snapshots: p.snapshots, StateDir: p.dir, BootID: fmt.Sprint("boot", p.boot), May: func() error { return nil }, Reserve: reserve,
-		Withhold: func(_ context.Context, gpus []string, reason string) error { p.withhold(gpus, reason); return nil },
-		Clients:  func(inventory.GPU) []string { return nil }, PreviousLeader: feed.New("").Latest,
-		Run: func(ctx context.Context, gpus []inventory.GPU, _ func()) error { return p.nvidiaSMI(ctx, gpus) },
+		Withhold: func(_ context.Context, gpus []string, reason string) error {
+			return fuse.step("withdraw or return", func() error { p.withhold(gpus, reason); return nil })
+		},
+		Clients: func(inventory.GPU) []string { return nil }, PreviousLeader: feed.New("").Latest, Write: write,
+		Run: func(ctx context.Context, gpus []inventory.GPU, _ func()) error { return p.nvidiaSMI(ctx, fuse, gpus) },
 	})
 	cluster := func() interface{ MayRepair(string) error } { return p.cluster }
 	p.repairs = repair.New(repair.Options{
@@ -132,10 +144,12 @@ func (p *patient) start() {
 			}
 			return u
 		},
-		Rank:  func(context.Context, []policy.Pod) error { return nil },
-		Evict: func(_ context.Context, pod policy.Pod) error { return p.evict(pod.Name) },
+		Rank: func(context.Context, []policy.Pod) error { return nil },
+		Evict: func(_ context.Context, pod policy.Pod) error {
+			return fuse.step("evict", func() error { return p.evict(pod.Name) })
+		},
 		Admit: func(what string) error { return cluster().MayRepair(what) },
-		Reset: resets.Reset, Resetting: func() bool { return resets.Status().Value().Withholds() },
+		Reset: resets.Reset, Resetting: func() bool { return resets.Status().Value().Withholds() }, Write: write,
 	})
 	p.Repairs = p.repairs.Status()
 	p.process.start()
@@ -177,6 +191,11 @@ func (p *patient) evict(uuid string) error {
 // reboot restarts the node: its pods end, and a reset under way is over.
 func (p *patient) reboot() {
 	p.kill()
+	p.restartNode()
+}
+
+// restartNode restarts a node without a process.
+func (p *patient) restartNode() {
 	p.boot++
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -189,12 +208,51 @@ func (p *patient) withhold(gpus []string, reason string) {
 	defer p.mu.Unlock()
 	for _, uuid := range gpus {
 		p.withdrawn[uuid] = reason != ""
+		if _, broke := p.effects[uuid]; !broke {
+			p.w.problem("%s: %s never broke, and is withdrawn: %s", p.name, uuid, reason)
+		}
 	}
 }
 
 // nvidiaSMI resets GPUs, and notes what must not be.
-func (p *patient) nvidiaSMI(ctx context.Context, gpus []inventory.GPU) error {
-	began := time.Now()
+func (p *patient) nvidiaSMI(ctx context.Context, fuse *fuse, gpus []inventory.GPU) error {
+	began, uuid := time.Now(), gpus[0].UUID
+	if err := fuse.step("nvidia-smi begins", func() error { p.noteReset(began, gpus); return nil }); err != nil {
+		return err
+	}
+	defer func() {
+		p.w.mu.Lock()
+		delete(p.w.busy, p.name)
+		p.w.mu.Unlock()
+	}()
+	p.mu.Lock()
+	does := p.effects[uuid]
+	p.mu.Unlock()
+	select {
+	case <-time.After(4 * time.Second):
+	case <-ctx.Done():
+		return context.Canceled // killed with the daemon
+	}
+	return fuse.step("nvidia-smi ends", func() error {
+		switch does {
+		case resetFails:
+			return errors.New("Unknown Error")
+		case resetsAnother:
+			uuid = fmt.Sprintf("GPU-%d", (gpus[0].Index+1)%gpusOfANode)
+		case faultStays:
+			return nil
+		case resetWorks:
+			p.w.mu.Lock()
+			p.w.took = append(p.w.took, time.Since(began))
+			p.w.mu.Unlock()
+		}
+		p.setHealth(uuid, inventory.Health{State: inventory.Healthy, Since: time.Now()})
+		return nil
+	})
+}
+
+// noteReset notes that a reset begins, and what is wrong about that.
+func (p *patient) noteReset(began time.Time, gpus []inventory.GPU) {
 	p.w.mu.Lock()
 	p.w.busy[p.name] = true
 	p.w.most = max(p.w.most, len(p.w.busy))
@@ -202,16 +260,12 @@ func (p *patient) nvidiaSMI(ctx context.Context, gpus []inventory.GPU) error {
 		p.w.problems = append(p.w.problems, fmt.Sprintf("%s: %d GPUs are reset together", p.name, len(gpus)))
 	}
 	p.w.mu.Unlock()
-	defer func() {
-		p.w.mu.Lock()
-		delete(p.w.busy, p.name)
-		p.w.mu.Unlock()
-	}()
 	uuid := gpus[0].UUID
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	recent := 0
 	for _, t := range p.resets[uuid] {
-		if time.Since(t) < policy.BudgetTime-time.Second { // the history has whole seconds
+		if began.Sub(t) < policy.BudgetTime-time.Second { // the history has whole seconds
 			recent++
 		}
 	}
@@ -224,27 +278,6 @@ func (p *patient) nvidiaSMI(ctx context.Context, gpus []inventory.GPU) error {
 	if p.holders[uuid] || recent >= policy.Budget {
 		p.w.problem("%s: %s is reset; in use %v, %d resets before", p.name, uuid, p.holders[uuid], recent)
 	}
-	does := p.effects[uuid]
-	p.mu.Unlock()
-	select {
-	case <-time.After(4 * time.Second):
-	case <-ctx.Done():
-		return context.Canceled // killed with the daemon
-	}
-	switch does {
-	case resetFails:
-		return errors.New("Unknown Error")
-	case resetsAnother:
-		uuid = fmt.Sprintf("GPU-%d", (gpus[0].Index+1)%gpusOfANode)
-	case faultStays:
-		return nil
-	case resetWorks:
-		p.w.mu.Lock()
-		p.w.took = append(p.w.took, time.Since(began))
-		p.w.mu.Unlock()
-	}
-	p.setHealth(uuid, inventory.Health{State: inventory.Healthy, Since: time.Now()})
-	return nil
 }
 
 func (w *ward) problem(format string, a ...any) {

@@ -51,6 +51,12 @@ type stage struct {
 func onStage(t *testing.T, test func(*stage)) {
 	t.Helper()
 	t.Parallel()
+	onNewStage(t, test)
+}
+
+// onNewStage runs a part of a test on a stage of its own.
+func onNewStage(t *testing.T, test func(*stage)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		server, err := apiserver.StartInMemory(t.TempDir())
 		if err != nil {
