@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 )
 
 // The stand-ins behave as modules of the driver do: numbers, references, and an order of unloading.
@@ -39,6 +41,23 @@ func TestStandIns(t *testing.T) {
 	g.do("let-go")
 	g.do("unload", "nvidia")
 	g.powerOff()
+}
+
+// A guest that hangs says where: gpu-driver and the kernel write their stacks to the console.
+func TestStacks(t *testing.T) {
+	g := newMachine(t).mustBoot(t)
+	g.serve()
+	g.mustCall(driverapi.CallStatus)
+	g.stacks()
+	for _, want := range []string{"SIGQUIT: quit", "driverhost.", "main.stacks", "/task/1 init"} {
+		if !strings.Contains(g.console.String(), want) {
+			t.Errorf("the stacks of the processes do not have %q:\n%s", want, g.console.String())
+		}
+	}
+	g.panics()
+	if !strings.Contains(g.console.String(), "Kernel panic - not syncing: NMI") {
+		t.Errorf("the kernel does not write its stack:\n%s", g.tail())
+	}
 }
 
 func since(g *guest) time.Duration { return time.Since(g.booted).Round(100 * time.Millisecond) }

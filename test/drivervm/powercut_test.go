@@ -142,6 +142,7 @@ func (n *node) settled(g *guest) (s driverapi.Status, err error) {
 			}
 		}
 		if time.Now().After(end) {
+			g.stacks()
 			return s, fmt.Errorf("nothing is loaded after %v: %+v, change %+v", waitLimit, s, s.Change)
 		}
 	}

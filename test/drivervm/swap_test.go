@@ -38,7 +38,9 @@ func (g *guest) await(what string, is func(driverapi.Status) bool) driverapi.Sta
 			return last
 		}
 	}
-	g.t.Fatalf("not within %v: %s; the status is %+v, change %+v\n%s", waitLimit, what, last, last.Change, g.tail())
+	g.stacks()
+	g.t.Fatalf("not within %v: %s; the status is %+v, change %+v\n%s", waitLimit, what, last, last.Change,
+		g.console.String())
 	return last
 }
 

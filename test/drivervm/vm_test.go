@@ -296,8 +296,10 @@ func (m *machine) boot(t *testing.T, cutAt int) (*guest, error) {
 		"-L", share+"/qemu", "-L", share+"/seabios", "-accel", "tcg", "-M", "q35", "-cpu", "qemu64,+rdrand", "-m", "384",
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", filepath.Join(kernels, "vmlinuz-"+m.kernel), "-initrd", theKit.initramfs,
-		"-append", "console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable nokaslr mitigations=off "+m.append,
+		"-append", "console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable nokaslr mitigations=off "+
+			"unknown_nmi_panic "+m.append,
 		"-serial", "stdio", "-chardev", "socket,id=port,path="+socket, "-serial", "chardev:port",
+		"-monitor", "unix:"+m.monitor()+",server=on,wait=off",
 		"-blockdev", "driver=nbd,node-name=disk,server.type=unix,server.path="+filepath.Join(m.folder, "disk"),
 		"-device", "virtio-blk-pci,drive=disk,write-cache=on,addr=4",
 		"-blockdev", "driver=file,node-name=tools,read-only=on,filename="+theKit.tools, "-device", "virtio-blk-pci,drive=tools,addr=5")
@@ -314,9 +316,11 @@ func (m *machine) boot(t *testing.T, cutAt int) (*guest, error) {
 	if err := listener.(*net.UnixListener).SetDeadline(time.Now().Add(bootLimit)); err != nil {
 		t.Fatal(err)
 	}
-	if g.port, err = listener.Accept(); err != nil {
+	port, err := listener.Accept()
+	if err != nil {
 		t.Fatalf("QEMU does not start: %v\n%s", err, g.console.String())
 	}
+	g.port = port
 	g.lines = bufio.NewReaderSize(g.port, 1<<20)
 	if _, err := g.reply(bootLimit); err != nil {
 		return g, err
@@ -343,7 +347,9 @@ func (m *machine) mustBoot(t *testing.T) *guest {
 func (g *guest) cutPower() {
 	_ = g.cmd.Process.Kill() // it may have ended
 	<-g.done
-	_ = g.port.Close()
+	if g.port != nil {
+		_ = g.port.Close()
+	}
 }
 
 // powerOff shuts the guest down and keeps what it has written.
@@ -364,7 +370,9 @@ func (g *guest) reply(limit time.Duration) (string, error) {
 	}
 	line, err := g.lines.ReadBytes('\n')
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		g.t.Fatalf("the guest does not answer within %v after %s\n%s", limit, g.last, g.console.String())
+		last := g.last
+		g.stacks()
+		g.t.Fatalf("the guest does not answer within %v after %s\n%s", limit, last, g.console.String())
 	}
 	if err != nil {
 		return "", errOff
@@ -379,15 +387,68 @@ func (g *guest) reply(limit time.Duration) (string, error) {
 	return r.Output, nil
 }
 
+// stacks has the guest write to the console what gpu-driver does, and what every process waits for in
+// the kernel. A guest that does not answer within a few seconds gets an NMI, at which its kernel
+// writes its stack and ends.
+func (g *guest) stacks() {
+	g.t.Helper()
+	const limit = 20 * time.Second
+	if err := errors.Join(g.port.SetDeadline(time.Now().Add(limit)), g.send("stacks")); err == nil {
+		for { // the answer to an earlier request may come before
+			line, err := g.lines.ReadString('\n')
+			if err != nil {
+				break
+			}
+			if strings.Contains(line, stacksWritten) {
+				return
+			}
+		}
+	}
+	g.panics()
+}
+
+// stacksWritten is the answer to the request "stacks".
+const stacksWritten = "the stacks are on the console"
+
+// panics has the kernel of the guest write its stack to the console, and end.
+func (g *guest) panics() {
+	g.t.Helper()
+	monitor, err := net.Dial("unix", g.m.monitor())
+	if err != nil {
+		g.t.Logf("the guest gets no NMI: %v", err)
+		return
+	}
+	defer func() { _ = monitor.Close() }()
+	if _, err := monitor.Write([]byte("nmi\n")); err != nil {
+		g.t.Logf("the guest gets no NMI: %v", err)
+		return
+	}
+	const limit = 20 * time.Second
+	select {
+	case <-g.done:
+	case <-time.After(limit):
+		g.t.Logf("the guest does not end within %v after an NMI", limit)
+	}
+}
+
+// monitor returns the path of the socket of QEMU's monitor.
+func (m *machine) monitor() string { return filepath.Join(m.folder, "monitor") }
+
+// send sends a request to the guest.
+func (g *guest) send(do string, args ...string) error {
+	text, err := json.Marshal(map[string]any{"do": do, "args": args})
+	if err != nil {
+		return err
+	}
+	g.last = string(text)
+	_, err = g.port.Write(append(text, '\n'))
+	return err
+}
+
 // try sends a request to the guest and returns the answer.
 func (g *guest) try(do string, args ...string) (string, error) {
 	g.t.Helper()
-	text, err := json.Marshal(map[string]any{"do": do, "args": args})
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	g.last = string(text)
-	if _, err := g.port.Write(append(text, '\n')); err != nil {
+	if err := g.send(do, args...); err != nil {
 		return "", errOff
 	}
 	return g.reply(callLimit)

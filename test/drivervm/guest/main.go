@@ -12,7 +12,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -53,6 +55,7 @@ var actions = map[string]func(args []string) (string, error){
 	"open":   open,
 	"read":   read,
 	"driver": driver,
+	"stacks": stacks,
 	"power-off": func([]string) (string, error) {
 		unix.Sync()
 		return "", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
@@ -116,21 +119,66 @@ func serve() error {
 		if err := json.Unmarshal(lines.Bytes(), &request); err != nil {
 			return err
 		}
-		var reply Reply
-		var failed error
-		if do := actions[request.Do]; do != nil {
-			reply.Output, failed = do(request.Args)
-		} else {
-			failed = errors.New("an unknown request")
-		}
-		if failed != nil {
-			reply.Error = failed.Error()
-		}
-		if err := answer(reply); err != nil {
-			return err
-		}
+		// A test waits for each answer, but asks for stacks while another request hangs.
+		go func() {
+			if err := answer(do(request)); err != nil {
+				fmt.Println("guest: answer:", err)
+			}
+		}()
 	}
 	return lines.Err()
+}
+
+func do(request Request) (r Reply) {
+	act := actions[request.Do]
+	if act == nil {
+		return Reply{Error: "an unknown request"}
+	}
+	output, err := act(request.Args)
+	if err != nil {
+		return Reply{output, err.Error()}
+	}
+	return Reply{Output: output}
+}
+
+// stacks writes to the console what every thread waits for in the kernel, the stacks of this program,
+// and those of gpu-driver, which ends.
+func stacks([]string) (string, error) {
+	threads, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
+	if err != nil {
+		return "", err
+	}
+	for _, thread := range threads {
+		name, _ := os.ReadFile(thread + "/comm") // the thread may have ended
+		if stack, _ := os.ReadFile(thread + "/stack"); len(stack) > 0 {
+			fmt.Printf("%s %s%s", thread, name, stack)
+		}
+	}
+	_ = pprof.Lookup("goroutine").WriteTo(os.Stdout, 1)
+	drivers, err := processesOf("gpu-driver")
+	for _, pid := range drivers {
+		if err := unix.Kill(pid, unix.SIGQUIT); err != nil {
+			return "", err
+		}
+		for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if unix.Kill(pid, 0) != nil {
+				break
+			}
+		}
+	}
+	return "the stacks are on the console", err
+}
+
+// processesOf returns the processes with a name.
+func processesOf(name string) (pids []int, err error) {
+	files, err := filepath.Glob("/proc/[0-9]*/comm")
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // the process may have ended
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && strings.TrimSpace(string(text)) == name {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
 }
 
 // mountDisk mounts a disk at a folder: read-only with a third argument.
