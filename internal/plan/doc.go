@@ -1,7 +1,9 @@
-// Package plan decides what the node offers and what a container gets. The packages are pure
-// functions, except that cdi and devnodes write files and device nodes. A device is withheld from pods
-// in resource (its health), in kubelet/offer (holds of MIG, claims, MPS and CUDA checks) and in listing
-// (pods that may still use its GPU); a device for claims is withheld in dra.
+// Package plan decides what the node offers and what a container gets. The packages do no I/O, except
+// that cdi and devnodes write files and device nodes.
+//
+// A device is withheld from pods for one of the reasons in resource/hold.go, in four places: resource
+// (its health), kubelet/offer (holds: the driver, MIG, MPS, CUDA checks, files), listing (pods that may
+// still use its GPU) and dra (the GPU belongs to claims).
 //
 //   - resource: Snapshot and options to the Plan: names, MIG strategy, selection, sharing, health.
 //   - holders: grants and the kubelet's accounts to who holds each device.

@@ -4,8 +4,8 @@
 //   - telemetry: metrics for Prometheus and the answers to the kubelet's probes.
 //   - doctor: the policy of doctor: from facts of a node to findings with remedies.
 //   - nodefacts: the adapter that reads the facts for doctor; changes nothing.
-//   - nodeevents: the policy of Events, condition and taint of the Node. Package cluster writes
-//     the objects.
+//   - nodeevents: the policy of Events, condition and taint of the Node. Package cluster/keeper writes
+//     the Node, and cluster the Events.
 //   - unitreport: the policy of reports on containers with units of GPUs.
 //   - featurefile: writes labels into a feature file of node-feature-discovery.
 //   - recording: records the driver's answers to the monitor, and replays them.

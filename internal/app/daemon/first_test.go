@@ -178,7 +178,7 @@ func TestReady(t *testing.T) {
 	if err := m.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	wants("quiesce", true, "nothing to serve: the driver was released by quiesce")(ready(m, plugins{}))
+	wants("quiesce", true, "nothing to serve: the driver is released")(ready(m, plugins{}))
 
 	bad := watch(t, &driver{err: inventory.ErrDriverMismatch})
 	if err := bad.First(t.Context()); err == nil {

@@ -157,8 +157,9 @@ func TestWhyNothingIsServed(t *testing.T) {
 	some, bad := []inventory.GPU{{UUID: "GPU-a"}}, []inventory.LeftOut{{Reason: "no UUID"}}
 	for want, seen := range map[string]monitor.Status{
 		"this node has no GPU": {},
-		"the driver was released by quiesce; to end this, run: gpu-device-plugin resume": {Quiesced: time.Now(),
+		"the driver is released; to end this, run: gpu-device-plugin resume": {Quiesced: time.Now(),
 			Err: errors.New("no driver")},
+		"the driver of the node is being changed": {Quiesced: time.Now(), ForChange: true},
 		"no driver": {Err: errors.New("no driver"), Snapshot: inventory.Snapshot{GPUs: some}},
 	} {
 		if got := why(seen); got != want {

@@ -55,8 +55,8 @@ func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (
 	return u
 }
 
-// podsOf returns the pods that have a GPU, or one of its MIG devices; none if one of them cannot be
-// evicted, because its name is not known.
+// podsOf returns the pods to evict from a GPU in the mode Evict; none if one of its users is not a pod
+// with a known name.
 func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
 	if w.kubelet.directory == nil || w.watcher.Configs().Value().Repair != policy.Evict {
 		return nil
@@ -146,7 +146,7 @@ func (w *maintenanceWing) repairStatus() *policy.Status {
 	return &s
 }
 
-// addManual changes the remedy of GPUs that resets did not repair: an operator must.
+// addManual changes the remedy of GPUs that resets did not repair to manual.
 func addManual(devices []status.Device, r *policy.Status) {
 	if r == nil {
 		return

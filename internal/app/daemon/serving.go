@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -160,8 +161,10 @@ func withheldReason(r resource.Resource, offered resource.Plan) string {
 // why returns why there is nothing to serve.
 func why(seen monitor.Status) string {
 	switch {
+	case seen.ForChange:
+		return driverchange.HoldReason
 	case !seen.Quiesced.IsZero():
-		return "the driver was released by quiesce; to end this, run: gpu-device-plugin resume"
+		return "the driver is released; to end this, run: gpu-device-plugin resume"
 	case seen.Err != nil:
 		return seen.Err.Error()
 	case len(seen.Snapshot.GPUs)+len(seen.Snapshot.LeftOut) == 0:

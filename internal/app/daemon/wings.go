@@ -282,7 +282,7 @@ type migWing struct {
 	claims     *claimsWing
 	choice     *choice.Chooser                         // nil if the daemon does not change MIG layouts
 	controller *mig.Controller                         // nil like choice
-	dividing   *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; nil if no process changes layouts
+	dividing   *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; the value is nil if no process changes layouts
 }
 
 func newMIGWing(
@@ -308,7 +308,7 @@ func (w *migWing) outputs(shared *Shared) []Task {
 	}
 }
 
-// A maintenanceWing proves, resets and repairs GPUs.
+// A maintenanceWing proves, resets and repairs GPUs, changes the driver, and requests restarts of the node.
 type maintenanceWing struct {
 	*program
 	*leadership

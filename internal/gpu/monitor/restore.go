@@ -55,9 +55,12 @@ func (l *loop) restoreState(ctx context.Context) {
 	if m.release == nil {
 		return
 	}
-	klog.FromContext(ctx).Info(
-		"The driver is still released by quiesce; to use it again, run: gpu-device-plugin resume",
-		"since", m.release.Since)
+	if m.release.ForChange {
+		klog.FromContext(ctx).Info("The driver is still released for a change of the driver", "since", m.release.Since)
+	} else {
+		klog.FromContext(ctx).Info("The driver is still released; to use it again, run: gpu-device-plugin resume",
+			"since", m.release.Since)
+	}
 	l.sessionReleased, l.hasLooked = true, true
 	l.isForChange = m.release.ForChange
 	l.state.quiesce(m.release.Allocate, time.Now())

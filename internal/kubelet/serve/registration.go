@@ -36,7 +36,7 @@ const (
 	// the resource is stopped. If another server of the resource continues, the
 	// account never shows a stop.
 	stopTimeout = 500 * time.Millisecond
-	// deadCloseTimeout limits the wait for the connection of a stopped the kubelet
+	// deadCloseTimeout limits the wait for the connection of a stopped kubelet
 	// to close.
 	deadCloseTimeout = 5 * time.Millisecond
 	// closeTimeout limits the wait for the kubelet to close its connection after
@@ -352,7 +352,7 @@ func (l *registration) register(
 // connection and stopped the resource, because the kubelet can mistake an earlier
 // Register for this registration.
 func (l *registration) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
-	// A stopped the kubelet has closed its connection, or the kernel does so soon.
+	// A stopped kubelet has closed its connection, or the kernel does so soon.
 	// A kubelet that only created its socket again keeps the connection.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.kubeletGone(), deadCloseTimeout))

@@ -127,7 +127,7 @@ func (s *service) Allocate(ctx context.Context,
 		ids = append(ids, container.GetDevicesIds())
 	}
 	devices, options := s.allocating(ids)
-	if all := slices.Concat(ids...); !devices.Withholds(all) {
+	if all := slices.Concat(ids...); devices.CanForward(all) {
 		err := s.forward(ctx, devices.List, [][]string{all}, func(ctx context.Context,
 			earlier pluginapi.DevicePluginClient) (err error) {
 			response, err = earlier.Allocate(ctx, request)

@@ -209,7 +209,11 @@ func (s *Status) Line() string {
 	if s.Wanted != "" {
 		line += " to " + s.Wanted
 	}
-	if s.Loaded != "" && s.Loaded != s.Wanted {
+	switch {
+	case s.Loaded == "" || s.Loaded == s.Wanted:
+	case s.State == Done: // Wanted is a digest
+		line += ", version " + s.Loaded
+	default:
 		line += " from " + s.Loaded
 	}
 	if !s.Since.IsZero() {

@@ -295,8 +295,9 @@ func TestLine(t *testing.T) {
 		"": nil,
 		"changing, 40 % to 580.1 from 570.1 since 2026-11-28T12:00:00Z: modules are loaded": {State: driverchange.Changing, Percent: 40,
 			Wanted: "580.1", Loaded: "570.1", Since: now, Reason: "modules are loaded"},
-		"done to 580.1": {State: driverchange.Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
-		"failed":        {State: driverchange.Broken},
+		"done to 580.1":                    {State: driverchange.Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
+		"done to sha256:0a, version 580.1": {State: driverchange.Done, Wanted: "sha256:0a", Loaded: "580.1", Percent: 100},
+		"failed":                           {State: driverchange.Broken},
 	} {
 		if got := s.Line(); got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -159,11 +159,10 @@ func refuse(kind Refusal, format string, args ...any) error {
 	return &RefusalError{kind, fmt.Sprintf(format, args...)}
 }
 
-// Withholds reports whether one of the devices left the plan and no process may
-// give it to a pod. The earlier process of a roll-out is not asked for such
-// devices.
-func (l List) Withholds(ids []string) bool {
-	return slices.ContainsFunc(ids, func(id string) bool {
+// CanForward reports whether the earlier process of a roll-out may be asked for the
+// devices: all of them are healthy and have left the plan of this process.
+func (l List) CanForward(ids []string) bool {
+	return !slices.ContainsFunc(ids, func(id string) bool {
 		d, isRetiring := l.retiring[id]
 		return !isRetiring || !d.device.Healthy
 	})

@@ -17,9 +17,9 @@ const (
 	RowOwner  Row = iota + 2 // pods get the GPU by claims
 	_                        // the health of the device, which is no hold
 	RowMPS                   // the MPS control daemon does not run
-	RowDriver                // the driver is newer than the configuration accepts
+	RowDriver                // the configuration does not accept the version of the driver
 	RowCUDA                  // CUDA is not proven on the device
-	RowGPU                   // the GPU is being divided or reset
+	RowGPU                   // the GPU is being divided or reset, or the driver is being changed
 	RowFiles                 // the CDI spec or the device node is missing
 	RowUVM                   // the device node nvidia-uvm is missing
 	RowForm                  // the GPU may be in use in another form

@@ -303,8 +303,8 @@ func daemon(f *NodeFacts, r *findings) {
 		r.fail("daemon-not-ready",
 			"The daemon is not ready: "+s.Readiness.Reason, nil, "gpu-device-plugin ready --wait=20s")
 	}
-	if s.Quiet {
-		r.warn("quiesced", "quiesce released NVML: new pods may get no GPU, and faults of GPUs are not found",
+	if s.Quiet && !s.IsChangingDriver() {
+		r.warn("quiesced", "the driver is released: new pods may get no GPU, and faults of GPUs are not found",
 			[]string{"status: quiet: true"}, "gpu-device-plugin resume")
 	}
 	for _, c := range s.Calls {

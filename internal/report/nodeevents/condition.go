@@ -29,7 +29,7 @@ const (
 )
 
 // released is the message for a node with a released driver.
-const released = "the driver was released by quiesce"
+const released = "the driver is released"
 
 // stalledAfter is the age of the last scan from which the state of the GPUs is unknown.
 const stalledAfter = 2 * time.Minute

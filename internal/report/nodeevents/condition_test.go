@@ -72,7 +72,7 @@ func TestJudge(t *testing.T) {
 		"away, known bad": {with(node(gpu(0, "Unhealthy xid 79 reboot")), stale), false,
 			"False GPUUnhealthy GPU-0 Unhealthy: XID 79, remedy: reboot"},
 		"released": {with(node(whole), func(s *status.Status) { s.Quiet = true }), false,
-			"Unknown DriverNotReady the driver was released by quiesce"},
+			"Unknown DriverNotReady the driver is released"},
 		"not looked at": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-121 * time.Second) }), false,
 			"Unknown MonitorStalled the GPUs have not been scanned for more than 2 minutes"},
 		"looked at a little": {with(node(whole), func(s *status.Status) { s.Looked = start.Add(-119 * time.Second) }), false,
@@ -86,7 +86,7 @@ func TestJudge(t *testing.T) {
 		"no status":  {status.Status{}, true, ""},
 		"released before the first look": {
 			with(node(), func(s *status.Status) { s.Looked, s.Quiet = time.Time{}, true }), true,
-			"Unknown DriverNotReady the driver was released by quiesce",
+			"Unknown DriverNotReady the driver is released",
 		},
 		"not looked at for two minutes": {
 			with(node(whole), func(s *status.Status) { s.Looked = start.Add(-120 * time.Second) }), false,

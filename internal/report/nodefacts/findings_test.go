@@ -442,7 +442,7 @@ var daemonRows = []row{
 			s.Quiet, s.Stale = true, "the driver is released for maintenance: run resume first"
 			s.GPUs[0].State, s.GPUs[0].Reason, s.GPUs[0].Remedy = "Unknown", s.Stale, string(inventory.RemedyHuman)
 		},
-		check: "daemon", severity: diagnosis.Warning, says: "quiesce released NVML",
+		check: "daemon", severity: diagnosis.Warning, says: "the driver is released",
 	},
 	{
 		name: "hangs", status: func(s *status.Status) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
 // A ReadyStep is a state of a node on the way to pods with GPUs. Each step needs the
@@ -61,8 +63,10 @@ var chain = []struct {
 
 func driverStep(s Status, e Evidence) ReadyStep {
 	switch {
+	case s.IsChangingDriver():
+		return ReadyStep{Text: driverchange.HoldReason}
 	case s.Quiet:
-		return ReadyStep{Text: "quiesce released the driver", Remedy: "run: gpu-device-plugin resume"}
+		return ReadyStep{Text: "the driver is released", Remedy: "run: gpu-device-plugin resume"}
 	case s.Stale != "":
 		return ReadyStep{Text: s.Stale, Remedy: doctorRemedy}
 	case s.Looked.IsZero():

@@ -61,8 +61,10 @@ func TestSteps(t *testing.T) {
 			s.Resources[0].Server, s.Resources[0].Agreed, s.Resources[0].Healthy, s.Resources[0].Devices = "serving", true, 1, 1
 			e.AgreesSince = start.Add(10 * time.Second)
 		}, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet 10s"},
-		{2 * time.Hour, func() { s.Quiet = true }, "driver: quiesce released the driver | device nodes: waits for driver"},
-		{3 * time.Hour, func() { s.Quiet = false }, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet 10s"},
+		{2 * time.Hour, func() { s.Quiet = true }, "driver: the driver is released | device nodes: waits for driver"},
+		{2 * time.Hour, func() { s.Quiesced = &status.Quiesced{ForChange: true} },
+			"driver: the driver of the node is being changed | device nodes: waits for driver"},
+		{3 * time.Hour, func() { s.Quiet, s.Quiesced = false, nil }, "driver 3s | device nodes 6s | containers 6s | CUDA 9s | kubelet 10s"},
 	} {
 		now.change()
 		s.Steps = p.Steps(s, e, start.Add(now.after))

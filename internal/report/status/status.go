@@ -42,7 +42,8 @@ type Status struct {
 	Hanging int `json:"hanging,omitempty"`
 	// Calls are the pending calls into the driver, the oldest first.
 	Calls []Call `json:"calls,omitempty"`
-	// Quiet is true if quiesce released the driver. Quiesced has the details.
+	// Quiet is true while the driver is released: by quiesce, by a request on the Node, or for a change
+	// of the driver. Quiesced has the details.
 	Quiet    bool      `json:"quiet,omitempty"`
 	Quiesced *Quiesced `json:"quiesced,omitempty"`
 
@@ -105,7 +106,7 @@ type Status struct {
 	Steps []ReadyStep `json:"steps,omitempty"`
 	// Validation holds the results of the CUDA checks; nil if none are configured.
 	Validation *Validation `json:"validation,omitempty"`
-	// Reset is the last reset that the command reset requested; nil if there was none since the
+	// Reset is the last reset of GPUs, by the command reset or by a repair; nil if there was none since the
 	// start of the daemon.
 	Reset *Reset `json:"reset,omitempty"`
 	// Repair is what the daemon does about GPUs whose remedy is a reset; nil if health.repair is off.

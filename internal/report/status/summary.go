@@ -79,6 +79,10 @@ func Summarize(s Status) Summary {
 	return Summary{AllServed, strings.Join(append([]string{gpus(s.GPUs)}, counts(s.Resources)...), "; ")}
 }
 
+// IsChangingDriver reports whether the daemon has released the driver to change it. The command resume
+// is not for such a release.
+func (s Status) IsChangingDriver() bool { return s.Quiesced != nil && s.Quiesced.ForChange }
+
 func quiesced(s Status) string {
 	since, allocate := "", "new pods get no GPU"
 	if s.Quiesced != nil {
@@ -91,7 +95,7 @@ func quiesced(s Status) string {
 		return fmt.Sprintf("the driver is not released yet: %s does not return; the release is retried, and %s; to "+
 			"end this, run: gpu-device-plugin resume", s.Calls[0], allocate)
 	}
-	if s.Quiesced != nil && s.Quiesced.ForChange {
+	if s.IsChangingDriver() {
 		return fmt.Sprintf("the driver is released%s, because it is being changed, and %s", since, allocate)
 	}
 	return fmt.Sprintf("the driver is released%s, and %s; to end this, run: gpu-device-plugin resume", since, allocate)

@@ -70,7 +70,7 @@ var (
 	}
 	quiesced = metric{
 		name: "gpu_device_plugin_quiesced", kind: gauge, series: "1",
-		help: "1 while the driver is released by the command quiesce.",
+		help: "1 while the driver is released: by quiesce, by a request on the Node, or for a change of the driver.",
 	}
 	reexecutions = metric{
 		name: "gpu_device_plugin_reexecutions_total", kind: counter, series: "1",
