@@ -34,6 +34,8 @@ const (
 	HoldersLimit = 5 * time.Minute
 	// ProofLimit is how long a new driver may take until it works. Afterwards it is changed back.
 	ProofLimit = 10 * time.Minute
+	// SilenceLimit is how long a gpu-driver that does not answer may keep working GPUs from pods.
+	SilenceLimit = 10 * time.Minute
 	// LeastTrial is how long a process tries a new driver in any case: another one may have ended, or a
 	// person may have had the driver released, for longer than ProofLimit.
 	LeastTrial = 2 * time.Minute
@@ -97,6 +99,9 @@ type Facts struct {
 	Refused string
 	Host    *Host // nil if gpu-driver does not answer, for the reason Silent
 	Silent  string
+	// SilentFor is for how long gpu-driver has not answered while this process had working GPUs, or had the
+	// driver released.
+	SilentFor time.Duration
 	// HasSlot is true while the node has a slot of the cluster, since SlotSince. NoSlot is why it has
 	// none. A slot that is newer than a failure asks for another try: an operator took the one before
 	// it away.
@@ -231,12 +236,7 @@ func (s Status) Equal(other Status) bool { return reflect.DeepEqual(s, other) }
 // Next returns the next step.
 func Next(f Facts) Step {
 	if f.Host == nil {
-		if f.Wanted == "" {
-			return Step{State: Off}
-		}
-		// Whether a change is under way is not known: what is withheld stays withheld, and the slot too.
-		return Step{State: Waiting, Reason: "gpu-driver does not answer: " + f.Silent, Withholds: f.Withheld,
-			NeedsSlot: f.HasSlot}
+		return await(f)
 	}
 	if c := f.Host.Change; c != nil {
 		return follow(f, *c)
@@ -249,6 +249,24 @@ func Next(f Facts) Step {
 		return Step{State: Off}
 	}
 	return begin(f)
+}
+
+// await returns the next step while gpu-driver does not answer. Nothing is concluded from that: GPUs
+// that are withheld stay so, and a slot stays taken. After SilenceLimit GPUs are offered again.
+func await(f Facts) Step {
+	s := Step{State: Waiting, Reason: "gpu-driver does not answer: " + f.Silent, Withholds: f.Withheld,
+		NeedsSlot: f.HasSlot}
+	switch isOver := f.SilentFor >= SilenceLimit; {
+	case f.Wanted == "" && !f.Withheld:
+		s = Step{State: Off}
+	case isOver && f.Released:
+		s.Act, s.Reason = Use, fmt.Sprintf("gpu-driver has not answered for %v, and the driver is used: %s",
+			SilenceLimit, f.Silent)
+	case isOver:
+		s.Withholds, s.Reason = false, fmt.Sprintf("gpu-driver has not answered for %v, and GPUs are offered: %s",
+			SilenceLimit, f.Silent)
+	}
+	return s
 }
 
 // begin returns the next step of a node without a change.

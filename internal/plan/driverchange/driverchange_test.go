@@ -43,6 +43,14 @@ func TestNext(t *testing.T) {
 		{"no driver is wanted", driverchange.Facts{Host: host()}, driverchange.Nothing, driverchange.Off, ""},
 		{"no driver is wanted, and no gpu-driver", driverchange.Facts{Silent: "x"}, driverchange.Nothing, driverchange.Off, ""},
 		{"gpu-driver is away", driverchange.Facts{Wanted: "580.1", Silent: "no socket"}, driverchange.Nothing, driverchange.Waiting, "no socket"},
+		{"gpu-driver is away in a change", driverchange.Facts{Wanted: "580.1", Silent: "x", Withheld: true,
+			SilentFor: driverchange.SilenceLimit - 1}, driverchange.Nothing, driverchange.Waiting, "does not answer: x"},
+		{"gpu-driver is away in a change that nobody wants", driverchange.Facts{Silent: "x", Withheld: true}, driverchange.Nothing,
+			driverchange.Waiting, "does not answer: x"},
+		{"gpu-driver is away for too long", driverchange.Facts{Wanted: "580.1", Silent: "x", Withheld: true,
+			SilentFor: driverchange.SilenceLimit}, driverchange.Nothing, driverchange.Waiting, "for 10m0s, and GPUs are offered: x"},
+		{"gpu-driver is away for too long, and the driver is released", driverchange.Facts{Wanted: "580.1", Silent: "x",
+			Withheld: true, Released: true, SilentFor: driverchange.SilenceLimit}, driverchange.Use, driverchange.Waiting, "the driver is used"},
 		{"the wanted driver is loaded", driverchange.Facts{Wanted: "580.1", Host: host(loaded)}, driverchange.Nothing, driverchange.Done, ""},
 		{"by its digest", driverchange.Facts{Wanted: "sha256:bb", Host: host(loaded)}, driverchange.Nothing, driverchange.Done, ""},
 		{"only the next boot loads it", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Current = "bb" })}, driverchange.TakeSlot, driverchange.Waiting, ""},
@@ -118,6 +126,27 @@ func TestNext(t *testing.T) {
 				t.Errorf("%v, %s, %q; want %v, %s, %q", got.Act, got.State, got.Reason, test.act, test.state, test.reason)
 			}
 		})
+	}
+}
+
+// TestWithheldInSilence: which GPUs pods get while gpu-driver does not answer.
+func TestWithheldInSilence(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		facts driverchange.Facts
+		want  bool
+	}{
+		{"without a change", driverchange.Facts{Wanted: "580.1"}, false},
+		{"in a change", driverchange.Facts{Wanted: "580.1", Withheld: true}, true},
+		{"in a change that nobody wants", driverchange.Facts{Withheld: true}, true},
+		{"for too long", driverchange.Facts{Wanted: "580.1", Withheld: true, SilentFor: driverchange.SilenceLimit}, false},
+		{"for too long, and the driver is still released", driverchange.Facts{Wanted: "580.1", Withheld: true, Released: true,
+			SilentFor: driverchange.SilenceLimit}, true},
+	} {
+		test.facts.Silent = "no socket"
+		if got := driverchange.Next(test.facts).Withholds; got != test.want {
+			t.Errorf("%s: withheld %v", test.name, got)
+		}
 	}
 }
 

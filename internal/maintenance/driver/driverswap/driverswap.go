@@ -84,6 +84,7 @@ type Swaps struct {
 	// Used by Run alone.
 	withheld  time.Time // since when GPUs are withheld; zero if they are not
 	tried     time.Time // since when a new driver is tried; zero if none is
+	silent    time.Time // begin of Facts.SilentFor; zero if it is zero
 	evicted   map[User]time.Time
 	refusals  map[User]error // of evictions
 	lastAct   policy.Act
@@ -104,7 +105,8 @@ func (s *Swaps) Status() *feed.Feed[policy.Status] { return s.status }
 // Run changes the driver until ctx ends, and then returns nil. Only the leading process may call Run.
 func (s *Swaps) Run(ctx context.Context) error {
 	defer func() { s.status.Publish(policy.Status{Withholds: s.status.Value().Withholds}) }()
-	if s.withheld, s.tried = (time.Time{}), (time.Time{}); s.status.Value().Withholds {
+	s.tried, s.silent = time.Time{}, time.Time{}
+	if s.withheld = (time.Time{}); s.status.Value().Withholds {
 		s.withheld = s.options.Clock.Now()
 	}
 	s.lastAct, s.lastState = policy.Nothing, policy.Off
@@ -132,7 +134,7 @@ func (s *Swaps) isChanging() bool {
 		return false
 	}
 	_, err := os.Stat(s.options.Socket)
-	return err == nil
+	return err == nil || s.status.Value().Withholds
 }
 
 // step does what is next, and returns the time until the step after it.
@@ -174,8 +176,11 @@ func (s *Swaps) facts(
 	told, err := s.call(ctx, driverapi.CallStatus, driverapi.Arguments{})
 	if err != nil {
 		f.Silent, f.HasSlot = err.Error(), s.status.Value().NeedsSlot
+		f.Released, _, _ = s.options.Released(ctx) // an error is as if it were not
+		f.SilentFor = s.silentFor(f.Released, f.Now)
 		return f, nil, nil
 	}
+	s.silent = time.Time{}
 	f.Host = hostOf(told)
 	if policy.Next(f).NeedsSlot {
 		f.SlotSince, err = s.options.Admit(change(version))
@@ -214,6 +219,19 @@ func (s *Swaps) facts(
 		f.Problem = s.options.Problem(ctx, told.LoadedVersion, before)
 	}
 	return f, users, before
+}
+
+// silentFor returns Facts.SilentFor. Without working GPUs nobody misses them: gpu-driver may be about to
+// load a driver, as after a restart of the node.
+func (s *Swaps) silentFor(released bool, now time.Time) time.Duration {
+	switch {
+	case !released && len(s.options.Healthy()) == 0:
+		s.silent = time.Time{}
+		return 0
+	case s.silent.IsZero():
+		s.silent = now
+	}
+	return now.Sub(s.silent)
 }
 
 func change(version string) string { return "driver " + version }
@@ -279,7 +297,7 @@ func (s *Swaps) call(ctx context.Context, name string, a driverapi.Arguments) (d
 
 // publish publishes the progress, and logs each new state and act.
 func (s *Swaps) publish(ctx context.Context, step policy.Step, version string, f policy.Facts) {
-	now := policy.Status{Known: f.Host != nil || version == "", Wanted: version, State: step.State, Reason: step.Reason,
+	now := policy.Status{Known: f.Host != nil || f.Silent == "", Wanted: version, State: step.State, Reason: step.Reason,
 		Percent: step.Percent, Digest: step.Digest, Withholds: step.Withholds, NeedsSlot: step.NeedsSlot,
 		Reboot: step.Reboot}
 	if f.Host != nil {

@@ -44,6 +44,8 @@ type node struct {
 	slotSince time.Time
 	wanted    *feed.Feed[string]
 	pods      policy.Pods
+	idle      bool          // no GPU works
+	silence   func()        // ends the stand-in of gpu-driver
 	opens     func(is bool) // called when the process opens or releases the driver; nil for nothing
 }
 
@@ -72,7 +74,7 @@ func newNode(t *testing.T) *node {
 	n := &node{clock: clocktest.NewFakeClock(time.Now()), socket: filepath.Join(t.TempDir(), "driver.sock"),
 		wanted: feed.New(gpudriver.NewVersion)}
 	n.driver = gpudriver.New(gpudriver.Options{Socket: n.socket, Now: n.clock.Now, Note: n.acts.note})
-	n.driver.Serve(t)
+	n.silence = n.driver.Serve(t)
 	n.opens = func(is bool) { n.driver.SetReleased(!is) }
 	n.runClock(t)
 	n.stop = n.start(t)
@@ -142,7 +144,14 @@ func (n *node) prepare() {
 		Use: func(context.Context) error {
 			return locked(n, func() error { n.acts.note("use"); n.open(true); return nil })
 		},
-		Healthy: func() []string { return []string{"GPU-0", "GPU-1"} },
+		Healthy: func() []string {
+			return locked(n, func() []string {
+				if n.idle {
+					return nil
+				}
+				return []string{"GPU-0", "GPU-1"}
+			})
+		},
 		Problem: func(_ context.Context, version string, before []string) string {
 			return locked(n, func() string {
 				if (version == gpudriver.NewVersion || version == versionAfter) && slices.Equal(before, []string{"GPU-0", "GPU-1"}) {
@@ -390,4 +399,54 @@ func TestQuiesceOfAPerson(t *testing.T) {
 	n.change(func() { n.problem = "" })
 	n.await(t, policy.Done, "")
 	n.did(t, "swap bb", "release", "load bb", "confirm bb")
+}
+
+// TestSilenceInAChange: a gpu-driver that restarts in the middle of a change changes nothing for pods,
+// also if nobody wants the change any more and for a new process. The change goes on to its end.
+func TestSilenceInAChange(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() { n.problem = "no GPU" })
+	n.await(t, policy.Changing, "does not work yet")
+	n.silence()
+	if s := n.await(t, policy.Waiting, "does not answer"); !s.Withholds || !s.NeedsSlot {
+		t.Errorf("status %+v", s)
+	}
+	n.wanted.Publish("")
+	n.stop()
+	journal := `{"version": 1, "change": {"to": "bb", "step": "unproven"}}`
+	if err := os.WriteFile(filepath.Join(filepath.Dir(n.socket), driverapi.Journal), []byte(journal), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start(t)
+	if s := n.await(t, policy.Waiting, "does not answer"); !s.Withholds || s.Wanted != "" {
+		t.Errorf("status %+v", s)
+	}
+	n.driver.Serve(t)
+	n.change(func() { n.problem = "" })
+	poll.Latest(t, "the end", n.swaps.Status(), func(s policy.Status) bool { return s.Known && s.State == policy.Off })
+	n.did(t, "swap bb", "release", "load bb", "use", "confirm bb")
+}
+
+// TestMissingGPUDriver: a gpu-driver that never comes back keeps GPUs from pods for a limited time. The
+// time before the GPUs work does not count.
+func TestMissingGPUDriver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.change(func() { n.problem = "no GPU" })
+	n.await(t, policy.Changing, "does not work yet")
+	n.change(func() { n.idle = true })
+	n.silence()
+	n.await(t, policy.Waiting, "does not answer")
+	n.clock.Step(2 * policy.SilenceLimit)
+	n.change(func() { n.idle = false })
+	now := n.clock.Now()
+	poll.Until(t, "GPUs are offered", func() bool {
+		n.clock.Step(30 * time.Second)
+		s := n.swaps.Status().Value()
+		return !s.Withholds && strings.Contains(s.Reason, "has not answered for 10m0s, and GPUs are offered")
+	})
+	if waited := n.clock.Since(now); waited < policy.SilenceLimit/2 {
+		t.Errorf("GPUs are offered after %v", waited)
+	}
 }
