@@ -51,7 +51,7 @@ func (h *Host) takeOut(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	case h.loaded() == "":
 		return 0, fmt.Errorf("driver %s was loaded by another program", state.Version)
-	case state.IsUsed():
+	case state.IsUsed() || h.isMapped(ctx):
 		if !h.isWhole { // a process was killed while it unloaded modules
 			if err := h.restore(ctx); err != nil {
 				return 0, err
@@ -77,9 +77,21 @@ func (h *Host) restore(ctx context.Context) error {
 	return nil
 }
 
+// facts returns the facts about the node.
+func (h *Host) facts(ctx context.Context) preflight.Facts {
+	return driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
+}
+
+// isMapped reports whether a process has libcuda mapped. The kernel does not count such a process among
+// the users of the driver, and its next call would fail with another driver.
+func (h *Host) isMapped(ctx context.Context) bool {
+	return slices.ContainsFunc(h.facts(ctx).Processes.Value.Users,
+		func(p preflight.Process) bool { return p.Library })
+}
+
 // free stops the services that use the driver, and names its other users.
 func (h *Host) free(ctx context.Context) (time.Duration, error) {
-	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
+	facts := h.facts(ctx)
 	facts.Devices.Missing, facts.Claims.Missing = "", ""
 	holders := preflight.Examine(facts).Holders
 	h.waits(inUse(holders), holders)
@@ -102,7 +114,7 @@ func (h *Host) free(ctx context.Context) (time.Duration, error) {
 			return 0, fmt.Errorf("stop the service %s, which uses the driver: %w", name, err)
 		}
 	}
-	if state, err := h.kernel.State(); len(services) > 0 && err == nil && !state.IsUsed() {
+	if state, err := h.kernel.State(); len(services) > 0 && err == nil && !state.IsUsed() && len(others) == 0 {
 		return time.Millisecond, nil
 	}
 	h.waits(inUse(others), others)

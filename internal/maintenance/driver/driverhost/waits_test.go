@@ -62,6 +62,20 @@ func TestUsersOfTheDriver(t *testing.T) {
 	n.has(n.old)
 }
 
+// A process that has libcuda mapped and no device open uses the driver as well.
+func TestProcessWithMappedLibrary(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.kernel.Map(77, "train")
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepUnloading, "in use by process train (77)")
+	n.has(n.old)
+	n.kernel.Release(77)
+	n.drive()
+	n.isIn(driverapi.StepUnproven, "")
+	n.has(n.new)
+}
+
 // A user that comes while modules are unloaded finds a whole driver.
 func TestUserAtTheLastMoment(t *testing.T) {
 	t.Parallel()
