@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -146,6 +147,22 @@ func buildModules(t *testing.T, version, release string, kernelOpen map[string]s
 		t.Fatalf("%v\n%s", err, text[max(0, len(text)-4000):])
 	}
 	return folder
+}
+
+// buildUser builds the module gdrdrv of the folder user, which uses a stand-in for nvidia, for a kernel.
+func buildUser(t *testing.T, file, release string) {
+	t.Helper()
+	folder := t.TempDir()
+	sources := filesIn(t, "user")
+	sources["nvidia.c"] = filesIn(t, "stubs")["nvidia.c"]
+	for name, text := range sources {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	headers := filepath.Join(*partsFlag, "kernels/usr/src/linux-headers-"+release)
+	mustRun(t, exec.CommandContext(t.Context(), "make", "-C", folder, "SYSOUT="+headers, "modules"))
+	mustRun(t, exec.CommandContext(t.Context(), "strip", "--strip-debug", "-o", file, folder+"/gdrdrv.ko"))
 }
 
 // pack packs the driver with its modules for a kernel into a folder.

@@ -37,6 +37,13 @@ type Reply struct {
 }
 
 func main() {
+	switch name := filepath.Base(os.Args[0]); name {
+	case "init":
+	case "systemctl":
+		exit(systemctl(os.Args[1:]))
+	default:
+		exit(use(os.Args[1], os.Args[2]))
+	}
 	err := serve()
 	fmt.Println("guest: ended:", err)
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
@@ -55,6 +62,8 @@ var actions = map[string]func(args []string) (string, error){
 	"open":   open,
 	"read":   read,
 	"driver": driver,
+	"begin":  begin,
+	"end":    end,
 	"stacks": stacks,
 	"power-off": func([]string) (string, error) {
 		unix.Sync()
@@ -64,7 +73,7 @@ var actions = map[string]func(args []string) (string, error){
 
 func serve() error {
 	for _, m := range []struct{ kind, at string }{
-		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
+		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"}, {"cgroup2", "/sys/fs/cgroup"},
 	} {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
