@@ -82,6 +82,20 @@ func TestDriver(t *testing.T) {
 	}
 }
 
+// TestModuleParameters: gpu-driver gets each parameter of the modules as an argument.
+func TestModuleParameters(t *testing.T) {
+	t.Parallel()
+	values := strings.Replace(twoDrivers, "{images",
+		"{moduleParameters: [nvidia.NVreg_EnableGpuFirmware=0, \"nvidia.NVreg_RegistryDwords=a=1;b=2\", nvidia-drm.modeset=0], images", 1)
+	got := driverPod(t, newest, "{"+values+"}").Containers[0].Args
+	want := []string{"serve", "--host-root=/host", "--directory=/var/lib/gpu-device-plugin/driver", "--sources=/drivers",
+		"--module-parameter=nvidia.NVreg_EnableGpuFirmware=0", "--module-parameter=nvidia.NVreg_RegistryDwords=a=1;b=2",
+		"--module-parameter=nvidia-drm.modeset=0"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("arguments (-want +got):\n%s", diff)
+	}
+}
+
 func driverPod(t *testing.T, version, values string) corev1.PodSpec {
 	t.Helper()
 	objects, _, err := renderFor(version, values)
@@ -101,10 +115,15 @@ func driverPod(t *testing.T, version, values string) corev1.PodSpec {
 func TestDriverRefused(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
-		"mps: {enabled: true}":                                "GPUs are shared by MPS",
-		"nvidiaDriverRootFolders: [/usr]":                     "leave nvidiaDriverRootFolders out",
-		"gpuOperatorClient: true":                             "changes the driver of its nodes itself",
-		"driver: {images: {R580: {reference: a}}}":            "",
+		"mps: {enabled: true}":                                           "GPUs are shared by MPS",
+		"nvidiaDriverRootFolders: [/usr]":                                "leave nvidiaDriverRootFolders out",
+		"gpuOperatorClient: true":                                        "changes the driver of its nodes itself",
+		"driver: {images: {R580: {reference: a}}}":                       "",
+		"driver: {moduleParameters: [nvidia.NVreg_EnableGpuFirmware=0]}": "without driver.images",
+		"driver: {images: {r580: {reference: a}}, moduleParameters: [NVreg_EnableGpuFirmware=0]}":         "moduleParameters",
+		"driver: {images: {r580: {reference: a}}, moduleParameters: [\"nvidia.a=1 nvidia.b=2\"]}":         "moduleParameters",
+		"driver: {images: {r580: {reference: a}}, moduleParameters: [xhci_hcd.quirks=1]}":                 "moduleParameters",
+		"driver: {images: {r580: {reference: a}}, moduleParameters: {nvidia: NVreg_EnableGpuFirmware=0}}": "moduleParameters",
 		"driver: {images: {r580: {}}}":                        "",
 		"driver: {images: {r580: {reference: \"a b\"}}}":      "",
 		"driver: {images: {r580: {reference: a, sha256: b}}}": "",

@@ -768,6 +768,8 @@ say is not known here. */}}
 {{- if .Values.gpuOperatorClient }}
 {{- fail "driver.images is given, and gpuOperatorClient is true: NVIDIA's GPU operator changes the driver of its nodes itself; leave one of them out" }}
 {{- end }}
+{{- else if .Values.driver.moduleParameters }}
+{{- fail "driver.moduleParameters is given without driver.images: only gpu-driver loads modules with them, and it does not run; set driver.images, or write the parameters to /etc/modprobe.d of the nodes" }}
 {{- end }}
 {{- end }}
 
