@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -72,7 +71,7 @@ func blocks(profile string) []block {
 }
 
 // measure runs each test alone, and notes how long it takes and what it reaches, also in the
-// processes that it starts with its own -test.gocoverdir.
+// processes that it starts.
 func (j *judge) measure() error {
 	cmd := exec.CommandContext(context.Background(), filepath.Join(j.tmp, "base"), "-test.list=^(Test|Fuzz|Example)")
 	cmd.Dir = j.tests
@@ -87,14 +86,11 @@ func (j *judge) measure() error {
 		room <- struct{}{}
 		wait.Go(func() {
 			defer func() { <-room }()
-			profile, folder := filepath.Join(j.tmp, name+".cover"), filepath.Join(j.tmp, name+".covered")
-			failed := os.Mkdir(folder, 0o700)
+			profile := filepath.Join(j.tmp, name+".cover")
 			began := time.Now()
-			o, out := j.run("base", pattern(name), 0, maxTime, "-test.coverprofile="+profile,
-				"-test.gocoverdir="+folder)
+			o, out := j.run("base", pattern(name), 0, maxTime, "-test.coverprofile="+profile)
 			took := time.Since(began)
 			text, err := os.ReadFile(profile)
-			err = errors.Join(failed, err)
 			one.Lock()
 			defer one.Unlock()
 			if o != survived || err != nil {

@@ -293,15 +293,25 @@ var alone = func() []string {
 	return append(args, "sh", "-c", `"$0" "$@"; exit $?`) // the first process there takes no signals
 }()
 
-// run runs tests of a program against the k-th mutation of its build, until one has failed.
+// run runs tests of a program against the k-th mutation of its build, until one has failed. What
+// the processes of the program base reach goes into one folder: without a folder, each of them
+// complains at its end, and a test that reads what a process writes fails.
 func (j *judge) run(program, tests string, k int, timeout time.Duration, flags ...string) (outcome, string) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
+	env := append(os.Environ(), "MUTATION="+strconv.Itoa(k))
+	if program == "base" {
+		folder, err := os.MkdirTemp(j.tmp, "covered")
+		if err != nil {
+			return noticed, err.Error()
+		}
+		flags, env = append(flags, "-test.gocoverdir="+folder), append(env, "GOCOVERDIR="+folder)
+	}
 	flags = append(flags, "-test.paniconexit0", "-test.parallel=8", "-test.run="+tests)
 	args := slices.Concat(alone, []string{filepath.Join(j.tmp, program)}, flags)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Dir = j.tests
-	cmd.Env = append(os.Environ(), "MUTATION="+strconv.Itoa(k))
+	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // what the tests start ends with them
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
