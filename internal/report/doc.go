@@ -3,6 +3,7 @@
 //   - status: the daemon's state in one value, as printed by the command status.
 //   - telemetry: metrics for Prometheus and the answers to the kubelet's probes.
 //   - doctor: the policy of doctor: from facts of a node to findings with remedies.
+//   - findings: the text of findings for people.
 //   - nodefacts: the adapter that reads the facts for doctor; changes nothing.
 //   - nodeevents: the policy of Events, condition and taint of the Node. Package cluster/keeper writes
 //     the Node, and cluster the Events.

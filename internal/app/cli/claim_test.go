@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -159,5 +160,40 @@ ResourceClaim fine, config 0: GpuConfig: MPS, 1024 MiB on device 31, 1024 MiB on
 				t.Errorf("error %q, want %q", got, test.problem)
 			}
 		})
+	}
+}
+
+// TestSharingOfARequest: MPS keeps a request to its memory by the last valid GpuConfig of the driver
+// that is for the request, for its parent or for all requests.
+func TestSharingOfARequest(t *testing.T) {
+	t.Parallel()
+	const (
+		header  = "apiVersion: resource.nvidia.com/v1beta1, kind: "
+		mps     = header + "GpuConfig, sharing: {strategy: MPS}"
+		slicing = header + "GpuConfig, sharing: {strategy: TimeSlicing}"
+
+		byMPS      = "MPS keeps each process to it"
+		byNothing  = "nothing keeps processes to it without MPS"
+		byTheClass = "nothing keeps processes to it, unless the DeviceClass wants MPS"
+	)
+	for name, test := range map[string]struct{ configs, want string }{
+		"none":              {"", byTheClass},
+		"for all":           {"{opaque: {driver: gpu.nvidia.com, parameters: {" + mps + "}}}", byMPS},
+		"for it":            {"{requests: [a/b], opaque: {driver: gpu.nvidia.com, parameters: {" + mps + "}}}", byMPS},
+		"for its parent":    {"{requests: [x, a], opaque: {driver: gpu.nvidia.com, parameters: {" + mps + "}}}", byMPS},
+		"for another":       {"{requests: [b, a/c], opaque: {driver: gpu.nvidia.com, parameters: {" + mps + "}}}", byTheClass},
+		"of another driver": {"{opaque: {driver: other, parameters: {" + mps + "}}}", byTheClass},
+		"that is wrong":     {"{opaque: {driver: gpu.nvidia.com, parameters: {" + mps + ", colour: 1}}}", byTheClass},
+		"for MIG devices":   {"{opaque: {driver: gpu.nvidia.com, parameters: {" + header + "MigDeviceConfig}}}", byTheClass},
+		"the last of two": {"{opaque: {driver: gpu.nvidia.com, parameters: {" + mps +
+			"}}}, {opaque: {driver: gpu.nvidia.com, parameters: {" + slicing + "}}}", byNothing},
+	} {
+		file := write(t, "claim.yaml", "kind: ResourceClaim\nmetadata: {name: c}\nspec: {devices: {requests: [{name: a, "+
+			"firstAvailable: [{name: b, deviceClassName: gpu.nvidia.com, capacity: {requests: {memory: 10Gi}}}]}], config: ["+
+			test.configs+"]}}\n")
+		text, _ := printed(t, "claim", "check", file) // which may find problems
+		if want := "request a/b: 10Gi of the memory of a GPU; " + test.want + "\n"; !strings.Contains(text, want) {
+			t.Errorf("%s: there is no %q in:\n%s", name, want, text)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -253,7 +254,22 @@ func TestPlanTable(t *testing.T) {
 			t.Errorf("%s: %v, (-want +got):\n%s", strategy, err, diff)
 		}
 	}
-	got, err := run(t, "plan", "--simulate=t4", "--mig-strategy=single", "--config-file="+excluding(t))
+	got, err := printed(t, "plan", "--simulate", brokenNode(t), "--device-list-strategy=cdi-annotations")
+	want := `nvidia.com/gpu: 3
+  DEVICE   INDEX   NUMA   HEALTH
+  GPU-a    0       0      Unhealthy: GPU-a is Unhealthy: the driver asks for recovery action gpu-reset: stop all processes on the GPU and reset it; remedy: reset
+  GPU-c    2       -      Healthy
+  GPU-d    3       1      Healthy
+  a container with the first device gets:
+    env NVIDIA_VISIBLE_DEVICES=void
+    annotation cdi.k8s.io/nvidia-device-plugin_ID=k8s.device-plugin.nvidia.com/gpu=GPU-a
+left out: GPU 1: the GPU cannot be identified: nvmlDeviceGetHandleByIndex: ERROR_GPU_IS_LOST
+`
+	got = regexp.MustCompile("_[0-9a-f]{32}=").ReplaceAllString(got, "_ID=")
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("a node with faults: %v, (-want +got):\n%s", err, diff)
+	}
+	got, err = run(t, "plan", "--simulate=t4", "--mig-strategy=single", "--config-file="+excluding(t))
 	if err != nil || !strings.HasPrefix(got, "The node has no resources.\nleft out: device 0 (GPU-") {
 		t.Errorf("without resources: %v: %s", err, got)
 	}

@@ -157,19 +157,19 @@ func TestControlDaemonsOfMPS(t *testing.T) {
 // doctor cannot run.
 func TestExitStatusOfDoctor(t *testing.T) {
 	for _, test := range []struct {
-		argument string
-		status   int
-		says     string
-	}{{"--config-file=/no/such.yaml", 3, ""}, {"--mig-strategy=some", 1, "Error: "}} {
-		cmd := program(t, "doctor", "--simulate=t4", "--kubelet-socket=", "--pod-resources-socket=", "--control-socket=",
-			test.argument)
+		arguments string
+		status    int
+		says      string
+	}{{"--config-file=/no/such.yaml", 3, ""}, {"--mig-strategy=some --config-file=/no/such.yaml", 1, "Error: configuration is not valid: --mig-strategy: "}} {
+		cmd := program(t, append(strings.Fields("doctor --simulate=t4 --kubelet-socket= --pod-resources-socket= "+
+			"--control-socket="), strings.Fields(test.arguments)...)...)
 		var complaints strings.Builder
 		cmd.Stderr = &complaints
 		err := cmd.Run()
 		if exit := (*exec.ExitError)(nil); !errors.As(err, &exit) || exit.ExitCode() != test.status ||
 			!strings.HasPrefix(complaints.String(), test.says) ||
 			(complaints.Len() == 0) != (test.says == "") {
-			t.Errorf("%s: %v: %s", test.argument, err, complaints.String())
+			t.Errorf("%s: %v: %s", test.arguments, err, complaints.String())
 		}
 	}
 }
@@ -180,12 +180,13 @@ func TestErrorsInJSON(t *testing.T) {
 	if err := os.WriteFile(file, []byte("flags: {loggingFormat: json}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, format := range []string{"--logging-format=json", "--config-file=" + file} {
-		out, err := program(t, format, "--simulate=dgx-9").CombinedOutput()
+	for format, problem := range map[string]string{"--logging-format=json": "dgx-9", "--config-file=" + file: "dgx-9",
+		"--logging-format=json --mig-strategy=some": "--mig-strategy"} {
+		out, err := program(t, append(strings.Fields(format), "--simulate=dgx-9")...).CombinedOutput()
 		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 		var last struct{ Msg, Err string }
 		if json.Unmarshal([]byte(lines[len(lines)-1]), &last) != nil || err == nil || last.Msg != "Failed" ||
-			!strings.Contains(last.Err, "dgx-9") {
+			!strings.Contains(last.Err, problem) {
 			t.Errorf("%s: %v: %s", format, err, out)
 		}
 	}

@@ -12,8 +12,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -29,6 +27,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/findings"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -71,7 +70,7 @@ func newDoctorCommand() *cobra.Command {
 		}
 		answer := askStatus(cmd.Context(), c.ControlSocket)
 		standIn := asRegistered(&c, answer.Value.Status, cmd.Flags())
-		findings, at, err := examine(cmd.Context(), c, answer, problem, *hostRoot, standIn)
+		found, at, err := examine(cmd.Context(), c, answer, problem, *hostRoot, standIn)
 		if err != nil {
 			return err
 		}
@@ -79,13 +78,13 @@ func newDoctorCommand() *cobra.Command {
 			Worst    diagnosis.Severity  `json:"worst"`
 			Node     string              `json:"node"`
 			Findings []diagnosis.Finding `json:"findings"`
-		}{diagnosis.Worst(findings), at, findings}
+		}{diagnosis.Worst(found), at, found}
 		if o.String() == "table" {
-			for i := range findings {
-				findings[i].Message = terminal.Line(findings[i].Message)
-				terminal.Clean(&findings[i].Evidence)
+			for i := range found {
+				found[i].Message = terminal.Line(found[i].Message)
+				terminal.Clean(&found[i].Evidence)
 			}
-			_, err = io.WriteString(cmd.OutOrStdout(), findingsText(at, findings, textWidth(cmd.OutOrStdout())))
+			_, err = io.WriteString(cmd.OutOrStdout(), findings.Text("doctor", at, found, textWidth(cmd.OutOrStdout())))
 		} else {
 			err = o.print(cmd.OutOrStdout(), &report, nil)
 		}
@@ -156,7 +155,7 @@ func asRegistered(c *config.Config, s status.Status, flags *pflag.FlagSet) (stan
 // daemon's status, and standIn the result of asRegistered.
 func examine(
 	ctx context.Context, c config.Config, answer diagnosis.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
-) (findings []diagnosis.Finding, at string, err error) {
+) (found []diagnosis.Finding, at string, err error) {
 	p, at, err := places(c, hostRoot, inContainer())
 	if err != nil {
 		return nil, "", err
@@ -308,101 +307,8 @@ func places(c config.Config, hostRoot string, container bool) (p nodefacts.Place
 	return p, at, nil
 }
 
-// The columns of the text: the severity, the check, and the rest.
-const (
-	messageColumn = 32
-	commandColumn = 4
-)
-
 // textWidth returns the text width for w: the width of the terminal, or else the usual
 // width.
 func textWidth(w io.Writer) int {
 	return max(60, cmp.Or(terminal.Columns(w), terminal.DefaultColumns))
-}
-
-// findingsText returns findings as text of so many columns. In a narrow terminal, messages
-// and evidence have separate lines.
-func findingsText(at string, all []diagnosis.Finding, width int) string {
-	var b strings.Builder
-	var counts []string
-	for s := diagnosis.Error; s >= diagnosis.OK; s-- {
-		n := 0
-		for _, f := range all {
-			if f.Severity == s {
-				n++
-			}
-		}
-		if text := fmt.Sprint(n, " ", s); n > 1 && s >= diagnosis.Warning {
-			counts = append(counts, text+"s")
-		} else if n > 0 {
-			counts = append(counts, text)
-		}
-	}
-	result := "doctor: "
-	if diagnosis.Worst(all) < diagnosis.Warning {
-		result += "no problems found: "
-	}
-	b.WriteString(wrap(result+strings.Join(counts, ", ")+" ("+at+")", width, "", "") + "\n")
-	for _, f := range all {
-		findingText(&b, f, width)
-	}
-	return b.String()
-}
-
-// findingText writes a finding that fits so many columns.
-func findingText(b *strings.Builder, f diagnosis.Finding, width int) {
-	column, between := messageColumn, ""
-	if width < terminal.DefaultColumns && f.Severity != diagnosis.OK {
-		column, between = commandColumn, "\n   "
-	}
-	indent := strings.Repeat(" ", column)
-	head := strings.TrimRight(fmt.Sprintf("%-12s %-18s", f.Severity, f.Check), " ")
-	if between == "" {
-		head = fmt.Sprintf("%-12s %-18s", f.Severity, f.Check)
-	}
-	b.WriteString(head + between + " " + wrap(f.Message, width-column, "", indent))
-	if f.Severity == diagnosis.OK {
-		return
-	}
-	for _, e := range f.Evidence {
-		b.WriteString(indent + wrap("seen: "+e, width-column, "", indent+"  "))
-	}
-	for _, command := range f.Remedy {
-		indent := strings.Repeat(" ", commandColumn)
-		b.WriteString(indent + wrap("$ "+command, width-commandColumn, " \\", indent+"    "))
-	}
-	b.WriteString("\n")
-}
-
-// wrap breaks a text into lines of at most width columns, each with an end of line. All
-// lines but the last end with more, and all lines but the first begin with indent, at most
-// 4 columns longer than the indentation of the first line. Unprintable characters are shown
-// as "?".
-func wrap(text string, width int, more, indent string) string {
-	text = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
-	var b strings.Builder
-	column, left := 0, width-len(more)
-	for word := range strings.FieldsSeq(text) {
-		if limit := left - 4; utf8.RuneCountInString(word) > limit {
-			word = string([]rune(word)[:limit-1]) + "…"
-		}
-		length := utf8.RuneCountInString(word)
-		switch {
-		case column == 0:
-		case column+1+length > left:
-			b.WriteString(more + "\n" + indent)
-			column, left = 0, width-len(more)-4
-		default:
-			b.WriteString(" ")
-			column++
-		}
-		b.WriteString(word)
-		column += length
-	}
-	return b.String() + "\n"
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/findings"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -203,14 +204,14 @@ func preflightText(node string, r preflight.Report, width int) string {
 	if node != "" {
 		head = node + ": " + head
 	}
-	b.WriteString(wrap(head, width, "", "  "))
+	b.WriteString(terminal.Wrap(head, width, "", "  "))
 	about := "driver " + cmp.Or(r.Driver, "not loaded")
 	if len(r.Owners) > 0 {
 		about += ", of " + strings.Join(r.Owners, " and ")
 	}
 	about += "; kernel " + cmp.Or(r.Kernel, "unknown") + ", next boot " + cmp.Or(r.NextKernel, "unknown")
-	b.WriteString(wrap(about, width, "", "  ") + "\n")
-	indent := strings.Repeat(" ", messageColumn)
+	b.WriteString(terminal.Wrap(about, width, "", "  ") + "\n")
+	indent := strings.Repeat(" ", findings.MessageColumn)
 	for _, h := range r.Holders {
 		text := h.Name
 		if len(h.Containers) > 0 {
@@ -222,14 +223,15 @@ func preflightText(node string, r preflight.Report, width int) string {
 		if len(h.PIDs) > 0 {
 			text += "; PID " + strings.Trim(fmt.Sprint(h.PIDs[:min(len(h.PIDs), 8)]), "[]")
 		}
-		b.WriteString(fmt.Sprintf("%-12s %-18s ", "held by", h.Kind) + wrap(text, width-messageColumn, "", indent))
-		b.WriteString(indent + wrap("to let go: "+h.Release, width-messageColumn, "", indent))
+		room := width - findings.MessageColumn
+		b.WriteString(fmt.Sprintf("%-12s %-18s ", "held by", h.Kind) + terminal.Wrap(text, room, "", indent))
+		b.WriteString(indent + terminal.Wrap("to let go: "+h.Release, room, "", indent))
 	}
 	if len(r.Holders) > 0 {
 		b.WriteString("\n")
 	}
 	for _, f := range r.Findings {
-		findingText(&b, f, width)
+		b.WriteString(findings.Lines(f, width))
 	}
 	return b.String()
 }

@@ -3,7 +3,6 @@ package cli_test
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,7 +102,7 @@ func TestDriverDoc(t *testing.T) {
 	if written == string(text) {
 		return
 	}
-	if flag.Lookup("update").Value.String() != "true" {
+	if !*update {
 		t.Fatal("it is not what the code makes; write it again: go test ./internal/app/cli -run TestDriverDoc -update")
 	}
 	if err := os.WriteFile(driverDoc, []byte(written), 0o644); err != nil {

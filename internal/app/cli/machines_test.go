@@ -3,7 +3,6 @@ package cli_test
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
 	"os"
 	"path/filepath"
 	"testing"
@@ -28,7 +27,7 @@ func TestMachinesOfKubectl(t *testing.T) {
 		}
 		want.WriteByte('\n')
 		path := filepath.Join(folder, name+".json")
-		if flag.Lookup("update").Value.String() == "true" {
+		if *update {
 			if err := os.WriteFile(path, want.Bytes(), 0o600); err != nil {
 				t.Fatal(err)
 			}

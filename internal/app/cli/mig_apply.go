@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 )
 
@@ -91,7 +92,7 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 		if s.Again >= again {
 			quiet := s.State == string(mig.StatePending) && time.Since(began) < min(migQuiet, most/2)
 			if line := migLine(s); line != last && !quiet {
-				fmt.Fprint(w, "\n"+wrap(line, textWidth(w), "", "  "))
+				fmt.Fprint(w, "\n"+terminal.Wrap(line, textWidth(w), "", "  "))
 				last = line
 			}
 			switch mig.ConfigState(s.State) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -48,7 +49,7 @@ func migLine(s daemon.MIGProgress) string {
 
 // printMIGStatus writes the status for people.
 func printMIGStatus(w io.Writer, s daemon.MIGProgress) {
-	fmt.Fprint(w, wrap(migLine(s), textWidth(w), "", "  "))
+	fmt.Fprint(w, terminal.Wrap(migLine(s), textWidth(w), "", "  "))
 	for _, g := range s.GPUs {
 		fmt.Fprintln(w)
 		printMIGGPU(w, g)
@@ -65,7 +66,7 @@ func printMIGGPU(w io.Writer, g daemon.MIGGPU) {
 	if !g.Retry.IsZero() {
 		line += "; tried again at " + status.Stamp(g.Retry)
 	}
-	fmt.Fprint(w, "  "+wrap(line, textWidth(w)-2, "", "    "))
+	fmt.Fprint(w, "  "+terminal.Wrap(line, textWidth(w)-2, "", "    "))
 	if g.Before == nil {
 		return
 	}

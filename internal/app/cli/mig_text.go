@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
@@ -27,7 +28,7 @@ func printMIGPlan(w io.Writer, p layout.Planned) {
 		printPlannedGPU(w, g)
 	}
 	for _, warning := range p.Warnings {
-		fmt.Fprint(w, "\n"+wrap("warning: "+warning, textWidth(w), "", "  "))
+		fmt.Fprint(w, "\n"+terminal.Wrap("warning: "+warning, textWidth(w), "", "  "))
 	}
 }
 
@@ -42,10 +43,10 @@ func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	fmt.Fprintln(w, "  before  "+before)
 	switch {
 	case g.Reason != "":
-		fmt.Fprint(w, "  "+wrap("not possible: "+g.Reason, textWidth(w)-2, "", "    "))
+		fmt.Fprint(w, "  "+terminal.Wrap("not possible: "+g.Reason, textWidth(w)-2, "", "    "))
 		return
 	case g.Note != "":
-		fmt.Fprint(w, "  "+wrap("stays: "+g.Note, textWidth(w)-2, "", "    "))
+		fmt.Fprint(w, "  "+terminal.Wrap("stays: "+g.Note, textWidth(w)-2, "", "    "))
 		return
 	case len(g.Steps) == 0:
 		fmt.Fprintln(w, "  nothing to do")
@@ -53,7 +54,7 @@ func printPlannedGPU(w io.Writer, g layout.PlannedGPU) {
 	}
 	fmt.Fprintln(w, "  after   "+after)
 	for i, line := range stepsOf(g) {
-		fmt.Fprintf(w, "  %2d. %s", i+1, wrap(line, textWidth(w)-6, "", "      "))
+		fmt.Fprintf(w, "  %2d. %s", i+1, terminal.Wrap(line, textWidth(w)-6, "", "      "))
 	}
 	for _, i := range g.After.Instances {
 		if i.ID != nil {

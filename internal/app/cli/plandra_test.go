@@ -1,7 +1,6 @@
-package cli
+package cli_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -11,16 +10,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// planDRA runs plan --dra with further arguments.
+// planDRA runs plan --dra with further arguments, in a process of its own.
 func planDRA(t *testing.T, args ...string) (out, complaints string) {
 	t.Helper()
-	cmd := newPlanCommand()
-	var stdout, stderr bytes.Buffer
-	cmd.SetOut(&stdout)
-	cmd.SetErr(&stderr)
-	cmd.SetArgs(append([]string{"--dra"}, args...))
-	if err := cmd.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
+	cmd := program(t, append([]string{"plan", "--dra", "--control-socket="}, args...)...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
 	}
 	return stdout.String(), stderr.String()
 }
@@ -140,5 +137,26 @@ func TestPlanDRALeavesOut(t *testing.T) {
 		if !strings.Contains(complaints, want) {
 			t.Errorf("standard error has %q, want %q", complaints, want)
 		}
+	}
+}
+
+// TestPlanDRAOfFaults: the taint of a device has its value and effect, and a slice without devices is
+// one line.
+func TestPlanDRAOfFaults(t *testing.T) {
+	t.Parallel()
+	table, _ := planDRA(t, "--simulate", brokenNode(t), "--node-name", "n")
+	want := `pool n, slice 1 of 1: 3 devices
+  DEVICE   PROFILE   PRODUCT    GROUP OF 2   OF 4   OF 8   TAINT
+  gpu-2    -         Tesla T4   gpu-2        -      -      -
+  gpu-3    -         Tesla T4   gpu-2        -      -      -
+  gpu-0    -         Tesla T4   -            -      -      gpu.nvidia.com/unhealthy=reset:NoSchedule
+`
+	if diff := cmp.Diff(want, table); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+	lost := write(t, "node.yaml", `{description: A lost GPU, driver: 580.95.05, cuda: "13.0", model: t4,
+gpus: [{bdf: "0000:17:00.0", pcie: 0/0/0}], faults: [{kind: lost, gpu: "0"}]}`)
+	if table, _ := planDRA(t, "--simulate", lost, "--node-name", "n"); table != "pool n, slice 1 of 1: 0 devices\n" {
+		t.Errorf("without devices: %q", table)
 	}
 }

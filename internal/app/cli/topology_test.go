@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -183,5 +184,114 @@ func TestTopologyPreferRefuses(t *testing.T) {
 				t.Errorf("got %v, want %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// brokenNode writes a simulated machine and returns its path: GPU 0 needs a reset, GPU 1 is lost, the
+// firmware does not know the NUMA node of GPU 2, and the path between GPU 0 and 2 cannot be read.
+func brokenNode(t *testing.T) string {
+	t.Helper()
+	return write(t, "node.yaml", `description: Four GPUs with faults
+driver: 580.95.05
+cuda: "13.0"
+model: t4
+gpus:
+- {bdf: "0000:17:00.0", pcie: 0/0/0, uuid: GPU-a}
+- {bdf: "0000:18:00.0", pcie: 0/1/0}
+- {bdf: "0000:a9:00.0", pcie: 1/0/0, numa: -1, uuid: GPU-c}
+- {bdf: "0000:b9:00.0", pcie: 1/0/0, uuid: GPU-d}
+faults:
+- {kind: recovery-action, gpu: "0", action: reset}
+- {kind: lost, gpu: "1"}
+- {kind: fail, gpu: "0", call: DeviceGetTopologyCommonAncestor, return: UNKNOWN}
+- {kind: fail, gpu: "2", call: DeviceGetTopologyCommonAncestor, return: UNKNOWN}
+`)
+}
+
+// TestTopologyOfABrokenNode: a connection without a score has no number and no edge, and a GPU may
+// have no NUMA node.
+func TestTopologyOfABrokenNode(t *testing.T) {
+	t.Parallel()
+	node := brokenNode(t)
+	matrix, err := topo(t, "--simulate", node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, _, _ := strings.Cut(matrix, "\nNV<n>")
+	if diff := cmp.Diff("      GPU0    GPU2    GPU3    NUMA\nGPU0  X       ?       SYS 10  0\n"+
+		"GPU2  ?       X       PIX 50  -\nGPU3  SYS 10  PIX 50  X       1\n", table); diff != "" {
+		t.Errorf("matrix (-want +got):\n%s", diff)
+	}
+	graph, err := topo(t, "--simulate", node, "-o", "dot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `graph gpus {
+  node [shape=box];
+  gpu0 [label="GPU0\n0000:17:00.0"];
+  gpu1 [label="GPU2\n0000:a9:00.0"];
+  gpu2 [label="GPU3\n0000:b9:00.0"];
+  gpu0 -- gpu2 [label="SYS 10", penwidth=1.3];
+  gpu1 -- gpu2 [label="PIX 50", penwidth=4.5];
+}
+`
+	if diff := cmp.Diff(want, graph); diff != "" {
+		t.Errorf("graph (-want +got):\n%s", diff)
+	}
+}
+
+// TestPreferOnABrokenNode: GPUs that are not Healthy are chosen only if they are named.
+func TestPreferOnABrokenNode(t *testing.T) {
+	t.Parallel()
+	node := brokenNode(t)
+	for args, want := range map[string]string{
+		"--size 2":                                "choice   2 3    50      0\n",
+		"--size 1":                                "choice        2      0       400\nrunner-up 1   3      0       400\n",
+		"--size 1 --runners-up 0":                 "choice   2      0       400\n",
+		"--size 2 --available GPU-c,3":            "choice   2 3    50      0\n",
+		"--size 2 --available 0,3":                "choice   0 3    10      50\n",
+		"--size 1 --required 0":                   "choice   0      0       80\n",
+		"--size 3":                                "3 GPUs are requested, and 2 are available",
+		"--size 1 --available 1":                  `--available: no GPU has the index or UUID "1"`,
+		"--size 1 --runners-up -1":                "--size must be 1 or more, and --runners-up not negative",
+		"--size 2 --available 3 --required GPU-c": "choice   2 3    50      0\n",
+	} {
+		got, err := topo(t, append([]string{"prefer", "--simulate", node}, strings.Fields(args)...)...)
+		if err != nil {
+			got = err.Error()
+		}
+		if _, sets, _ := strings.Cut(got, "\n"); err == nil && sets != want || err != nil && got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
+		}
+	}
+}
+
+// TestPreferAmongManyGPUs: if the search ends before it has compared all sets, a limit of the best score is
+// printed.
+func TestPreferAmongManyGPUs(t *testing.T) {
+	t.Parallel()
+	const gpus, most = 40, 18 // NVLinks of an H100
+	var list strings.Builder
+	var links [gpus][gpus]int
+	var lanes [gpus]int
+	for a, random := 0, 1; a < gpus; a++ {
+		fmt.Fprintf(&list, "- {bdf: \"0000:%02x:00.0\", pcie: 0/0/0}\n", 16+a)
+		for b := range a {
+			if random = random * 48271 % (1<<31 - 1); random%5 < 2 && lanes[a] < most && lanes[b] < most {
+				links[a][b], links[b][a] = 1, 1
+				lanes[a]++
+				lanes[b]++
+			}
+		}
+	}
+	list.WriteString("nvlinks:\n")
+	for _, row := range links {
+		list.WriteString("- " + strings.Trim(fmt.Sprint(row), "[]") + "\n")
+	}
+	node := write(t, "node.yaml", "description: Random NVLinks\ndriver: 580.95.05\ncuda: \"13.0\"\n"+
+		"model: h100-sxm5-80gb\ngpus:\n"+list.String())
+	got, err := topo(t, "prefer", "--simulate", node, "--size", "14", "--runners-up", "0")
+	if err != nil || !strings.Contains(got, "(the best set has at most 13650)") {
+		t.Errorf("%v\n%s", err, got)
 	}
 }

@@ -1,11 +1,12 @@
-package cli
+package cli_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,10 +16,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/cobra"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/cli"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -79,33 +81,44 @@ func serveAt(t *testing.T, socket string, answers map[string][]any, came *calls)
 	poll.Until(t, "the socket is answered", func() bool { return control.Call(ctx, socket, "there", nil, nil) == nil })
 }
 
-// execute runs a command of the program and returns its output.
-func execute(ctx context.Context, args ...string) (string, error) {
-	var out bytes.Buffer
-	err := DevicePlugin().Execute(ctx, "gpu-device-plugin", args, &out)
-	return out.String(), err
+// subcommands returns the names of the commands that the help of a command lists.
+func subcommands(t *testing.T, path []string) (names []string) {
+	t.Helper()
+	help, err := printed(t, append(slices.Clone(path), "--help")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(help, "\nAvailable Commands:\n")
+	list, _, _ = strings.Cut(list, "\n\n")
+	for line := range strings.Lines(list) {
+		names = append(names, strings.Fields(line)[0])
+	}
+	return names
 }
 
-// TestUnknownCommands: each command group refuses unknown commands, and each command names its
-// arguments.
+// TestUnknownCommands: each command and each group of commands refuses an argument that it does not
+// know, by its name.
 func TestUnknownCommands(t *testing.T) {
 	t.Parallel()
-	var check func(cmd *cobra.Command, path []string)
-	check = func(cmd *cobra.Command, path []string) {
-		if cmd.Args == nil {
-			t.Errorf("%v takes any arguments", path)
-		}
-		if cmd.HasSubCommands() {
-			_, err := execute(t.Context(), append(slices.Clone(path), "mistyped")...)
+	files := []string{"claim check", "config check", "driver target", "simulate replay"} // their arguments
+	commands := 0
+	var check func(path []string)
+	check = func(path []string) {
+		commands++
+		if !slices.Contains(files, strings.Join(path, " ")) {
+			_, err := printed(t, append(slices.Clone(path), "mistyped")...)
 			if err == nil || !strings.Contains(err.Error(), `unknown command "mistyped"`) {
 				t.Errorf("%v mistyped: %v", path, err)
 			}
 		}
-		for _, c := range cmd.Commands() {
-			check(c, append(slices.Clone(path), c.Name()))
+		for _, name := range subcommands(t, path) {
+			check(append(slices.Clone(path), name))
 		}
 	}
-	check(DevicePlugin().newRootCommand(), nil)
+	check(nil)
+	if commands < 50 {
+		t.Errorf("the help lists %d commands", commands)
+	}
 }
 
 // TestCommandsThatAsk: the question of each command to the daemon, its output for the answer, and
@@ -204,7 +217,7 @@ func TestCommandsThatAsk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			socket, came := answering(t, test.answers)
-			got, err := execute(t.Context(), append(strings.Fields(test.args), "--control-socket", socket)...)
+			got, err := printed(t, append(strings.Fields(test.args), "--control-socket", socket)...)
 			if problem := fmt.Sprint(err); problem != test.fails && (err != nil || test.fails != "") {
 				t.Errorf("it fails with %q, want %q", problem, test.fails)
 			}
@@ -229,7 +242,7 @@ func TestMissingArguments(t *testing.T) {
 		"claim check":      "claim check needs a file: gpu-device-plugin claim check FILE...",
 		"simulate replay":  "simulate replay needs a recording: gpu-device-plugin simulate replay PATH",
 	} {
-		if _, err := execute(t.Context(), strings.Fields(args)...); err == nil || err.Error() != want {
+		if _, err := printed(t, strings.Fields(args)...); err == nil || err.Error() != want {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}
 	}
@@ -260,7 +273,7 @@ func TestFaultsAsCommands(t *testing.T) {
 		t.Run(args, func(t *testing.T) {
 			t.Parallel()
 			socket, came := answering(t, map[string][]any{daemon.CallSimulateInject: {nil}})
-			got, err := execute(t.Context(), append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket",
+			got, err := printed(t, append(append([]string{"simulate"}, strings.Fields(args)...), "--control-socket",
 				socket)...)
 			kind, _, _ := strings.Cut(args, " ")
 			if err != nil || !strings.HasSuffix(got, ": "+kind+" simulated\n") && got != "the node: faults removed\n" {
@@ -274,12 +287,12 @@ func TestFaultsAsCommands(t *testing.T) {
 }
 
 // TestControlSocketOfTheEnvironment: commands and the daemon read the same variable; an empty
-// variable means no socket.
+// variable has no effect.
 func TestControlSocketOfTheEnvironment(t *testing.T) {
-	for value, want := range map[string]string{"/nowhere/c.sock": "/nowhere/c.sock", "": "/run/"} {
+	for value, want := range map[string]string{"/nowhere/c.sock": "/nowhere/c.sock", "": config.DefaultControlSocket} {
 		t.Setenv("CONTROL_SOCKET", value)
-		if got := newAliveCommand().Flags().Lookup("control-socket").DefValue; !strings.Contains(got, want) {
-			t.Errorf("with %q it is %q", value, got)
+		if help, err := printed(t, "alive", "--help"); err != nil || !strings.Contains(help, `(default "`+want+`")`) {
+			t.Errorf("with %q: %v\n%s", value, err, help)
 		}
 	}
 }
@@ -287,6 +300,7 @@ func TestControlSocketOfTheEnvironment(t *testing.T) {
 // TestMIGIsWaitedFor: changes of the progress are printed, pending states only after a second, and
 // states of an earlier order never.
 func TestMIGIsWaitedFor(t *testing.T) {
+	const poll = 200 * time.Millisecond // how often the daemon is asked
 	pending := daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "pending", Reason: "GPU 0: in use"}
 	for name, test := range map[string]struct {
 		statuses []any
@@ -303,45 +317,51 @@ func TestMIGIsWaitedFor(t *testing.T) {
 			"\nNo layout is selected. GPUs stay unchanged.\n", "", 0},
 		"an earlier one": {[]any{daemon.MIGProgress{Layout: "a", Again: 6, State: "failed"},
 			daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}}, time.Minute, "\nLayout a of b: success\n",
-			"", migPoll},
+			"", poll},
 		"it cannot be": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "failed", Reason: "r"}},
 			time.Minute, "\nLayout a of b: failed: r\n", "layout a is not made: mig status says how each GPU is", 0},
 		"quickly": {[]any{pending, pending, daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "success"}},
-			time.Minute, "\nLayout a of b: success\n", "", 2 * migPoll},
+			time.Minute, "\nLayout a of b: success\n", "", 2 * poll},
 		"never": {[]any{pending}, time.Minute, "\nLayout a of b: pending: GPU 0: in use\n",
 			"layout not applied after 1m0s: the daemon keeps trying; check progress with: gpu-device-plugin mig status",
 			time.Minute},
 		"after a reset": {[]any{daemon.MIGProgress{Layout: "a", From: "b", Again: 7, State: "rebooting"},
 			daemon.MIGProgress{Again: 7, State: "success", Layout: "a",
-				From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", migPoll},
+				From: "b"}}, time.Minute, "\nLayout a of b: rebooting\n\nLayout a of b: success\n", "", poll},
 		"a short wait": {[]any{pending}, 700 * time.Millisecond, "\nLayout a of b: pending: GPU 0: in use\n",
 			"layout not applied after 700ms: the daemon keeps trying; check progress with: gpu-device-plugin mig status",
 			700 * time.Millisecond},
-		"a daemon's error": {[]any{pending, errors.New("no")}, time.Minute, "", "no", migPoll},
+		"a daemon's error": {[]any{pending, errors.New("no")}, time.Minute, "", "no", poll},
 	} {
 		t.Run(name, func(t *testing.T) {
-			socket, _ := answering(t, map[string][]any{daemon.CallMIGStatus: test.statuses})
+			socket, _ := answering(t, map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Again: 7}},
+				daemon.CallMIGStatus: test.statuses})
 			synctest.Test(t, func(t *testing.T) {
-				var out bytes.Buffer
 				began := time.Now()
-				err := awaitMIG(t.Context(), &out, socket, 7, test.most)
+				got, err := printed(t, "mig", "apply", "--forget", "--wait", test.most.String(), "--control-socket", socket)
 				if problem := fmt.Sprint(err); problem != test.fails && (err != nil || test.fails != "") {
 					t.Errorf("it fails with %q, want %q", problem, test.fails)
 				}
-				if diff := cmp.Diff(test.prints, out.String()); diff != "" {
+				if diff := cmp.Diff(test.prints, got); diff != "" {
 					t.Errorf("it prints (-want +got):\n%s", diff)
 				}
 				if took := time.Since(began); took != test.took {
 					t.Errorf("it took %v, want %v", took, test.took)
 				}
-				ctx, cancel := context.WithCancel(t.Context())
-				cancel()
-				if err := awaitMIG(ctx, &out, socket, 100, time.Minute); err == nil {
-					t.Error("a wait that was ended is no error")
-				}
 			})
 		})
 	}
+	socket, _ := answering(t, map[string][]any{daemon.CallMIGApply: {daemon.OrderedMIG{Again: 7}},
+		daemon.CallMIGStatus: {daemon.MIGProgress{Again: 6}}})
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := cli.DevicePlugin().Execute(ctx, "gpu-device-plugin", []string{"mig", "apply", "--forget",
+			"--control-socket", socket}, io.Discard)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a wait that was ended: %v", err)
+		}
+	})
 }
 
 // TestReadyIsWaitedFor: the wait includes the start of the daemon, and takes at most the given time
@@ -351,7 +371,7 @@ func TestReadyIsWaitedFor(t *testing.T) {
 	for wait, want := range map[string]string{"0s": "0", "1500ms": "1500", "20s": "20000", "1h": "20000"} {
 		came.texts = nil
 		synctest.Test(t, func(t *testing.T) { // no time passes
-			if _, err := execute(t.Context(), "ready", "--wait", wait, "--control-socket", socket); err != nil {
+			if _, err := printed(t, "ready", "--wait", wait, "--control-socket", socket); err != nil {
 				t.Error(err)
 			}
 		})
@@ -362,24 +382,143 @@ func TestReadyIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nowhere := filepath.Join(t.TempDir(), "c.sock")
 		began := time.Now()
-		if _, err := askReady(t.Context(), nowhere, 10*time.Second); !errors.Is(err, control.ErrNoDaemon) ||
-			time.Since(began) != 10*time.Second {
+		if _, err := printed(t, "ready", "--wait=10s", "--control-socket", nowhere); !errors.Is(err,
+			control.ErrNoDaemon) || time.Since(began) != 10*time.Second {
 			t.Errorf("%v after %v", err, time.Since(began))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := askReady(ctx, nowhere, 10*time.Second); !errors.Is(err, context.DeadlineExceeded) {
+		err := cli.DevicePlugin().Execute(ctx, "gpu-device-plugin", []string{"ready", "--wait=10s", "--control-socket",
+			nowhere}, io.Discard)
+		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("a wait that was ended: %v", err)
 		}
 	})
 	late := filepath.Join(filepath.Dir(socket), "late.sock")
 	answer := make(chan error, 1)
 	go func() {
-		_, err := askReady(t.Context(), late, 2*time.Minute)
+		_, err := printed(t, "ready", "--wait=20s", "--control-socket", late)
 		answer <- err
 	}()
 	serveAt(t, late, map[string][]any{daemon.CallReady: {status.Readiness{Ready: true}}}, &calls{})
 	if err := <-answer; err != nil {
 		t.Errorf("of a daemon that comes later: %v", err)
+	}
+}
+
+// TestOutputFormats: each command has its formats, and the first is the one for people.
+func TestOutputFormats(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string]string{
+		"doctor": "table|yaml|json", "mig status": "text|yaml|json", "mig export": "yaml|json",
+		"status": "table|yaml|json|wide", "plan": "table|yaml|json|classes", "topology": "matrix|json|dot",
+	} {
+		words := strings.Fields(command)
+		first, _, _ := strings.Cut(want, "|")
+		help, err := printed(t, append(words, "--help")...)
+		if err != nil || !strings.Contains(help, "--output "+want+" ") || !strings.Contains(help, "(default "+first+")") {
+			t.Errorf("%s --help: %v\n%s", command, err, help)
+		}
+		formats := strings.ReplaceAll(want, "|", ", ")
+		_, err = printed(t, append(words, "-o", "xml")...)
+		if err == nil || !strings.Contains(err.Error(), `unknown output "xml": give `) ||
+			!strings.Contains(strings.ReplaceAll(err.Error(), " or ", ", "), formats) {
+			t.Errorf("%s -o xml: %v", command, err)
+		}
+	}
+}
+
+// TestOneDash: one dash becomes two before a flag of the command with more than one letter, and
+// before nothing else.
+func TestOneDash(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"-mig-strategy=some":                     "--mig-strategy",
+		"-mig-strategy some":                     "--mig-strategy",
+		"mps-control-daemon -mig-strategy=some":  "--mig-strategy",
+		"gpu-feature-discovery -oneshot -some":   "-some",
+		"-oneshot":                               "-oneshot",
+		"plan -oneshot":                          `"neshot" for "-o, --output"`,
+		"-no-such-flag status -":                 "-no-such-flag",
+		"--mig-strategy=none -v 2 -v=2 -no-such": "-no-such",
+	} {
+		given := strings.Fields(args)
+		_, err := printed(t, given...)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Join(given, " ") != args {
+			t.Errorf("%s: %v, want %s; the arguments are %v", args, err, want, given)
+		}
+	}
+}
+
+// TestDoctorOfADaemon: what doctor says of a daemon that answers, one that does not, and one that
+// cannot be asked.
+func TestDoctorOfADaemon(t *testing.T) {
+	t.Parallel()
+	socket, _ := answering(t, map[string][]any{daemon.CallStatus: {errors.New("no")}})
+	fine, _ := answering(t, map[string][]any{daemon.CallStatus: {status.Status{Version: "v1"}}})
+	for socket, want := range map[string]string{
+		socket:            "warning: The daemon does not tell its status: no",
+		fine:              "ok: ",
+		"/nowhere/c.sock": "not checked: No daemon answers at /nowhere/c.sock: ",
+		"":                "not checked: The daemon has no control socket: --control-socket is empty",
+	} {
+		text, err := printed(t, "doctor", "--simulate=t4", "--kubelet-socket=", "--pod-resources-socket=", "-o", "json",
+			"--control-socket", socket)
+		if exit := cli.ExitStatus(0); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		var report struct {
+			Findings []struct{ Check, Severity, Message string }
+		}
+		if err := json.Unmarshal([]byte(text), &report); err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, f := range report.Findings {
+			if f.Check == "daemon" {
+				got += f.Severity + ": " + f.Message
+			}
+		}
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("%q: %s, want %s", socket, got, want)
+		}
+	}
+}
+
+// TestChoiceByALabel: if a label of the node chooses the file, commands use the running daemon's
+// file, unless a file is named.
+func TestChoiceByALabel(t *testing.T) {
+	t.Setenv("CONFIG_FILE", "")
+	socket, came := answering(t, map[string][]any{daemon.CallStatus: {status.Status{ConfigFile: excluding(t)}}})
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	if err := os.WriteFile(other, []byte("version: v1\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for args, chosen := range map[string]bool{
+		"--node-config-dir=/configs":                        true,
+		"--node-config-dir=/configs --config-file=" + other: false,
+		"": false,
+	} {
+		asked := len(came.all())
+		text, err := printed(t, append(strings.Fields("plan --simulate=t4 "+args), "--control-socket", socket)...)
+		if err != nil || strings.Contains(text, "it is excluded by") != chosen || (len(came.all()) > asked) != chosen {
+			t.Errorf("%s: %v, and it asks %v:\n%s", args, err, came.all()[asked:], text)
+		}
+	}
+}
+
+// TestContainerIsChecked: by the variable of this process, which is not in a container with GPUs.
+func TestContainerIsChecked(t *testing.T) {
+	for visible, test := range map[string]struct{ args, prints, fails string }{
+		"GPU-a,GPU-b": {"--devices 2 --simulated", "devices: GPU-a, GPU-b; device nodes: ", ""},
+		"GPU-a":       {"--devices 2 --simulated", "", "the container requested 2 devices and got others"},
+		"all":         {"", "", "no devices were allocated for this container"},
+	} {
+		t.Setenv("NVIDIA_VISIBLE_DEVICES", visible)
+		got, err := printed(t, append([]string{"check-container"}, strings.Fields(test.args)...)...)
+		if !strings.HasPrefix(got, test.prints) || (err == nil) != (test.fails == "") ||
+			err != nil && !strings.Contains(err.Error(), test.fails) {
+			t.Errorf("%s: %q, %v", visible, got, err)
+		}
 	}
 }
