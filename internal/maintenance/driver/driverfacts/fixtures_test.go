@@ -145,6 +145,10 @@ var fixtures = []fixture{
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ""))},
 	{name: "Ubuntu, compressed modules", node: ubuntu.with(
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"))},
+	{name: "Ubuntu, modules compressed by gzip", node: ubuntu.with(
+		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".gz"))},
+	{name: "Ubuntu, modules compressed by xz", node: ubuntu.with(
+		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".xz"))},
 	{name: "Ubuntu, compressed modules of DKMS, of another version", node: ubuntu.with(
 		set("usr/lib/modules/"+k50+"/updates/dkms", ko{version: v580, release: k50}, ".zst"),
 		dkmsBuilt("580.105.08", k50, ".zst"))},

@@ -58,7 +58,11 @@ func extractEntry(folder *os.Root, archive io.Reader, head *tar.Header) error {
 	case tar.TypeDir:
 		return folder.MkdirAll(name, 0o700)
 	case tar.TypeReg:
-		return write(folder, name, archive)
+		err := write(folder, name, archive)
+		if file := (*fs.PathError)(nil); err != nil && !errors.As(err, &file) { // an error of the disk has a path
+			return damaged(err)
+		}
+		return err
 	case tar.TypeLink:
 		target, err := inside(head.Linkname)
 		if err != nil {
@@ -94,12 +98,6 @@ func write(folder *os.Root, name string, content io.Reader) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err := io.Copy(f, content); err != nil {
-		var file *fs.PathError
-		if errors.As(err, &file) {
-			return err // of the disk
-		}
-		return damaged(err)
-	}
-	return nil
+	_, err = io.Copy(f, content)
+	return err
 }

@@ -3,6 +3,7 @@ package driverpack
 import (
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"debug/elf"
 	"encoding/binary"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -44,7 +46,11 @@ func (b *builder) addModules(set Modules) error {
 	if info, err := os.Stat(set.Folder); err != nil || !info.IsDir() {
 		return fail("the folder cannot be read: %w", cmp.Or(err, error(syscall.ENOTDIR)))
 	}
-	files := driverfacts.ModulesIn(os.DirFS(set.Folder))
+	folder, err := b.unpackModules(set.Folder)
+	if err != nil {
+		return fail("%w", err)
+	}
+	files := driverfacts.ModulesIn(os.DirFS(folder))
 	kernel := driverfolder.Kernel{Release: set.Release}
 	names := map[string]string{} // base name → path
 	parts := map[string]bool{}
@@ -53,7 +59,7 @@ func (b *builder) addModules(set Modules) error {
 		name := path.Base(m.Path)
 		switch {
 		case m.Unread != "":
-			return fail("%s %s: unpack it first", m.Path, m.Unread)
+			return fail("%s %s", m.Path, m.Unread)
 		case m.Vermagic == "":
 			return fail("%s is damaged, or is not a kernel module", m.Path)
 		case release != set.Release:
@@ -77,7 +83,7 @@ func (b *builder) addModules(set Modules) error {
 			kernel.Signed, kernel.Signer = m.Signed, m.Signer
 		}
 		to := path.Join(driverfolder.ModuleFolder(set.Release), name)
-		if err := b.addModule(filepath.Join(set.Folder, m.Path), to); err != nil {
+		if err := b.addModule(filepath.Join(folder, m.Path), to); err != nil {
 			return fail("%w", err)
 		}
 	}
@@ -88,6 +94,73 @@ func (b *builder) addModules(set Modules) error {
 	}
 	b.manifest.Kernels = append(b.manifest.Kernels, kernel)
 	return nil
+}
+
+// maxModule is the size of the largest unpacked module, in bytes.
+const maxModule = 1 << 30
+
+// unpackers are the programs that unpack modules, by the end of the name.
+var unpackers = map[string]string{".xz": "xz", ".zst": "zstd"}
+
+// unpackModules returns a folder with the modules of a folder, none of which is compressed: the folder
+// itself, or one in the staging.
+func (b *builder) unpackModules(folder string) (string, error) {
+	files := driverfacts.ModulesIn(os.DirFS(folder))
+	isCompressed := func(m *preflight.ModuleFile) bool { return path.Ext(m.Path) != ".ko" }
+	if !slices.ContainsFunc(files, isCompressed) {
+		return folder, nil
+	}
+	if err := b.work.RemoveAll("modules"); err != nil { // of another kernel
+		return "", err
+	}
+	for _, m := range files {
+		to := path.Join("modules", strings.TrimSuffix(m.Path, path.Ext(m.Path)))
+		if !isCompressed(m) {
+			to += ".ko"
+		}
+		if _, err := b.work.Lstat(to); err == nil {
+			return "", fmt.Errorf("%s is there twice, with another compression", m.Path)
+		}
+		if err := b.unpackModule(filepath.Join(folder, m.Path), m.Path, to); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Join(b.work.Name(), "modules"), nil
+}
+
+// unpackModule copies a module, which errors call by its name, to a path in the staging, decompressed.
+func (b *builder) unpackModule(from, name, to string) error {
+	f, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	copyFrom := func(content io.Reader) error {
+		limited := &io.LimitedReader{R: readerOf(b.ctx, content), N: maxModule}
+		if err := write(b.work, to, limited); err != nil {
+			return fmt.Errorf("unpack %s: %w", name, err)
+		}
+		if limited.N == 0 {
+			return fmt.Errorf("%s has more than %d MB", name, maxModule>>20)
+		}
+		return nil
+	}
+	switch end := path.Ext(from); end {
+	case ".ko":
+		return copyFrom(f)
+	case ".gz":
+		unpacked, err := gzip.NewReader(f)
+		if err != nil {
+			return fmt.Errorf("%s is damaged: %w", name, err)
+		}
+		return copyFrom(unpacked)
+	default:
+		err := decompress(b.ctx, f, copyFrom, name, unpackers[end])
+		if err != nil && b.ctx.Err() == nil {
+			return fmt.Errorf("%w; unpack the module yourself with %s -d", err, unpackers[end])
+		}
+		return err
+	}
 }
 
 func (b *builder) addModule(from, to string) (err error) {

@@ -287,7 +287,6 @@ func TestModules(t *testing.T) {
 		"a file":       {folder: "/proc/version", want: "the folder cannot be read: not a directory"},
 		"no core":      {files: map[string]module{"nvidia-uvm.ko": goodModules()["nvidia-uvm.ko"]}, want: "there is no nvidia.ko, without which CUDA does not work"},
 		"no uvm":       {files: map[string]module{"nvidia.ko": goodModules()["nvidia.ko"]}, want: "there is no nvidia-uvm.ko, without which CUDA does not work"},
-		"compressed":   {files: map[string]module{"nvidia.ko.xz": {}}, want: "/nvidia.ko.xz is compressed (xz), and not unpacked here: unpack it first"},
 		"no release":   {files: goodModules(), release: "../../etc", want: `"../../etc" is not the release of a kernel`},
 		"two releases": {files: map[string]module{"nvidia.ko": goodModules()["nvidia.ko"], "nvidia-current.ko": goodModules()["nvidia.ko"]}, want: "core is there a second time"},
 	} {
@@ -319,6 +318,85 @@ func TestModules(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestCompressedModules: modules are packed as they were before their compression, signature and all.
+func TestCompressedModules(t *testing.T) {
+	t.Parallel()
+	driver := nvidia().of(t, newDriver(amd64).tarOf(t))
+	files := goodModules()
+	for name, m := range files {
+		m.signed = true
+		files[name] = m
+	}
+	packed := func(t *testing.T, folder string) (driverpack.Options, driverpack.Result, error) {
+		t.Helper()
+		return pack(t, driver, driverpack.Modules{Folder: folder, Release: kernel})
+	}
+	_, plain, err := packed(t, modulesIn(t, files))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end, program := range map[string]string{".gz": "gzip", ".xz": "xz", ".zst": "zstd"} {
+		t.Run(program, func(t *testing.T) {
+			t.Parallel()
+			folder := modulesIn(t, files)
+			compress := func(name string) {
+				t.Helper()
+				name = filepath.Join(folder, name)
+				content, err := os.ReadFile(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				err = errors.Join(os.WriteFile(name+end, compressed(t, content, program), 0o600), os.Remove(name))
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			compress("nvidia.ko")
+			compress("nvidia-uvm.ko")
+			_, result, err := packed(t, folder)
+			if err != nil || result.Digest != plain.Digest {
+				t.Fatalf("digest %s and %v, want %s", result.Digest, err, plain.Digest)
+			}
+
+			fails := func(want string) {
+				t.Helper()
+				o, _, err := packed(t, folder)
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("error %v, want %s", err, want)
+				}
+				nothingAt(t, o)
+			}
+			whole, err := os.ReadFile(filepath.Join(folder, "nvidia.ko"+end))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, "nvidia.ko"+end), whole[:len(whole)-8], 0o600); err != nil {
+				t.Fatal(err)
+			}
+			fails("/nvidia.ko" + end)
+			if err := os.WriteFile(filepath.Join(folder, "nvidia.ko"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			fails("/nvidia.ko" + end + " is there twice, with another compression")
+		})
+	}
+}
+
+// TestModulesWithoutProgram: the error names the program and the command.
+func TestModulesWithoutProgram(t *testing.T) {
+	driver := nvidia().of(t, newDriver(amd64).tarOf(t))
+	t.Setenv("PATH", t.TempDir())
+	for name, want := range map[string]string{
+		"nvidia.ko.xz":  "/nvidia.ko.xz needs the program xz, which is not installed; unpack the module yourself with xz -d",
+		"nvidia.ko.zst": "/nvidia.ko.zst needs the program zstd, which is not installed; unpack the module yourself with zstd -d",
+	} {
+		folder := modulesIn(t, map[string]module{name: {}})
+		if _, _, err := pack(t, driver, driverpack.Modules{Folder: folder, Release: kernel}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
 	}
 }
 

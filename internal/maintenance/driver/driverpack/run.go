@@ -147,18 +147,24 @@ func (r *runFile) archive(ctx context.Context, read func(io.Reader) error) error
 	case bytes.HasPrefix(begin, []byte("BZh")):
 		return read(bzip2.NewReader(compressed))
 	case bytes.HasPrefix(begin, []byte("\xfd7zXZ\x00")):
-		return decompress(ctx, compressed, read, "xz")
+		return decompress(ctx, compressed, read, theArchive, "xz")
 	case bytes.HasPrefix(begin, []byte("\x28\xb5\x2f\xfd")):
-		return decompress(ctx, compressed, read, "zstd")
+		return decompress(ctx, compressed, read, theArchive, "zstd")
 	}
 	return fmt.Errorf("the archive of the .run file has an unknown compression: it begins with %x", begin)
 }
 
-// decompress runs a program such as xz. Busybox knows the options as well.
-func decompress(ctx context.Context, compressed io.Reader, read func(io.Reader) error, program string) error {
+// theArchive is what the archive of the .run file is called in errors.
+const theArchive = "the archive of the .run file"
+
+// decompress runs a program such as xz. Busybox knows the options as well. Errors call the compressed
+// content by its name.
+func decompress(
+	ctx context.Context, compressed io.Reader, read func(io.Reader) error, name, program string,
+) error {
 	file, err := exec.LookPath(program)
 	if err != nil {
-		return fmt.Errorf("the archive of the .run file needs the program %s, which is not installed", program)
+		return fmt.Errorf("%s needs the program %s, which is not installed", name, program)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -177,12 +183,12 @@ func decompress(ctx context.Context, compressed io.Reader, read func(io.Reader) 
 		cancel() // the program may wait for a reader
 	}
 	if err := cmd.Wait(); failed == nil && err != nil {
-		return damaged(fmt.Errorf("%s: %w: %.200s", program, err, strings.TrimSpace(complaint.String())))
+		return fmt.Errorf("%s is damaged: %s: %w: %.200s", name, program, err, strings.TrimSpace(complaint.String()))
 	}
 	return failed
 }
 
-func damaged(err error) error { return fmt.Errorf("the archive of the .run file is damaged: %w", err) }
+func damaged(err error) error { return fmt.Errorf("%s is damaged: %w", theArchive, err) }
 
 // readerOf returns a reader that ends with the error of ctx.
 func readerOf(ctx context.Context, r io.Reader) io.Reader { return contextReader{ctx, r} }

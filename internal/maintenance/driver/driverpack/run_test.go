@@ -164,33 +164,40 @@ func nvidia() runMaker {
 // of returns the content of a .run file with an archive.
 func (m runMaker) of(t *testing.T, archive []byte) []byte {
 	t.Helper()
-	var packed bytes.Buffer
-	if m.compress == "gzip" {
-		w := gzip.NewWriter(&packed)
-		if _, err := w.Write(archive); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-	} else {
-		program, err := exec.LookPath(m.compress)
-		if err != nil {
-			t.Skipf("this machine has no %s", m.compress)
-		}
-		cmd := exec.CommandContext(t.Context(), program, "-c")
-		cmd.Stdin, cmd.Stdout = bytes.NewReader(archive), &packed
-		if err := cmd.Run(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	packed := compressed(t, archive, m.compress)
 	script := "#! /bin/sh\nCRCsum=1\nMD5=0\nskip=%d\nlabel=\"" + m.label + "\"\nversion_string=" + m.version +
 		"\nscript=./nvidia-installer\nTARGET_OS=\"" + m.system + "\"\nTARGET_ARCH=\"" + m.machine +
 		"\"\nskip=2\nexit 1\n"
 	const decompressor = "\x00a program\nof two lines\n"
 	script += decompressor
 	script = fmt.Sprintf(script, strings.Count(script, "\n")+1)
-	return slices.Concat([]byte(script), packed.Bytes())
+	return slices.Concat([]byte(script), packed)
+}
+
+// compressed compresses content with a program, or as gzip does.
+func compressed(t *testing.T, content []byte, with string) []byte {
+	t.Helper()
+	var packed bytes.Buffer
+	if with == "gzip" {
+		w := gzip.NewWriter(&packed)
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		program, err := exec.LookPath(with)
+		if err != nil {
+			t.Skipf("this machine has no %s", with)
+		}
+		cmd := exec.CommandContext(t.Context(), program, "-c")
+		cmd.Stdin, cmd.Stdout = bytes.NewReader(content), &packed
+		if err := cmd.Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return packed.Bytes()
 }
 
 // store writes a .run file and returns its path and its digest.
