@@ -137,7 +137,13 @@ func newPackCommand() *cobra.Command {
 		if o.Archive != "" {
 			fmt.Fprintf(cmd.OutOrStdout(), "archive  %s, sha256:%s\n", o.Archive, result.Archive)
 		}
-		return printManifest(cmd.OutOrStdout(), result.Manifest, result.Digest)
+		if err := printManifest(cmd.OutOrStdout(), result.Manifest, result.Digest); err != nil {
+			return err
+		}
+		if text := result.LeftOut(); text != "" {
+			fmt.Fprintf(cmd.OutOrStdout(), "32-bit   %s\n", text)
+		}
+		return nil
 	}
 	return cmd
 }

@@ -41,6 +41,17 @@ type Result struct {
 	Digest   string // SHA-256 of the manifest, in hexadecimal
 	Image    string // digest of the image, such as sha256:…; empty if there is none
 	Archive  string // SHA-256 of the archive, in hexadecimal; empty if there is none
+	// Compat32 is the number of files of the .run file for 32-bit programs. They are left out.
+	Compat32 int
+}
+
+// LeftOut returns a sentence about the files that a user may miss; empty if there are none.
+func (r Result) LeftOut() string {
+	if r.Compat32 == 0 {
+		return ""
+	}
+	return fmt.Sprintf("left out are the files for 32-bit programs such as Steam: %d. 64-bit programs need none of them",
+		r.Compat32)
 }
 
 // Pack writes a driver folder, an image and an archive of the folder, as Options says. Each is at its
@@ -81,7 +92,7 @@ func Pack(ctx context.Context, o Options) (result Result, err error) {
 	if err := b.build(run, o.Modules); err != nil {
 		return Result{}, err
 	}
-	result.Manifest, result.Digest = b.manifest, b.digest
+	result.Manifest, result.Digest, result.Compat32 = b.manifest, b.digest, b.compat32
 	if images != nil {
 		if result.Image, err = writeImage(ctx, b.folder, b.manifest, filepath.Join(images.path, "image")); err != nil {
 			return Result{}, err
@@ -114,6 +125,7 @@ type builder struct {
 	folder   *os.Root
 	manifest driverfolder.Manifest
 	digest   string // of the manifest
+	compat32 int    // number of 32-bit files that are left out
 }
 
 func newBuilder(ctx context.Context, staging string, run *runFile, digest string) (*builder, error) {
@@ -152,10 +164,11 @@ func (b *builder) build(run *runFile, modules []Modules) error {
 	if err != nil {
 		return errors.New("the archive of the .run file has no .manifest: it is not a driver of NVIDIA")
 	}
-	entries, err := layOut(text, b.manifest.Version, b.manifest.Architecture)
+	entries, compat32, err := layOut(text, b.manifest.Version, b.manifest.Architecture)
 	if err != nil {
 		return err
 	}
+	b.compat32 = compat32
 	if err := b.placeAll(entries); err != nil {
 		return err
 	}

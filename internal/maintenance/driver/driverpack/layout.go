@@ -16,6 +16,8 @@ type entry struct {
 	to   string // path in the driver folder
 	mode fs.FileMode
 	link string // relative target of a link
+	// isCompat32 is true for a file for 32-bit programs, which has no path in the driver folder.
+	isCompat32 bool
 }
 
 // A rule says how NVIDIA's installer treats a type of file. The fields of a line of .manifest follow
@@ -100,33 +102,36 @@ var libraryFolders = map[string]string{"amd64": "usr/lib/x86_64-linux-gnu", "arm
 // headLines is the number of lines of .manifest before the first file.
 const headLines = 8
 
-// layOut returns the files of a driver and their places, by the .manifest of NVIDIA's installer. An
-// unknown type of file and a manifest of another version are errors.
-func layOut(manifest []byte, version, architecture string) ([]entry, error) {
+// layOut returns the files of a driver and their places, by the .manifest of NVIDIA's installer, and the
+// number of its 32-bit files, which have no place. An unknown type of file and a manifest of another
+// version are errors.
+func layOut(manifest []byte, version, architecture string) (all []entry, compat32 int, err error) {
 	lines := bufio.NewScanner(bytes.NewReader(manifest))
-	var all []entry
 	for n := 1; lines.Scan(); n++ {
 		line := strings.TrimSpace(lines.Text())
 		switch {
 		case n == 2 && line != version:
-			return nil, fmt.Errorf(".manifest is of the driver %.40q, and the .run file of %s", line, version)
+			return nil, 0, fmt.Errorf(".manifest is of the driver %.40q, and the .run file of %s", line, version)
 		case n <= headLines:
 			continue
 		case line == "":
-			return all, nil
+			return all, compat32, nil
 		}
 		e, err := place(strings.Fields(line), version, architecture)
 		if err != nil {
-			return nil, fmt.Errorf(".manifest, line %d: %w", n, err)
+			return nil, 0, fmt.Errorf(".manifest, line %d: %w", n, err)
+		}
+		if e.isCompat32 {
+			compat32++
 		}
 		if e.to != "" {
 			all = append(all, e)
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf(".manifest: %w", err)
+		return nil, 0, fmt.Errorf(".manifest: %w", err)
 	}
-	return all, nil
+	return all, compat32, nil
 }
 
 // place returns the entry of a line. The entry has an empty to if the file is left out.
@@ -157,7 +162,7 @@ func place(fields []string, version, architecture string) (entry, error) {
 		switch arch := next(); arch {
 		case "NATIVE":
 		case "COMPAT32":
-			return entry{}, nil
+			return entry{isCompat32: !r.link}, nil
 		default:
 			return entry{}, fmt.Errorf("%s is neither NATIVE nor COMPAT32, but %.40q", file, arch)
 		}

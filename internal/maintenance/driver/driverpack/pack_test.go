@@ -92,6 +92,9 @@ func TestFilesOfADriver(t *testing.T) {
 			if diff := cmp.Diff(strings.ReplaceAll(placed, "LIB", tt.lib), list(t, o.Folder)); diff != "" {
 				t.Errorf("the folder (-want +got):\n%s", diff)
 			}
+			if got := result.LeftOut(); !strings.Contains(got, "32-bit programs such as Steam: 1.") {
+				t.Errorf("left out: %q", got)
+			}
 			m, digest, err := driverfolder.Verify(t.Context(), o.Folder)
 			if err != nil || digest != result.Digest || m.Version != version {
 				t.Errorf("verified: driver %s, digest %s, want %s: %v", m.Version, digest, result.Digest, err)
