@@ -14,6 +14,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -519,6 +520,36 @@ func TestContainerIsChecked(t *testing.T) {
 		if !strings.HasPrefix(got, test.prints) || (err == nil) != (test.fails == "") ||
 			err != nil && !strings.Contains(err.Error(), test.fails) {
 			t.Errorf("%s: %q, %v", visible, got, err)
+		}
+	}
+}
+
+// TestHelpFitsTheTerminal: lines about flags have at most the columns of the terminal, and nothing is
+// lost. Without a terminal each flag has one line.
+func TestHelpFitsTheTerminal(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"", "doctor", "status", "simulate xid"} {
+		args := append(strings.Fields(command), "--help")
+		plain, err := printed(t, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		device := newScreen(t, 80)
+		if err := cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", args, device.File); err != nil {
+			t.Fatal(err)
+		}
+		help := device.text()
+		_, flags, _ := strings.Cut(help, "\nFlags:\n")
+		for line := range strings.Lines(flags) {
+			if columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); columns > 80 {
+				t.Errorf("%s --help has %d columns: %s", command, columns, line)
+			}
+		}
+		if strings.Join(strings.Fields(plain), "") != strings.Join(strings.Fields(help), "") {
+			t.Errorf("%s --help differs in a terminal:\n%s\nwithout:\n%s", command, help, plain)
+		}
+		if strings.Count(help, "\n") <= strings.Count(plain, "\n") {
+			t.Errorf("%s --help is not wrapped:\n%s", command, help)
 		}
 	}
 }

@@ -2,11 +2,15 @@ package cli
 
 import (
 	"fmt"
+	"io"
 	"slices"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
 
@@ -42,9 +46,14 @@ var (
 )
 
 // showFurtherFlags makes the help of a command and its subcommands show the common flags
-// first.
+// first. The descriptions of flags fit the terminal; without a terminal each is one line.
 func showFurtherFlags(root *cobra.Command) {
-	usual := root.UsageFunc()
+	usual, help := root.UsageFunc(), root.HelpFunc()
+	columns := 0 // of the terminal; 0 for none
+	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		columns = terminal.Columns(cmd.OutOrStdout()) // the usage is written to a buffer
+		help(cmd, args)
+	})
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
 		further := pflag.NewFlagSet("", pflag.ContinueOnError)
 		ignores := false
@@ -55,14 +64,39 @@ func showFurtherFlags(root *cobra.Command) {
 				f.Hidden = true
 			}
 		})
+		out := cmd.OutOrStderr()
+		var text strings.Builder
+		cmd.SetOut(&text)
 		err := usual(cmd)
+		cmd.SetOut(out)
 		further.VisitAll(func(f *pflag.Flag) { f.Hidden = false })
-		if err == nil && further.HasFlags() {
-			_, err = fmt.Fprintf(cmd.OutOrStderr(), "\nFurther flags:\n%s", further.FlagUsages())
+		if further.HasFlags() {
+			fmt.Fprintf(&text, "\nFurther flags:\n%s", further.FlagUsages())
 		}
-		if err == nil && ignores {
-			_, err = fmt.Fprintln(cmd.OutOrStderr(), "\nOther flags of the daemon are accepted and have no effect.")
+		if ignores {
+			fmt.Fprintln(&text, "\nOther flags of the daemon are accepted and have no effect.")
+		}
+		if err == nil {
+			_, err = io.WriteString(out, foldFlags(text.String(), columns))
 		}
 		return err
 	})
+}
+
+// foldFlags returns a usage in which each flag with a line of more than the given columns has its
+// description below its name. With 0 columns the usage is unchanged. pflag's own wrapping is no
+// help: it does not break a description after a word that is wider than the space beside the names.
+func foldFlags(usage string, columns int) string {
+	var b strings.Builder
+	for line := range strings.Lines(usage) {
+		flag := strings.TrimLeft(line, " ")
+		name, description, _ := strings.Cut(flag, "   ")
+		if columns == 0 || !strings.HasPrefix(flag, "-") || utf8.RuneCountInString(line) <= columns+1 {
+			b.WriteString(line) // which ends with a newline
+			continue
+		}
+		indent := line[:len(line)-len(flag)]
+		b.WriteString(indent + name + "\n" + terminal.Fold(description, columns, "          ") + "\n")
+	}
+	return b.String()
 }
