@@ -336,7 +336,7 @@ func TestSlotsThatOthersChange(t *testing.T) {
 		if slices.Contains(r.changing(), other.name) {
 			first, other = other, first
 		}
-		r.kill(first) // the node is gone for good
+		r.kill(first) // the node does not come back
 		if err := s.server.DeleteLease(leaseSpace, slots.Name(0)); err != nil {
 			t.Fatal(err)
 		}

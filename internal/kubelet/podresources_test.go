@@ -268,8 +268,8 @@ func TestAKubeletThatAllocatesAllTheTimeIsAsked(t *testing.T) {
 	t.Logf("the question ended: %v", <-question) // it was answered, or is given up
 }
 
-// TestAQuestionWaitsNoLongerThanItsContext: a kubelet whose call does not end is not asked, and
-// whoever asks is told.
+// TestAQuestionWaitsNoLongerThanItsContext: a kubelet whose call does not end gets no further query, and
+// the caller gets an error.
 func TestAQuestionWaitsNoLongerThanItsContext(t *testing.T) {
 	service := &accounts{}
 	c := clocktesting.NewFakeClock(time.Now())

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestAGPUThatIsGoneCanBeCleared: one that was taken out to be mended is taken for good by its
-// UUID, before it is back or after.
+// TestAGPUThatIsGoneCanBeCleared: the faults of a GPU that was taken out for a repair can be cleared by
+// its UUID, before it is back or after.
 func TestAGPUThatIsGoneCanBeCleared(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})

@@ -20,13 +20,13 @@ const withoutNode = -1
 
 // The reasons of a PodError.
 const (
-	// UnexpectedAdmission: kubelet has failed the pod, for good.
+	// UnexpectedAdmission: the kubelet has failed the pod, and does not retry.
 	UnexpectedAdmission = "UnexpectedAdmissionError"
 	// CreateContainerConfig: the pod is admitted and keeps its devices; kubelet tries again to start
 	// the container.
 	CreateContainerConfig = "CreateContainerConfigError"
-	// TopologyAffinity: the Topology Manager has failed the pod, for good, because its devices fit on
-	// no NUMA node.
+	// TopologyAffinity: the Topology Manager has failed the pod, because its devices fit on no NUMA node.
+	// The kubelet does not retry.
 	TopologyAffinity = "TopologyAffinityError"
 	// Unschedulable: no plugin has brought the resource, so the scheduler would have left the pod
 	// Pending.

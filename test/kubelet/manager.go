@@ -232,8 +232,8 @@ func (m *manager) markUnhealthyLocked(resource string) {
 	}
 }
 
-// list takes in what a stream has sent. A list replaces the last one of that resource, whoever sent
-// it; of two devices with one ID the later wins.
+// list takes in what a stream has sent. A list replaces the last one of that resource, also that
+// of another plugin; of two devices with one ID the later wins.
 func (m *manager) list(c *client, received time.Time, devices []*v1beta1.Device) {
 	all, healthy, unhealthy := map[string]*v1beta1.Device{}, set{}, set{}
 	for _, device := range devices {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// TestFirstContact: the default installation runs on the nodes with GPUs, whoever has labelled them
+// TestFirstContact: the default installation runs on the nodes with GPUs, with the labels of any tool
 // (kdp#1213, gop#78, nvkind#4). Nodes that nobody has labelled get the static manifests, and the
 // chart with affinity: null.
 func TestFirstContact(t *testing.T) {

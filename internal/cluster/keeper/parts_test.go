@@ -439,8 +439,8 @@ func TestReleaseLabels(t *testing.T) {
 			by: plugin + "=paused-for-gpu-reset"},
 		"empty, which driver-manager writes where there is none": {
 			labels: map[string]string{plugin: "", client: ""}},
-		"NVIDIA's plugin is kept away for good": {labels: map[string]string{plugin: "false", client: "false"}},
-		"unknown":                               {labels: map[string]string{plugin: "maybe", client: "paused"}},
+		"NVIDIA's plugin is always kept away": {labels: map[string]string{plugin: "false", client: "false"}},
+		"unknown":                             {labels: map[string]string{plugin: "maybe", client: "paused"}},
 		"another operand": {
 			labels: map[string]string{"nvidia.com/gpu.deploy.dcgm": forDriver, plugin: "true"}},
 		"this program's own pause": {labels: map[string]string{plugin: forMIG, client: forMIG}, pausesClients: true},

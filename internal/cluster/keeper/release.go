@@ -29,9 +29,8 @@ var pauseLabels = []string{deployLabels + "device-plugin", deployLabels + "clien
 
 // pauseMark is in the value of such a label during a pause. driver-manager writes
 // paused-for-driver-upgrade, also behind an earlier value, and mig-manager paused-for-mig-change.
-// Every other value leaves the driver in use: false is what a user writes to keep NVIDIA's plugin
-// from a node for good, and an empty value is what driver-manager writes where the label was
-// absent.
+// Every other value leaves the driver in use: a user writes false to keep NVIDIA's plugin away from a
+// node permanently, and driver-manager writes an empty value where the label was absent.
 const pauseMark = "paused-for-"
 
 // The states of a request to release the driver.

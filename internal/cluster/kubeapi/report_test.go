@@ -137,7 +137,7 @@ func record(key string, at time.Time) kubeapi.EventRecord {
 		Note: "GPU " + key + " is lost", At: at}
 }
 
-// A fact has one Event, whoever writes it; what happens again is counted; two facts are two Events.
+// A fact has one Event, also with two writers. A repetition is counted. Two facts have two Events.
 func TestWriteEvent(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)
@@ -214,8 +214,7 @@ func TestWriteEventOfPods(t *testing.T) {
 	}
 }
 
-// Requests that fail say so, and are told apart: what is wrong for good, and what can be tried
-// again.
+// The error of a failed request says whether the request can be retried.
 func TestRefusedReports(t *testing.T) {
 	t.Parallel()
 	s, c := cluster(t)

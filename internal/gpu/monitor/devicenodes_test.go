@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
-// TestDeviceNodesThatAppearLaterArePublished: nvidia-uvm is loaded by the first who computes, an
-// IMEX channel is made by whoever sets up the domain. Containers need both.
+// TestDeviceNodesThatAppearLaterArePublished: the first CUDA program loads nvidia-uvm, and the setup of
+// an IMEX domain creates its channel. Containers need both.
 func TestDeviceNodesThatAppearLaterArePublished(t *testing.T) {
 	n := newNode(1)
 	n.control = inventory.NodeControl

@@ -165,8 +165,8 @@ func TestSamplesOfAGPUThatIsGone(t *testing.T) {
 	})
 }
 
-// TestSamplesWhileTheDriverIsReleased: nobody measures, and whoever measures when it is released
-// ends first.
+// TestSamplesWhileTheDriverIsReleased: no sample is taken, and the release waits for the end of a
+// sample.
 func TestSamplesWhileTheDriverIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := simulateSampled(t, "dgx-h100")

@@ -253,7 +253,7 @@ func TestOpenThatComesLate(t *testing.T) {
 		r.stalls("second Open", 0, "nvmlInit", open)
 		r.inject(restore)
 		synctest.Wait()
-		r.inject(hang("", "Init")) // whoever initialises NVML now waits for ever
+		r.inject(hang("", "Init")) // from now on, the initialization of NVML hangs
 		s, err := r.driver.Open(r.ctx)
 		if err != nil {
 			t.Fatal(err)

@@ -122,7 +122,7 @@ func TestSlowCalls(t *testing.T) {
 		took("a call on another GPU", 0, name(0))
 		took("another call", 0, func() { must(t, "GetUUID", second(gpus[2].GetUUID())) })
 		for range 3 {
-			took("a call that is slow for good", 20*time.Millisecond, name(2))
+			took("a call that is always slow", 20*time.Millisecond, name(2))
 		}
 		took("the first slow call", 45*time.Second, name(1))
 		inject(t, n, simulator.Fault{Kind: simulator.KindSlow, Delay: "1s"})

@@ -103,7 +103,7 @@ func TestThePaceOfComparing(t *testing.T) {
 			},
 			[]time.Duration{1000 * ms, 100 * ms, 200 * ms, 100 * ms, 200 * ms, 100 * ms},
 		},
-		"it differs for good": { // nothing, and another device, in turn
+		"it always differs": { // nothing, and another device, in turn
 			func(int) ([]string, error) { return []string{"another"}, nil },
 			[]time.Duration{1000 * ms, 100 * ms, 100 * ms, 200 * ms, 400 * ms, 200 * ms},
 		},
@@ -121,7 +121,7 @@ func TestThePaceOfComparing(t *testing.T) {
 				l.list.publish(listOf(oneGPU()), Options{})
 				l.sent.Publish(l.list.views.Value().response)
 				_, err := l.checkAccount(ctx, 1)
-				if differs := name == "it differs for good"; differs != errors.Is(err, errDisagrees) {
+				if differs := name == "it always differs"; differs != errors.Is(err, errDisagrees) {
 					t.Errorf("checkAccount() = %v", err)
 				}
 				var pauses []time.Duration

@@ -84,7 +84,7 @@ func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 			t.Fatalf("kubelet saw %v while all was well", got)
 		}
 
-		// One that lies for good: the first new life begins soon, and its stream stays.
+		// An account that stays wrong: the first new life begins soon, and its stream stays.
 		account.say([]string{id(0)}, nil)
 		lied := c.Now()
 		step := func(d, most time.Duration) { // kubelet and the daemon may be slower than this clock
@@ -118,9 +118,9 @@ func TestAListThatWaitsForAnAccount(t *testing.T) {
 	t.Parallel()
 	all := []string{id(0), id(1)}
 	for name, then := range map[string]func(*liar){
-		"the account agrees":           func(l *liar) { l.say(all, nil) },
-		"the account is not answered":  func(l *liar) { l.say(nil, errors.New("kubelet is busy")) },
-		"the account differs for good": func(*liar) {},
+		"the account agrees":          func(l *liar) { l.say(all, nil) },
+		"the account is not answered": func(l *liar) { l.say(nil, errors.New("kubelet is busy")) },
+		"the account always differs":  func(*liar) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

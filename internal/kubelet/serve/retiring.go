@@ -226,8 +226,7 @@ func (s *Servers) waits(ticked bool) (waits, ending bool) {
 	return waits, ending
 }
 
-// hasEnded reports whether a resource left the plan for good and no device of it is
-// listed.
+// hasEnded reports whether a resource has left the plan and none of its devices is listed.
 func (s *Servers) hasEnded(entry *servedResource) bool {
 	return entry.retired && !s.listing.HasRetiring(entry.list.name)
 }

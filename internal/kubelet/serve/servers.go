@@ -179,7 +179,7 @@ type Servers struct {
 type servedResource struct {
 	list    *list
 	epoch   uint64
-	retired bool // the resource left the plan for good
+	retired bool // the resource has left the plan, and does not come back
 	phase   Phase
 	agreed  bool
 	since   time.Time // agreed became true

@@ -39,7 +39,7 @@ func TestDevicesInUseAreCheckedTogether(t *testing.T) {
 	})
 }
 
-// TestReleaseEndsProofs: whoever releases the driver waits until no process for a proof is there.
+// TestReleaseEndsProofs: a release of the driver waits until no process for a proof is there.
 // The devices are tried again at once when the driver is in use again.
 func TestReleaseEndsProofs(t *testing.T) {
 	t.Parallel()

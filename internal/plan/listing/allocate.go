@@ -260,7 +260,7 @@ func (l List) Unknown(id string) error {
 // Prefer returns the best `size` available devices for a container. Devices missing
 // from the plan come last: they left the plan, or the kubelet chose among them just
 // before it received the list. A required device missing from the plan is no error,
-// because the kubelet would refuse the pod for good. The following Allocate
+// because the kubelet would fail the pod. The following Allocate
 // decides, and names unknown IDs.
 func (l List) Prefer(available, required []string, size int) ([]string, error) {
 	if l.Resource.InUnits() {

@@ -117,7 +117,7 @@ type behind struct{ failed, seconds int }
 
 // packBehind has 300 pods come, ten a second, each with 1 to `largest` units for 5 to 60 seconds,
 // to a node with so many GPUs of 76 units. The scheduler sends a pod as soon as the node has room
-// for it by the last status. A pod that no GPU has enough for fails for good.
+// for it by the last status. A pod for which no GPU has enough units fails.
 func packBehind(t *testing.T, units resource.Units, count, largest int) (result behind) {
 	t.Helper()
 	const pods = 300
