@@ -266,8 +266,8 @@ driver-vm: ## slow: Change drivers in a VM with Debian's kernel, with 200 power 
 	@$(call DRIVERVM,-long) -timeout 30m -open -cuts $(or $(CUTS),200) -seed $(or $(SEED),0)
 
 .PHONY: driver-vm-short
-driver-vm-short: ## slow: The same with 12 power cuts and without NVIDIA's own module (2 minutes)
-	@$(call DRIVERVM) -timeout 10m -cuts $(or $(CUTS),12) -seed $(or $(SEED),0)
+driver-vm-short: ## slow: The same with 8 power cuts and without NVIDIA's own module (3 minutes)
+	@$(call DRIVERVM) -timeout 10m -cuts $(or $(CUTS),8) -seed $(or $(SEED),0)
 
 .PHONY: hardware
 hardware: build ## slow: Test with the NVIDIA GPU of this machine, whose settings stay unchanged (root; 4 minutes)

@@ -24,7 +24,7 @@ import (
 
 var (
 	partsFlag = flag.String("parts", "", "the folder with QEMU and the kernels, as test/drivervm/parts prints it")
-	cutsFlag  = flag.Int("cuts", 12, "number of power cuts")
+	cutsFlag  = flag.Int("cuts", 8, "number of power cuts")
 	openFlag  = flag.Bool("open", false, "build and load NVIDIA's own open module, whose source parts -long fetches")
 	seedFlag  = flag.Uint64("seed", 0, "seed of the power cuts; 0 for one that is printed")
 )
@@ -120,17 +120,32 @@ func newMachine(t *testing.T) *machine {
 func newKit(t *testing.T, release, other string) kit {
 	t.Helper()
 	content := filepath.Join(kitFiles, "tools")
-	build := func(name, from string) {
+	build := func(name, from, cgo string) {
 		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace,nethttpomithttp2",
 			"-ldflags", "-s -w", "-o", name, from)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
 		mustRun(t, cmd)
 	}
 	if err := os.MkdirAll(filepath.Join(content, "drivers"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	build(content+"/bin/gpu-driver", "../../cmd/gpu-driver")
-	build(kitFiles+"/guest", "./guest")
+	build(content+"/bin/gpu-driver", "../../cmd/gpu-driver", "0")
+	build(kitFiles+"/guest", "./guest", "0")
+	// The device plugin is not static: it has the loader and the library of this machine.
+	build(content+"/bin/gpu-device-plugin", "../../cmd/gpu-device-plugin", "1")
+	for name, from := range map[string]string{
+		loader: "/lib64/ld-linux-x86-64.so.2", "lib/libc.so.6": "/lib/x86_64-linux-gnu/libc.so.6"} {
+		text, err := os.ReadFile(from)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(filepath.Join(content, name)), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(content, name), text, 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, d := range []*driver{&oldDriver, &newDriver, &thirdDriver, &failsDriver, &panicDriver, &otherDriver} {
 		kernel := release
 		if d == &otherDriver {
@@ -193,6 +208,9 @@ func newKit(t *testing.T, release, other string) kit {
 	k.initramfs = kitFiles + "/initramfs"
 	return k
 }
+
+// loader is the loader of programs that are not static, below the folder of the tools.
+const loader = "lib/ld-linux-x86-64.so.2"
 
 // diskModules returns the modules that a kernel needs for the disks, in the order in which it can load
 // them. QEMU's NVMe disk, for which a kernel needs none, would not do: it treats a write with FUA as any
