@@ -524,21 +524,27 @@ func TestContainerIsChecked(t *testing.T) {
 	}
 }
 
+// helpOn returns the help of a command in a terminal.
+func helpOn(t *testing.T, columns int, command string) string {
+	t.Helper()
+	device := newScreen(t, uint16(columns))
+	if err := cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", append(strings.Fields(command), "--help"),
+		device.File); err != nil {
+		t.Fatal(err)
+	}
+	return device.text()
+}
+
 // TestHelpFitsTheTerminal: lines about flags have at most the columns of the terminal, and nothing is
 // lost. Without a terminal each flag has one line.
 func TestHelpFitsTheTerminal(t *testing.T) {
 	t.Parallel()
 	for _, command := range []string{"", "doctor", "status", "simulate xid"} {
-		args := append(strings.Fields(command), "--help")
-		plain, err := printed(t, args...)
+		plain, err := printed(t, append(strings.Fields(command), "--help")...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		device := newScreen(t, 80)
-		if err := cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", args, device.File); err != nil {
-			t.Fatal(err)
-		}
-		help := device.text()
+		help := helpOn(t, 80, command)
 		_, flags, _ := strings.Cut(help, "\nFlags:\n")
 		for line := range strings.Lines(flags) {
 			if columns := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); columns > 80 {
@@ -551,5 +557,23 @@ func TestHelpFitsTheTerminal(t *testing.T) {
 		if strings.Count(help, "\n") <= strings.Count(plain, "\n") {
 			t.Errorf("%s --help is not wrapped:\n%s", command, help)
 		}
+	}
+	plain, err := printed(t, "doctor", "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	widest := 0
+	for line := range strings.Lines(plain) {
+		widest = max(widest, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")))
+	}
+	for columns, same := range map[int]bool{0: true, widest: true, widest - 1: false} {
+		if help := helpOn(t, columns, "doctor"); (help == plain) != same {
+			t.Errorf("in %d columns, of which it needs %d:\n%s", columns, widest, help)
+		}
+	}
+	const ignored = "\nOther flags of the daemon are accepted and have no effect.\n"
+	if help := helpOn(t, 20, "doctor"); !strings.Contains(help, "\n  gpu-device-plugin doctor [flags]\n") ||
+		!strings.HasSuffix(help, ignored) || strings.Contains(helpOn(t, 80, "status"), ignored) {
+		t.Errorf("what is no flag, in 20 columns:\n%s", help)
 	}
 }

@@ -49,7 +49,7 @@ var (
 // first. The descriptions of flags fit the terminal; without a terminal each is one line.
 func showFurtherFlags(root *cobra.Command) {
 	usual, help := root.UsageFunc(), root.HelpFunc()
-	columns := 0 // of the terminal; 0 for none
+	var columns int // of the terminal; 0 for none
 	root.SetHelpFunc(func(cmd *cobra.Command, args []string) {
 		columns = terminal.Columns(cmd.OutOrStdout()) // the usage is written to a buffer
 		help(cmd, args)
