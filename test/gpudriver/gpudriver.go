@@ -19,8 +19,10 @@ import (
 
 // The drivers of the node: the old one is loaded at first.
 const (
-	OldDigest, OldVersion = "aa", "570.1"
-	NewDigest, NewVersion = "bb", "580.1"
+	OldDigest  = "aa"
+	OldVersion = "570.1"
+	NewDigest  = "bb"
+	NewVersion = "580.1"
 )
 
 // Options are what a Driver uses of its test.

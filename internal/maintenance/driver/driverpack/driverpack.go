@@ -50,8 +50,8 @@ func (r Result) LeftOut() string {
 	if r.Compat32 == 0 {
 		return ""
 	}
-	return fmt.Sprintf("left out are the files for 32-bit programs such as Steam: %d. 64-bit programs need none of them",
-		r.Compat32)
+	return fmt.Sprintf("left out are the files for 32-bit programs such as Steam: %d. 64-bit programs need none of "+
+		"them", r.Compat32)
 }
 
 // Pack writes a driver folder, an image and an archive of the folder, as Options says. Each is at its

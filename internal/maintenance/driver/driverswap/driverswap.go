@@ -128,13 +128,13 @@ func (s *Swaps) Run(ctx context.Context) error {
 }
 
 // isChanging reports whether a change may be under way that nobody wants any more: it goes on to its
-// end. Without a gpu-driver this costs the look at a file.
+// end. Without a gpu-driver this costs the look at two files, once.
 func (s *Swaps) isChanging() bool {
 	if s.options.Socket == "" || s.status.Value().Known && s.status.Value().State == policy.Off {
 		return false
 	}
 	_, err := os.Stat(s.options.Socket)
-	return err == nil || s.status.Value().Withholds
+	return err == nil || driverapi.IsUnderWay(filepath.Dir(s.options.Socket), s.options.BootID)
 }
 
 // step does what is next, and returns the time until the step after it.
@@ -297,7 +297,8 @@ func (s *Swaps) call(ctx context.Context, name string, a driverapi.Arguments) (d
 
 // publish publishes the progress, and logs each new state and act.
 func (s *Swaps) publish(ctx context.Context, step policy.Step, version string, f policy.Facts) {
-	now := policy.Status{Known: f.Host != nil || f.Silent == "", Wanted: version, State: step.State, Reason: step.Reason,
+	now := policy.Status{Known: f.Host != nil || f.Silent == "", Wanted: version, State: step.State,
+		Reason:  step.Reason,
 		Percent: step.Percent, Digest: step.Digest, Withholds: step.Withholds, NeedsSlot: step.NeedsSlot,
 		Reboot: step.Reboot}
 	if f.Host != nil {

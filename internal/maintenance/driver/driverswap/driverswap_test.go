@@ -414,10 +414,7 @@ func TestSilenceInAChange(t *testing.T) {
 	}
 	n.wanted.Publish("")
 	n.stop()
-	journal := `{"version": 1, "change": {"to": "bb", "step": "unproven"}}`
-	if err := os.WriteFile(filepath.Join(filepath.Dir(n.socket), driverapi.Journal), []byte(journal), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	n.writeJournal(t)
 	n.start(t)
 	if s := n.await(t, policy.Waiting, "does not answer"); !s.Withholds || s.Wanted != "" {
 		t.Errorf("status %+v", s)
@@ -428,8 +425,17 @@ func TestSilenceInAChange(t *testing.T) {
 	n.did(t, "swap bb", "release", "load bb", "use", "confirm bb")
 }
 
-// TestMissingGPUDriver: a gpu-driver that never comes back keeps GPUs from pods for a limited time. The
-// time before the GPUs work does not count.
+// writeJournal writes the journal of a driver that is not proven.
+func (n *node) writeJournal(t *testing.T) {
+	t.Helper()
+	const journal = `{"version": 1, "change": {"to": "bb", "step": "unproven"}}`
+	if err := os.WriteFile(filepath.Join(filepath.Dir(n.socket), driverapi.Journal), []byte(journal), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMissingGPUDriver: a gpu-driver that is away keeps GPUs from pods for a limited time. The time
+// before the GPUs work does not count. When it is back, its change goes on, although nobody wants it.
 func TestMissingGPUDriver(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -449,4 +455,10 @@ func TestMissingGPUDriver(t *testing.T) {
 	if waited := n.clock.Since(now); waited < policy.SilenceLimit/2 {
 		t.Errorf("GPUs are offered after %v", waited)
 	}
+	n.writeJournal(t)
+	n.wanted.Publish("")
+	poll.Latest(t, "nothing is wanted", n.swaps.Status(), func(s policy.Status) bool { return s.State == policy.Off })
+	n.driver.Serve(t)
+	n.change(func() { n.problem = "" })
+	poll.Until(t, "the end of the change", func() bool { return n.driver.Status().Change == nil })
 }
