@@ -99,8 +99,9 @@ func TestPreflight(t *testing.T) {
 				return s.Change != nil && len(s.Change.Holders) > 0
 			})
 			for _, r := range []report{r, g.preflight()} { // without a wanted driver, it judges the present one
-				if !reflect.DeepEqual(s.Change.Holders, r.Holders) {
-					t.Errorf("%s: preflight names %+v, and gpu-driver %+v", c.name, r.Holders, s.Change.Holders)
+				if r.Verdict != c.verdict || !reflect.DeepEqual(s.Change.Holders, r.Holders) {
+					t.Errorf("%s: preflight says %s and names %+v, and gpu-driver names %+v", c.name, r.Summary,
+						r.Holders, s.Change.Holders)
 				}
 			}
 			g.do("end", pid)

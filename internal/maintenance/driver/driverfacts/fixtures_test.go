@@ -217,6 +217,8 @@ var fixtures = []fixture{
 
 	// COS
 	{name: "COS, GKE's installer", node: cos},
+	{name: "COS, gpu-driver's folder", node: cos.with(removed(cos, "home/"), set(
+		"var/lib/gpu-device-plugin/driver/current/lib/modules/"+cosKernel, ko{version: v570, release: cosKernel}, ""))},
 	{name: "COS, no driver", node: cos.with(unloaded, removed(cos, "home/"))},
 	{name: "COS, another version", node: cos, to: v580},
 

@@ -24,6 +24,9 @@ const (
 	maxIndex   = 8 << 20 // bytes of modules.dep
 )
 
+// CurrentModules is the folder with the modules that gpu-driver loads at each boot, below the root.
+const CurrentModules = "var/lib/gpu-device-plugin/driver/current/lib/modules/"
+
 // moduleSet returns the driver's modules of a kernel release: those that modules.dep lists, and
 // those in the folders where installers put them.
 func moduleSet(host root, release string) preflight.ModuleSet {
@@ -52,8 +55,12 @@ func moduleSet(host root, release string) preflight.ModuleSet {
 		s.in(path.Join(folder, "kernel", name), 0)
 	}
 	outside := search{root: host, found: map[string]bool{}, folders: maxFolders}
-	for _, place := range []string{"home/kubernetes/bin/nvidia/drivers", "run/nvidia/driver/lib/modules/" + release} {
-		outside.in(place, 0) // of GKE's installer, and of the operator's driver container
+	for _, place := range []string{
+		"home/kubernetes/bin/nvidia/drivers",       // of GKE's installer
+		"run/nvidia/driver/lib/modules/" + release, // of the operator's driver container
+		CurrentModules + release,
+	} {
+		outside.in(place, 0)
 	}
 	for _, file := range slices.Sorted(maps.Keys(outside.found)) {
 		m := readModule(host, file)

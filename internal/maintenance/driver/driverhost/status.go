@@ -217,9 +217,12 @@ func (h *Host) refusals(facts preflight.Facts) (all []string) {
 			o.Evidence))
 	}
 	for _, set := range facts.Sets.Value {
-		if len(set.Files) > 0 && set.Release == facts.Kernel.Value && len(all) == 0 {
+		i := slices.IndexFunc(set.Files, func(f *preflight.ModuleFile) bool {
+			return !strings.HasPrefix(strings.TrimPrefix(f.Path, "/"), driverfacts.CurrentModules)
+		})
+		if i >= 0 && set.Release == facts.Kernel.Value && len(all) == 0 {
 			all = append(all, fmt.Sprintf("the node has a driver of its own, which the next boot may load (%s): "+
-				"remove it first", set.Files[0].Path))
+				"remove it first", set.Files[i].Path))
 		}
 	}
 	return all
