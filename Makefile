@@ -221,14 +221,14 @@ mig-layouts: ## slow: Run random sequences of MIG layouts with pods, faults and 
 .PHONY: nightly
 nightly: ## slow: Run the fault matrix, soak, long stories, older kubelets and a release (90 minutes)
 	@failed=; \
-	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-pace || failed=yes; \
+	 $(MAKE) --no-print-directory --keep-going nightly-node nightly-old nightly-pace || failed=yes; \
 	 $(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=target nightly-devicemanager nightly-lead faults soak mig-layouts ptx \
 	   nightly-random nightly-fleet kueue recipes containerd release || failed=yes; \
 	 [ -z "$$failed" ]
 
 # The parts of make nightly that are not targets of their own use. One that fails ends none of the others. Nothing runs beside the real
 # nodes, whose stories depend on time; of the other parts, which wait most of the time, two run at once.
-.PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node nightly-pace
+.PHONY: nightly-random nightly-lead nightly-fleet nightly-devicemanager nightly-node nightly-old nightly-pace
 nightly-random:
 	GPU_FAULTS=1000 $(GO) test ./internal/cluster -count=1 -run 'TestRandomFaults$$' -timeout 1h
 	$(GO) test -race ./internal/gpu/monitor -count=1 -run TestRandomFaults -timeout 1h -stories 50
@@ -240,12 +240,14 @@ nightly-fleet:
 nightly-devicemanager:
 	test/e2e/devicemanager/run -minutes
 nightly-node:
-	cd test/e2e && E2E_LIMIT=7200 E2E_KEEP_GOING=yes ./run --kubelet all -long
+	cd test/e2e && E2E_LIMIT=7200 E2E_KEEP_GOING=yes ./run --kubelet 1.37,1.36 -long
+nightly-old:
+	cd test/e2e && E2E_KEEP_GOING=yes ./run --kubelet 1.35,1.34
 nightly-pace:
-	cd test/e2e && E2E_KEEP_GOING=yes ./run --kubelet all -long -pairs 200 -test.run 'TestClaims/pace_of_claims$$'
+	cd test/e2e && E2E_KEEP_GOING=yes ./run --kubelet 1.37,1.36 -long -pairs 200 -test.run 'TestClaims/pace_of_claims$$'
 
 .PHONY: e2e-node
-e2e-node: ## slow: Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.37')
+e2e-node: ## slow: Run the stories on real single-node clusters (root; E2E_FLAGS='--kubelet 1.34')
 	cd test/e2e && ./run $(E2E_FLAGS)
 
 .PHONY: containerd

@@ -21,11 +21,11 @@ import (
 )
 
 // anotherServer has a second daemon register for the same resource, beside the pod's, and end: told
-// to, and killed. Kubelet 1.36 keeps the endpoint of the one that registered last, and stops it
+// to, and killed. A kubelet before 1.37 keeps the endpoint of the one that registered last, and stops it
 // then, whereas the stream of the pod's daemon stays open: it has to see for itself that it must
 // register again.
 func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	const wanted = 5 * time.Second // on 1.36, for which the daemon may have to find out by itself
+	const wanted = 5 * time.Second // before 1.37, for which the daemon may have to find out by itself
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		before := registrations(ctx, t, n)[gpu]
 		end := watch(ctx, t, kubelet, gpu, signal.String())
@@ -35,7 +35,7 @@ func anotherServer(ctx context.Context, t *testing.T, n *node.Node, kubelet podr
 			t.Fatal(err)
 		}
 		_ = other.Wait() // A process that was killed is an error.
-		if isKubelet("1.36") {
+		if !isKubelet("1.37") {
 			wait(ctx, t, func(ctx context.Context) error {
 				if registrations(ctx, t, n)[gpu] == before {
 					return errors.New("the daemon has not registered again")

@@ -3,19 +3,18 @@
 #
 #   build.sh CACHE WORK 1.36.3 1.37.0
 #
-# gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/..., CACHE/etcd-3.7.0/etcd, CACHE/containerd-2.4.2/..., CACHE/helm-4.3.1/helm. The control plane is
-# that of the newest Kubernetes, which Kubernetes' version skew policy allows for older kubelets. What is tested is built
-# for each run: WORK/image, the layers of the daemon's images, the package of the chart, WORK/nvidia-cuda-mps-control, WORK/kubectl-gpu, and
-# WORK/e2e.test.
+# gives CACHE/kubernetes-1.36.3/kubelet, CACHE/kubernetes-1.37.0/kube-apiserver and the other programs of the control plane,
+# CACHE/etcd-3.7.0/etcd, CACHE/containerd-2.4.2/..., CACHE/helm-4.3.1/helm. What is tested is built for each run: WORK/image, the layers
+# of the daemon's images, the package of the chart, WORK/nvidia-cuda-mps-control, WORK/kubectl-gpu, and WORK/e2e.test.
 set -euo pipefail
 
 cache=$1
 work=$2
-shift 2
+kubelet=$3
+control_plane=$4
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-control_plane=1.37.0
-etcd=3.7.0 # that of the control plane's go.mod
+etcd=3.7.0 # that of the newest control plane's go.mod
 containerd=2.4.2
 helm=4.3.1
 . "$here/lib.sh"
@@ -87,14 +86,11 @@ if [ ! -x "$work/e2e.test" ]; then
   phase "daemon and its image's files" daemon
   phase "test program" tests
 fi
-for version in "$@"; do
-  mkdir -p "$cache/kubernetes-$version"
-  [ -x "$cache/kubernetes-$version/kubelet" ] || phase "build kubelet $version" kubernetes "$version" kubelet
-done
+mkdir -p "$cache/kubernetes-$kubelet" "$cache/kubernetes-$control_plane"
+[ -x "$cache/kubernetes-$kubelet/kubelet" ] || phase "build kubelet $kubelet" kubernetes "$kubelet" kubelet
 [ -d "$cache/etcd-$etcd" ] || phase "build etcd $etcd" etcd
 [ -d "$cache/containerd-$containerd" ] || phase "build containerd $containerd" containerd
 [ -d "$cache/helm-$helm" ] || phase "build helm $helm" helm
-mkdir -p "$cache/kubernetes-$control_plane"
 for program in kube-apiserver kube-controller-manager kube-scheduler kubectl; do
   [ -x "$cache/kubernetes-$control_plane/$program" ] ||
     phase "build $program $control_plane" kubernetes "$control_plane" "$program"

@@ -188,7 +188,7 @@ func (c *churn) String() string {
 }
 
 // ofOurs returns the pods that failed for a reason that a device plugin can help. Where the old
-// server could not have kubelet 1.36 forget the new one before it ended, that kubelet stops the
+// server could not have a kubelet before 1.37 forget the new one before it ended, that kubelet stops the
 // endpoint of the new one with it, until that registers again: a pod that comes in that moment is
 // refused. When the devices get fewer, the scheduler may send a pod by a count that is a second
 // old: all are given out then.
@@ -198,8 +198,8 @@ func (c *churn) ofOurs() []refusal {
 	})
 }
 
-// avoidable returns the pods that failed, but for those that kubelet 1.36 refuses in the moment
-// without an endpoint.
+// avoidable returns the pods that failed, but for those that a kubelet before 1.37 refuses in the
+// moment without an endpoint.
 func (c *churn) avoidable() []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -207,7 +207,7 @@ func (c *churn) avoidable() []refusal {
 		has := func(words ...string) bool {
 			return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.message, w) })
 		}
-		return isKubelet("1.36") && has("no healthy devices present", "has been stopped", "client connection is closing")
+		return !isKubelet("1.37") && has("no healthy devices present", "has been stopped", "client connection is closing")
 	})
 }
 

@@ -32,13 +32,16 @@ const (
 // story is one thing that the daemon does on a node where it is running and one pod holds two GPUs.
 type story func(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient)
 
-// named is a story with its name. One that is long is told in a long run alone. One that is about
-// what older kubelets do like the newest is told on them in a long run alone.
+// named is a story with its name.
 type named struct {
-	name   string
-	story  story
-	long   bool
+	name  string
+	story story
+	long  bool // told in a long run alone
+	// newest: it is about the API server and the chart. Kubelet 1.36 has the API server of 1.37 here,
+	// so that it is told there in a long run alone.
 	newest bool
+	lacks  string // why the story cannot be told on Kubernetes 1.34 and 1.35
+	old    bool   // told on Kubernetes 1.34 and 1.35 alone
 }
 
 // TestDaemon has the stories of the daemon, its kubelet and its configuration.
@@ -93,7 +96,7 @@ func TestCluster(t *testing.T) {
 		{name: "upgrades that take devices away", story: takenAway},
 		{name: "upgrades that take devices away without the taint", story: takenAwayUntainted, long: true},
 		{name: "MIG layouts by label", story: dividedByLabel, newest: true},
-		{name: "policies for pods", story: policiesOfUnits},
+		{name: "policies for pods", story: policiesOfUnits, lacks: noMutatingPolicies},
 		{name: "parts of GPUs", story: partsOfGPUs, long: true},
 		{name: "parts of GPUs come and go", story: partsComeAndGo, long: true},
 		{name: "parts of GPUs by MPS", story: partsByMPS, long: true},
@@ -113,14 +116,16 @@ func TestClaims(t *testing.T) {
 	restartKubelet(ctx, t, n)
 	tell(ctx, t, n, []named{
 		{name: "claims", story: givesClaims},
+		{name: "claims where gates are off", story: claimsWithGatesOff, old: true},
+		{name: "no MIG devices for claims where gates are off", story: noPartitionsWithGatesOff, old: true},
 		{name: "claims by Helm", story: claimsByHelm},
 		{name: "without NVIDIA's runtime", story: withoutTheRuntime, long: true},
 		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
-		{name: "claims in shares", story: claimsInShares, long: true},
+		{name: "claims in shares", story: claimsInShares, long: true, lacks: gateOff("DRAConsumableCapacity")},
 		{name: "claims of pods deleted by force", story: deletedByForce, long: true},
 		{name: "claims without API server", story: claimsWithoutAPIServer, long: true},
-		{name: "MIG devices made for claims", story: madeForClaims, long: true},
-		{name: "a GPU as a whole or in parts", story: wholeOrInParts, long: true},
+		{name: "MIG devices made for claims", story: madeForClaims, long: true, lacks: gateOff("DRAPartitionableDevices")},
+		{name: "a GPU as a whole or in parts", story: wholeOrInParts, long: true, lacks: gateOff("DRAPartitionableDevices")},
 		{name: "pace of claims", story: paceOfClaims, long: true},
 	})
 }
@@ -139,11 +144,14 @@ func tell(ctx context.Context, t *testing.T, n *node.Node, stories []named) {
 	phase("pod with two GPUs runs", start)
 
 	for _, s := range stories {
-		if (s.long || s.newest && isKubelet("1.36")) && !*long {
+		if (s.long || s.newest && isKubelet("1.36")) && !*long || s.old && !isOld() {
 			continue
 		}
 		start := time.Now()
 		ok := t.Run(s.name, func(t *testing.T) {
+			if s.lacks != "" && isOld() {
+				t.Skip(s.lacks)
+			}
 			s.story(ctx, t, n, kubelet)
 		})
 		if !ok {
@@ -220,11 +228,11 @@ func kubeletRestarts(ctx context.Context, t *testing.T, n *node.Node, kubelet po
 }
 
 // rollingUpgrade replaces the daemon's pod three times, the new one starting before the old one
-// ends. On 1.37 the kubelet counts all GPUs throughout. Kubelet 1.36 takes the end of the old
+// ends. On 1.37 the kubelet counts all GPUs throughout. An older kubelet takes the end of the old
 // daemon's stream for that of the new one, unless the old one has it forget the new one before: on
 // a machine that is too busy for that, once.
 func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
-	const wanted = time.Second // on 1.36
+	const wanted = time.Second // before 1.37
 	const upgrades, mayFall = 3, 1
 	fallen := 0
 	// A pod that has not been Ready for minReadySeconds does not count: a roll-out ends it at once.
@@ -255,7 +263,7 @@ func rollingUpgrade(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 		}
 		runPod(ctx, t, n, fmt.Sprintf("after-upgrade-%d", i+1), gpu, 1)
 	}
-	if isKubelet("1.36") && fallen > mayFall {
+	if !isKubelet("1.37") && fallen > mayFall {
 		t.Errorf("the kubelet counted less than %d in %d of %d upgrades, want %d at most", gpus, fallen, upgrades, mayFall)
 	}
 }
@@ -305,16 +313,31 @@ func xidMakesUnhealthy(ctx context.Context, t *testing.T, n *node.Node, kubelet 
 	daemonExec(ctx, t, n, "simulate", "xid", "--gpu", uuid, "--xid", "48")
 	waitAllocatable(ctx, t, kubelet, gpu, gpus-1, promptly)
 	waitNode(ctx, t, n, gpu, gpus, gpus-1, start)
-	waitPod(ctx, t, n, holder, hasHealth(uuid, corev1.ResourceHealthStatusUnhealthy))
-	explains(ctx, t, n, holder, "has lost "+uuid, "delete it to get another GPU")
+	waitHealth(ctx, t, n, uuid, corev1.ResourceHealthStatusUnhealthy)
+	says := "has lost " + uuid
+	if isOld() { // the daemon knows it, and the pod's status does not
+		says = "has " + uuid + ", which is not healthy"
+	}
+	explains(ctx, t, n, holder, says, "delete it to get another GPU")
 
 	start = time.Now()
 	daemonExec(ctx, t, n, "simulate", "restore", "--gpu", uuid)
 	took := waitAllocatable(ctx, t, kubelet, gpu, gpus, far*recoveryTime)
 	waitNode(ctx, t, n, gpu, gpus, gpus, start)
-	waitPod(ctx, t, n, holder, hasHealth(uuid, corev1.ResourceHealthStatusHealthy))
+	waitHealth(ctx, t, n, uuid, corev1.ResourceHealthStatusHealthy)
 	waitPod(ctx, t, n, holder, isSame(before))
 	t.Logf("all GPUs allocatable %v after the repair, %v wanted", took.Round(time.Millisecond), recoveryTime)
+}
+
+// waitHealth waits until the status of the pod that holds two GPUs says so of one of them. On
+// Kubernetes 1.34 and 1.35 the gate ResourceHealthStatus is off.
+func waitHealth(ctx context.Context, t *testing.T, n *node.Node, uuid string, health corev1.ResourceHealthStatus) {
+	t.Helper()
+	if isOld() {
+		t.Log(gateOff("ResourceHealthStatus"))
+		return
+	}
+	waitPod(ctx, t, n, holder, hasHealth(uuid, health))
 }
 
 // daemonExec runs the daemon's program in the daemon's container, and returns what it wrote to its

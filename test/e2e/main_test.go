@@ -20,6 +20,7 @@ import (
 
 var (
 	kubeletVersion = flag.String("kubelet", "", "version of the kubelet, such as 1.37.0")
+	controlPlane   = flag.String("control-plane", "", "version of the control plane, such as 1.37.0")
 	cache          = flag.String("cache", "", "folder that build.sh filled")
 	state          = flag.String("state", "", "empty folder for the node's files")
 	cgroup         = flag.String("cgroup", "", "cgroup for the node's pods")
@@ -69,6 +70,7 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 		Cache:          *cache,
 		State:          *state,
 		KubeletVersion: *kubeletVersion,
+		ControlPlane:   *controlPlane,
 		Cgroup:         *cgroup,
 		Images:         []string{busybox, daemon, compat},
 	})
@@ -81,6 +83,6 @@ func startNode(t *testing.T) (context.Context, *node.Node) {
 			explain(t, n)
 		}
 	})
-	phase("node Ready, kubelet "+*kubeletVersion, start)
+	phase("node Ready, kubelet "+*kubeletVersion+" and API server "+*controlPlane, start)
 	return ctx, n
 }

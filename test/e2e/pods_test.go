@@ -69,8 +69,8 @@ func runPod(ctx context.Context, t *testing.T, n *node.Node, name, resource stri
 	return admitPod(ctx, t, n, name, resource, devices, isRunning)
 }
 
-// admitPod creates a pod and waits until ask is content with it. On kubelet 1.36 it may be refused
-// at first, where a stream has just ended: that kubelet may come late to the end and take away the
+// admitPod creates a pod and waits until ask is content with it. Before kubelet 1.37 it may be
+// refused at first, where a stream has just ended: that kubelet may come late to the end and take away the
 // registration that it finds by then, for a moment. A controller would make another pod, too.
 func admitPod(
 	ctx context.Context, t *testing.T, n *node.Node, name, resource string, devices int64, ask func(*corev1.Pod) error,
@@ -88,7 +88,7 @@ func admitPod(
 			return pod
 		}
 		t.Logf("pod %s was refused: %s: %s", name, pod.Status.Reason, pod.Status.Message)
-		if !isKubelet("1.36") || pod.Status.Reason != "UnexpectedAdmissionError" {
+		if isKubelet("1.37") || pod.Status.Reason != "UnexpectedAdmissionError" {
 			break
 		}
 		deletePod(ctx, t, n, name)
@@ -99,6 +99,10 @@ func admitPod(
 
 // isKubelet says whether the kubelet is of that minor version.
 func isKubelet(minor string) bool { return strings.HasPrefix(*kubeletVersion, minor+".") }
+
+// isOld says whether kubelet and control plane are of Kubernetes 1.34 or 1.35, where many features
+// of Dynamic Resource Allocation are off.
+func isOld() bool { return isKubelet("1.34") || isKubelet("1.35") }
 
 // persist tries a request again that fails: the API server and the kubelet may be too busy to
 // answer.

@@ -32,7 +32,6 @@ const SandboxImage = "docker.io/library/busybox:e2e"
 
 const (
 	address           = "192.0.2.1"
-	controlPlane      = "kubernetes-1.37.0"
 	etcdVersion       = "etcd-3.7.0"
 	containerdVersion = "containerd-2.4.2"
 	helmVersion       = "helm-4.3.1"
@@ -50,6 +49,7 @@ type Options struct {
 	Cache          string   // folder that build.sh filled
 	State          string   // empty folder for everything the node writes
 	KubeletVersion string   // such as "1.36.3"
+	ControlPlane   string   // version of the API server, scheduler, controller manager and kubectl
 	Cgroup         string   // cgroup below which pods live; exists in every hierarchy
 	Images         []string // docker archives to load
 }
@@ -165,7 +165,7 @@ func (n *Node) startControlPlane(ctx context.Context) error {
 		return err
 	}
 	for _, program := range controlPlanePrograms(n.options) {
-		if _, err := n.run(filepath.Join(n.options.Cache, controlPlane, program.name), program.args...); err != nil {
+		if _, err := n.run(filepath.Join(n.Programs(), program.name), program.args...); err != nil {
 			return err
 		}
 	}
@@ -176,7 +176,7 @@ func (n *Node) startControlPlane(ctx context.Context) error {
 // ready.
 func (n *Node) StartAPIServer(ctx context.Context, more ...string) error {
 	args := append(apiServerArgs(n.options), more...)
-	p, err := startProcess(n.path("logs"), filepath.Join(n.options.Cache, controlPlane, "kube-apiserver"), args...)
+	p, err := startProcess(n.path("logs"), filepath.Join(n.Programs(), "kube-apiserver"), args...)
 	if err != nil {
 		return err
 	}
@@ -275,27 +275,29 @@ func endContainers(ctx context.Context, cgroup string) error {
 // Kubeconfig is the file by which programs reach the API server.
 func (n *Node) Kubeconfig() string { return n.path(kubeconfigFile) }
 
-// Programs is the folder of kubectl.
-func (n *Node) Programs() string { return filepath.Join(n.options.Cache, controlPlane) }
+// Programs is the folder of kubectl and of the programs of the control plane.
+func (n *Node) Programs() string {
+	return filepath.Join(n.options.Cache, "kubernetes-"+n.options.ControlPlane)
+}
 
 // Kubectl runs kubectl against the node and returns what it wrote to its output. It may take a
 // minute.
 func (n *Node) Kubectl(ctx context.Context, args ...string) (string, error) {
-	return n.client(ctx, kubectlTimeout, filepath.Join(controlPlane, "kubectl"), args)
+	return n.client(ctx, kubectlTimeout, filepath.Join(n.Programs(), "kubectl"), args)
 }
 
 // Helm runs helm against the node and returns what it wrote to its output. It may take three
 // minutes.
 func (n *Node) Helm(ctx context.Context, args ...string) (string, error) {
-	return n.client(ctx, helmTimeout, filepath.Join(helmVersion, "helm"), args)
+	return n.client(ctx, helmTimeout, filepath.Join(n.options.Cache, helmVersion, "helm"), args)
 }
 
-// client runs a program of the cache that talks to the API server.
+// client runs a program that talks to the API server.
 func (n *Node) client(ctx context.Context, limit time.Duration, program string, args []string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	args = append([]string{"--kubeconfig", n.path(kubeconfigFile)}, args...)
-	cmd := exec.CommandContext(ctx, filepath.Join(n.options.Cache, program), args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), "HELM_CACHE_HOME="+n.path("helm"), "HELM_CONFIG_HOME="+n.path("helm"),
 		"HELM_DATA_HOME="+n.path("helm"))
 	out, err := cmd.Output()
