@@ -18,9 +18,14 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/cuda"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
@@ -298,10 +303,11 @@ func (c *claimable) counted(way string) int {
 }
 
 // TestClaims: a GPU of a node in the mode dra is in a slice, a claim has it prepared, the
-// container's CDI spec has its device node alone, and kubelet has no resource of the device plugin.
+// container's CDI spec has its device node alone, and kubelet has no resource of the device plugin. When
+// the GPU needs a reset, the pod of its claim is evicted, and the GPU is reset after the pod has ended.
 func TestClaims(t *testing.T) {
 	t.Parallel()
-	c := newClaimable(t, "dra")
+	c := newClaimable(t, "dra", "--namespace=gpus", "--repair=evict", "--rollout-slots=1")
 	c.published(8)
 	uid := c.claim("one", "gpu-3")
 	ids := c.prepared("one", uid)
@@ -337,6 +343,31 @@ func TestClaims(t *testing.T) {
 		t.Errorf("specs are left: %q", specs)
 	}
 	c.prepared("two", second)
+
+	for _, name := range []string{"train", "other"} {
+		if err := c.api.AddPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+			Spec: corev1.PodSpec{NodeName: nodeName}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.AdmitClaim(standin.Container{Pod: "train", Name: "c"}, &podresources.DynamicResource{
+		ClaimNamespace: "default", ClaimName: "two",
+		ClaimResources: []*podresources.ClaimResource{{DriverName: draDriver, PoolName: nodeName, DeviceName: "gpu-3"}},
+	})
+	c.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 119})
+	c.eventually("the pod of the claim is evicted", func() bool { return len(c.api.Pods()) < 2 })
+	if _, left := c.api.Pods()["default/other"]; !left {
+		t.Errorf("the pods that are left: %v", c.api.Pods())
+	}
+	if state, reason := c.repairState(3); state != repair.Waiting || !strings.Contains(reason, "default/two") {
+		t.Errorf("while the pod ends: %s, %s", state, reason)
+	}
+	c.Remove("train")
+	c.release(t.Context(), "two", second)
+	c.eventually("the GPU is repaired", func() bool {
+		r := c.status().Repair
+		return r != nil && r.Repaired == 1 && len(r.Steps) == 0
+	})
 }
 
 // owner waits until a GPU has an owner.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // preStartTimeout is how long PreStartContainer may take. The other calls of an admission have no
@@ -154,6 +155,12 @@ func (k *Kubelet) WhileAllocating(f func(Moment)) {
 		return
 	}
 	k.allocating.Store(&f)
+}
+
+// AdmitClaim runs a container with a device that its DRA driver has prepared: the PodResources API then
+// names the claim.
+func (k *Kubelet) AdmitClaim(c Container, claim *podresources.DynamicResource) {
+	k.pods.addClaim(c, claim)
 }
 
 // Remove ends a pod. Kubelet tells no plugin; it counts the devices as free from its next admission

@@ -123,6 +123,9 @@ func (s resourcesService) pod(pod string, containers []string) *podresources.Pod
 				c.Devices = append(c.Devices, heldDevices(h)...)
 			}
 		}
+		if claim := s.m.pods.claim(pod, container); claim != nil {
+			c.DynamicResources = append(c.DynamicResources, claim)
+		}
 		answer.Containers = append(answer.Containers, c)
 	}
 	return answer

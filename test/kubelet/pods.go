@@ -4,15 +4,18 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // podTable holds the pods that are active on the node. They outlive kubelet's process. The zero
 // value is empty.
 type podTable struct {
-	mu      sync.Mutex          // guards all following fields
-	pods    map[string][]string // pod → containers, in the order of their admission
-	inits   map[string]bool     // pod/container → true if it is a plain init container
-	unheard bool                // kubelet has not heard from the API server since it started
+	mu      sync.Mutex                               // guards all following fields
+	pods    map[string][]string                      // pod → containers, in the order of their admission
+	inits   map[string]bool                          // pod/container → true if it is a plain init container
+	claims  map[string]*podresources.DynamicResource // of pod/container
+	unheard bool                                     // kubelet has not heard from the API server since it started
 }
 
 func (t *podTable) add(c Container) {
@@ -25,6 +28,24 @@ func (t *podTable) add(c Container) {
 	if !slices.Contains(t.pods[c.Pod], c.Name) {
 		t.pods[c.Pod] = append(slices.Clip(t.pods[c.Pod]), c.Name)
 	}
+}
+
+// addClaim adds a container with the devices of a claim.
+func (t *podTable) addClaim(c Container, claim *podresources.DynamicResource) {
+	t.add(c)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.claims == nil {
+		t.claims = map[string]*podresources.DynamicResource{}
+	}
+	t.claims[c.Pod+"/"+c.Name] = claim
+}
+
+// claim returns the claim of a container; nil for none.
+func (t *podTable) claim(pod, container string) *podresources.DynamicResource {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.claims[pod+"/"+container]
 }
 
 func (t *podTable) remove(pod string) {
