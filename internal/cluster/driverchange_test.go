@@ -84,9 +84,9 @@ func (n *driverNode) start(s *stage, rules config.Rollout) {
 	p.configure(func(c *config.Config) { c.NodeName = n.name })
 	n.process = p
 	n.swaps = driverswap.New(driverswap.Options{
-		Wanted: func() (string, driverchange.Pods, <-chan struct{}) {
+		Wanted: func() (driverswap.Wanted, <-chan struct{}) {
 			c, changed := p.Configs.Latest()
-			return c.DriverChange.Version, c.DriverChange.Pods, changed
+			return driverswap.Wanted(c.DriverChange), changed
 		},
 		Refused: func() string { return p.cluster.DriverRefusal() },
 		Socket:  n.socket,

@@ -144,7 +144,8 @@ var everything = []string{
 	"--mig-disruption=pause", "--mig-budget", "--rollout-slots=1", "--rollout-namespace=a", "--rollout-wave-label=a",
 	"--rollout-topology-label=a", "--rollout-windows=22:00-04:00",
 	"--driver-at-least=580", "--driver-below=600", "--validate", "--reboot-file=/reboot", "--repair=idle", "--dra-mode=split",
-	"--driver-version=580.95.05", "--driver-pods=evict",
+	"--driver-version=580.95.05", "--driver-pods=evict", "--driver-source=https://drivers.example.com/580.tar.gz",
+	"--driver-sha256=0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a0a",
 	"--dra-dynamic-mig", "--dra-shares=4", "--dra-claim-status",
 	"--dra-metadata",
 }

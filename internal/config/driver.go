@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"path"
 	"regexp"
 	"strings"
@@ -49,6 +50,9 @@ type DriverChange struct {
 	// Version is a version such as 580.95.05, or a digest such as sha256:0a...; empty for none.
 	Version string
 	Pods    driverchange.Pods
+	// Source is the URL of an archive with the driver, and SHA256 the digest of the archive in lower-case
+	// hexadecimal. Both are empty if the driver comes from elsewhere, such as an image.
+	Source, SHA256 string
 }
 
 var wholeVersion = regexp.MustCompile(`^(\d{3,4}\.\d{1,4}(\.\d{1,4})?|sha256:[0-9a-f]{64})$`)
@@ -62,11 +66,50 @@ func setDriverChange(c *Config, text string) error {
 	return nil
 }
 
+// setDriverSource sets the URL of an archive. An error does not repeat the URL's query or password.
+func setDriverSource(c *Config, text string) error {
+	const most = 2048
+	u, err := url.Parse(text)
+	switch {
+	case text == "":
+	case err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || len(text) > most:
+		return errors.New("is not a URL such as https://drivers.example.com/580.95.05.tar.gz")
+	case u.User != nil:
+		return errors.New("has a user or a password, which everybody could read here: use a server that needs none; " +
+			"driver.sha256 says whether the file is the right one")
+	case strings.HasSuffix(u.Path, ".run"):
+		return errors.New("is a .run file, which has no kernel modules for the node: pack it first, with gpu-driver pack " +
+			"--archive, and give the URL of that archive")
+	}
+	c.DriverChange.Source = text
+	return nil
+}
+
+var digestText = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+func setDriverSHA256(c *Config, text string) error {
+	digest := strings.ToLower(strings.TrimPrefix(text, "sha256:"))
+	if text != "" && !digestText.MatchString(digest) {
+		return fmt.Errorf("%q is not a SHA-256 digest in hexadecimal, which gpu-driver pack prints for the archive", text)
+	}
+	c.DriverChange.SHA256 = digest
+	return nil
+}
+
 // driver checks the range of accepted drivers, and the driver to which the node changes.
 func (d *document) driver(c *Config) {
 	v := c.DriverChange.Version
 	if v != "" && c.Rollout.Slots == 0 && d.reads("driver-version", "rollout-slots") {
 		d.refuse("driver.version", "the cluster has no slots, so no driver could be changed: set rollout.slots")
+	}
+	switch change := c.DriverChange; {
+	case change.Source != "" && change.SHA256 == "":
+		d.refuse("driver.source", "nothing is downloaded without its digest: set driver.sha256 to the digest that "+
+			"gpu-driver pack prints for the archive")
+	case change.Source == "" && change.SHA256 != "":
+		d.refuse("driver.sha256", "is the digest of an archive, and no archive is given: set driver.source to its URL")
+	case change.Source != "" && v == "":
+		d.refuse("driver.source", "the node changes to no driver: set driver.version to the version in the archive")
 	}
 	if refused := c.Accepted.Refuses(inventory.Driver{Version: v}); refused != "" && !strings.HasPrefix(v, "sha256:") {
 		d.refuse("driver.version", refused)

@@ -52,6 +52,7 @@ func TestDriversThatAreAccepted(t *testing.T) {
 func TestDriverChange(t *testing.T) {
 	t.Parallel()
 	digest := "sha256:" + strings.Repeat("0a", 32)
+	const archive = "https://drivers.example.com/a/580.tar.gz?token=b"
 	for file, want := range map[string]config.DriverChange{
 		"":                      {},
 		`driver: {version: ""}`: {},
@@ -60,6 +61,12 @@ func TestDriverChange(t *testing.T) {
 		`driver: {version: "` + digest + `", pods: evict}, rollout: {slots: 2}`:           {Version: digest, Pods: driverchange.Evict},
 		`driver: {version: "` + digest + `", atLeast: "580"}, rollout: {slots: 2}`:        {Version: digest},
 		`driver: {version: "580.95.05", atLeast: "580", pods: wait}, rollout: {slots: 1}`: {Version: "580.95.05"},
+		`driver: {version: "580.95.05", source: "` + archive + `", sha256: "` + digest[7:] + `"}, rollout: {slots: 1}`: {Version: "580.95.05",
+			Source: archive, SHA256: digest[7:]},
+		`driver: {version: "580.95.05", source: "http://a:8080/b", sha256: "` + strings.ToUpper(digest[7:]) + `"}, rollout: {slots: 1}`: {Version: "580.95.05",
+			Source: "http://a:8080/b", SHA256: digest[7:]},
+		`driver: {version: "` + digest + `", source: "http://a/b", sha256: "` + digest + `"}, rollout: {slots: 1}`: {Version: digest,
+			Source: "http://a/b", SHA256: digest[7:]},
 	} {
 		s := sources(t, "", "--node-name=n")
 		s.Program = config.NodeAgent
@@ -68,11 +75,19 @@ func TestDriverChange(t *testing.T) {
 		}
 	}
 	for file, want := range map[string]string{
-		`driver: {version: "580"}, rollout: {slots: 1}`:                     `driver.version: "580" is neither a whole version`,
-		`driver: {version: "sha256:0a"}, rollout: {slots: 1}`:               "nor the digest of a driver folder",
-		`driver: {version: "580.95.05"}`:                                    "the cluster has no slots, so no driver could be changed",
-		`driver: {version: "580.95.05", below: "580"}, rollout: {slots: 1}`: "driver.version: driver 580.95.05 is not accepted",
-		`driver: {version: "580.95.05", pods: kill}, rollout: {slots: 1}`:   `driver.pods: "kill" is not one of: wait, evict, none`,
+		`driver: {version: "580"}, rollout: {slots: 1}`:                                                  `driver.version: "580" is neither a whole version`,
+		`driver: {version: "sha256:0a"}, rollout: {slots: 1}`:                                            "nor the digest of a driver folder",
+		`driver: {version: "580.95.05"}`:                                                                 "the cluster has no slots, so no driver could be changed",
+		`driver: {version: "580.95.05", below: "580"}, rollout: {slots: 1}`:                              "driver.version: driver 580.95.05 is not accepted",
+		`driver: {version: "580.95.05", source: "https://a/b"}, rollout: {slots: 1}`:                     "driver.source: nothing is downloaded without its digest: set driver.sha256",
+		`driver: {version: "580.95.05", sha256: "` + digest + `"}, rollout: {slots: 1}`:                  "driver.sha256: is the digest of an archive, and no archive is given: set driver.source",
+		`driver: {source: "https://a/b", sha256: "` + digest + `"}`:                                      "driver.source: the node changes to no driver: set driver.version",
+		`driver: {version: "580.95.05", source: "ftp://a/b", sha256: "` + digest + `"}`:                  "driver.source: is not a URL such as https://",
+		`driver: {version: "580.95.05", source: "drivers/580.tar.gz", sha256: "` + digest + `"}`:         "driver.source: is not a URL such as https://",
+		`driver: {version: "580.95.05", source: "https://u:p@a/b", sha256: "` + digest + `"}`:            "driver.source: has a user or a password",
+		`driver: {version: "580.95.05", source: "https://a/NVIDIA-Linux.run", sha256: "` + digest + `"}`: "driver.source: is a .run file, which has no kernel modules for the node: pack it first",
+		`driver: {version: "580.95.05", source: "https://a/b", sha256: "md5:0a"}, rollout: {slots: 1}`:   `driver.sha256: "md5:0a" is not a SHA-256 digest`,
+		`driver: {version: "580.95.05", pods: kill}, rollout: {slots: 1}`:                                `driver.pods: "kill" is not one of: wait, evict, none`,
 	} {
 		s := sources(t, "", "--node-name=n")
 		s.Program = config.NodeAgent

@@ -298,6 +298,17 @@ var daemonOptions = []option{
 		set: setDriverChange,
 	},
 	{
+		flag: "driver-source", env: []string{"DRIVER_SOURCE"}, key: "driver.source",
+		usage: "URL, with http or https, from which gpu-driver downloads the driver of --driver-version, with " +
+			"--driver-sha256: an archive that gpu-driver pack has written; empty: gpu-driver has the driver",
+		set: setDriverSource,
+	},
+	{
+		flag: "driver-sha256", env: []string{"DRIVER_SHA256"}, key: "driver.sha256",
+		usage: "SHA-256 digest of the archive at --driver-source, in hexadecimal; required with --driver-source",
+		set:   setDriverSHA256,
+	},
+	{
 		flag: "driver-pods", env: []string{"DRIVER_PODS"}, key: "driver.pods", fallback: "wait",
 		usage: "what happens to pods with GPUs before the driver changes: wait: the change waits until they have " +
 			"ended; evict: they are evicted within their disruption budgets; none: they are left alone, and the next " +

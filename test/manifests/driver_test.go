@@ -96,6 +96,38 @@ func TestModuleParameters(t *testing.T) {
 	}
 }
 
+// TestDriverByURL: gpu-driver may download drivers from servers that are named, also without an image
+// and before image volumes.
+func TestDriverByURL(t *testing.T) {
+	t.Parallel()
+	const values = "{driver: {downloadFrom: [\"https://a.example/drivers/\", \"http://b:81\"], caFile: /etc/pki/ca.pem, proxy: \"http://proxy:3128\"}}"
+	for _, version := range []string{"1.37", "1.31"} {
+		pod := driverPod(t, version, values)
+		mounts(t, pod)
+		c := pod.Containers[0]
+		want := []string{"serve", "--host-root=/host", "--directory=/var/lib/gpu-device-plugin/driver", "--sources=/drivers",
+			"--download-from=https://a.example/drivers/", "--download-from=http://b:81", "--ca-file=/etc/pki/ca.pem"}
+		if diff := cmp.Diff(want, c.Args); diff != "" || len(pod.InitContainers) > 0 {
+			t.Errorf("%s: init containers %v; arguments (-want +got):\n%s", version, pod.InitContainers, diff)
+		}
+		env := []corev1.EnvVar{{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}, {Name: "HTTP_PROXY", Value: "http://proxy:3128"}}
+		if diff := cmp.Diff(env, c.Env); diff != "" {
+			t.Errorf("%s: environment (-want +got):\n%s", version, diff)
+		}
+	}
+	digest := strings.Repeat("0a", 32)
+	set := daemonSet(t, decode(t, "chart", render(t, "{driver: {version: 580.95.05, source: \"https://a.example/drivers/580?b=c\", sha256: "+digest+
+		", downloadFrom: [\"https://a.example/\"]}, rollout: {slots: 1}}")), "gpu-device-plugin")
+	env := map[string]string{}
+	for _, e := range set.Spec.Template.Spec.Containers[0].Env {
+		env[e.Name] = e.Value
+	}
+	if env["DRIVER_SOURCE"] != "https://a.example/drivers/580?b=c" || env["DRIVER_SHA256"] != digest ||
+		env["NVIDIA_DRIVER_ROOT"] != "/var/lib/gpu-device-plugin/driver/current" {
+		t.Errorf("the daemon has %v", env)
+	}
+}
+
 func driverPod(t *testing.T, version, values string) corev1.PodSpec {
 	t.Helper()
 	objects, _, err := renderFor(version, values)
@@ -127,6 +159,10 @@ func TestDriverRefused(t *testing.T) {
 		"driver: {images: {r580: {}}}":                        "",
 		"driver: {images: {r580: {reference: \"a b\"}}}":      "",
 		"driver: {images: {r580: {reference: a, sha256: b}}}": "",
+		"driver: {source: /drivers/580.tar.gz}":               "",
+		"driver: {source: \"https://u:p@a/b\"}":               "",
+		"driver: {sha256: 0a}":                                "",
+		"driver: {downloadFrom: [drivers.example.com]}":       "",
 	} {
 		if !strings.HasPrefix(values, "driver") {
 			values += ", " + twoDrivers

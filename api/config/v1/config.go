@@ -56,6 +56,10 @@ type Driver struct {
 	// Pods is what happens to pods with GPUs before the change: wait, evict or none; wait by
 	// default.
 	Pods *string `json:"pods,omitempty"`
+	// Source is the URL of an archive with the driver, and SHA256 the digest of the archive in
+	// hexadecimal. One needs the other.
+	Source *string `json:"source,omitempty"`
+	SHA256 *string `json:"sha256,omitempty"`
 }
 
 // DRA is an extension: it chooses the GPUs that pods get by Dynamic Resource Allocation.

@@ -19,9 +19,9 @@ import (
 // newSwaps returns the owner of changes of the driver.
 func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
 	o := driverswap.Options{
-		Wanted: func() (string, driverchange.Pods, <-chan struct{}) {
+		Wanted: func() (driverswap.Wanted, <-chan struct{}) {
 			c, changed := w.watcher.Configs().Latest()
-			return c.DriverChange.Version, c.DriverChange.Pods, changed
+			return driverswap.Wanted(c.DriverChange), changed
 		},
 		Refused: func() string {
 			if w.cluster == nil {

@@ -50,8 +50,21 @@ const HoldReason = "the driver of the node is being changed"
 // A Folder is a driver that gpu-driver has on the node.
 type Folder struct {
 	Digest, Version string
+	// Archives are the SHA-256 digests of the archives that were unpacked to the folder.
+	Archives []string
 	// Problem is why the driver cannot be loaded on this node; empty if it can.
 	Problem string
+}
+
+// A Download is the progress of an archive that gpu-driver downloads.
+type Download struct {
+	Archive     string // SHA-256 digest
+	Done, Total int64  // bytes; Total is 0 if it is not known
+	Percent     int    // of the download and the unpacking
+	// Problem is why the last try has failed; empty while it makes progress. IsFinal is true if another try
+	// does not help.
+	Problem string
+	IsFinal bool
 }
 
 // A Phase is the progress of a change at gpu-driver, as package driverapi has it.
@@ -85,8 +98,9 @@ type Host struct {
 	// empty for none. Current is the folder that the next boot loads.
 	LoadedVersion, LoadedDigest, Current string
 	Folders                              []Folder
-	Refusals                             []string // why the driver of this node must not be changed
-	Change                               *Change  // nil for none
+	Refusals                             []string  // why the driver of this node must not be changed
+	Change                               *Change   // nil for none
+	Download                             *Download // nil for none
 }
 
 // Facts are what the next act follows from.
@@ -95,6 +109,9 @@ type Facts struct {
 	// driver is not changed. Pods is what happens to pods with GPUs.
 	Wanted string
 	Pods   Pods
+	// Archive is the SHA-256 digest of the archive that has the wanted driver; empty if gpu-driver has it
+	// from elsewhere.
+	Archive string
 	// Refused is why the driver must not be changed, according to the Node; empty if it may.
 	Refused string
 	Host    *Host // nil if gpu-driver does not answer, for the reason Silent
@@ -129,6 +146,7 @@ type Act int
 // The acts. Each may be repeated.
 const (
 	Nothing  Act = iota
+	Fetch        // gpu-driver downloads the driver
 	TakeSlot     // ask for a slot of the cluster
 	Withhold     // stop offering GPUs
 	End          // evict the pods with GPUs
@@ -142,7 +160,7 @@ const (
 )
 
 func (a Act) String() string {
-	return [...]string{"nothing", "take a slot", "withhold", "end pods", "swap", "release",
+	return [...]string{"nothing", "fetch the driver", "take a slot", "withhold", "end pods", "swap", "release",
 		"leave to the next boot", "use", "confirm", "revert", "forget"}[a]
 }
 
@@ -208,7 +226,7 @@ func (s *Status) Line() string {
 		return ""
 	}
 	line := string(s.State)
-	if s.State == Changing && s.Percent > 0 {
+	if (s.State == Changing || s.State == Waiting) && s.Percent > 0 {
 		line += fmt.Sprintf(", %d %%", s.Percent)
 	}
 	if s.Wanted != "" {
@@ -271,7 +289,7 @@ func await(f Facts) Step {
 
 // begin returns the next step of a node without a change.
 func begin(f Facts) Step {
-	folder, reason := find(f.Wanted, f.Host.Folders)
+	folder, reason := find(f)
 	s := Step{State: Blocked, Reason: reason, Digest: folder.Digest}
 	switch {
 	case f.Refused != "":
@@ -279,6 +297,8 @@ func begin(f Facts) Step {
 		return s
 	case reason != "":
 		return s
+	case folder.Digest == "":
+		return fetch(f)
 	case folder.Digest == f.Host.LoadedDigest && f.Host.Current == folder.Digest:
 		s.State = Done
 		return s
@@ -316,10 +336,33 @@ func begin(f Facts) Step {
 	return s
 }
 
+// fetch returns the next step of a node whose driver is not downloaded yet. The node needs no slot for
+// it, and its GPUs stay in service.
+func fetch(f Facts) Step {
+	if len(f.Host.Refusals) > 0 {
+		return Step{State: Blocked, Reason: strings.Join(f.Host.Refusals, "; ")}
+	}
+	s := Step{Act: Fetch, State: Waiting, Reason: "gpu-driver downloads the driver"}
+	d := f.Host.Download
+	switch {
+	case d == nil || d.Archive != f.Archive:
+		return s
+	case d.IsFinal:
+		s.State, s.Reason = Blocked, "the driver cannot be downloaded: "+d.Problem
+		return s
+	case d.Problem != "":
+		s.Reason += "; the last try failed: " + d.Problem
+	case d.Total > 0:
+		s.Reason += fmt.Sprintf(": %.1f of %.1f MB", float64(d.Done)/1e6, float64(d.Total)/1e6)
+	}
+	s.Percent = d.Percent
+	return s
+}
+
 // follow returns the next step of a node with a change.
 func follow(f Facts, c Change) Step {
 	s := Step{State: Changing, Reason: c.Reason, Digest: c.To, NeedsSlot: true, Withholds: true, Percent: percent(c)}
-	folder, _ := find(f.Wanted, f.Host.Folders)
+	folder, _ := find(f)
 	if f.Wanted != "" && folder.Digest != c.To && (c.Phase == Failed || c.Phase == NextBoot) {
 		s.Act, s.Reason = Forget, "another driver is wanted now"
 		return s
@@ -399,15 +442,27 @@ func percent(c Change) int {
 	return 0
 }
 
-// find returns the folder of a wanted driver, or why there is none.
-func find(wanted string, folders []Folder) (f Folder, reason string) {
-	digest, byDigest := strings.CutPrefix(wanted, "sha256:")
-	var found []Folder
-	for _, folder := range folders {
-		if byDigest && folder.Digest == digest || !byDigest && folder.Version == wanted {
-			found = append(found, folder)
+// find returns the folder of the wanted driver, or why there is none. Without a folder and a reason, the
+// driver is not downloaded yet.
+func find(f Facts) (found Folder, reason string) {
+	wanted, folders := f.Wanted, f.Host.Folders
+	isWanted := func(f Folder) bool { return f.Version == wanted || "sha256:"+f.Digest == wanted }
+	if f.Archive != "" {
+		i := slices.IndexFunc(folders, func(one Folder) bool { return slices.Contains(one.Archives, f.Archive) })
+		switch {
+		case i < 0:
+			return Folder{}, ""
+		case !isWanted(folders[i]):
+			return Folder{}, fmt.Sprintf("the archive with driver.sha256 has driver %s (sha256:%s), and driver.version is %s: "+
+				"correct one of them", folders[i].Version, folders[i].Digest, wanted)
 		}
+		return folders[i], ""
 	}
+	return only(wanted, slices.DeleteFunc(slices.Clone(folders), func(f Folder) bool { return !isWanted(f) }), folders)
+}
+
+// only returns the only folder of those found, or why there is not one.
+func only(wanted string, found, folders []Folder) (f Folder, reason string) {
 	switch len(found) {
 	case 1:
 		return found[0], ""
@@ -426,7 +481,7 @@ func find(wanted string, folders []Folder) (f Folder, reason string) {
 // has says which drivers gpu-driver has.
 func has(folders []Folder) string {
 	if len(folders) == 0 {
-		return "it has none; give it an image in driver.images of the chart"
+		return "it has none; give it an image in driver.images of the chart, or set driver.source"
 	}
 	var versions []string
 	for _, f := range folders {
@@ -434,7 +489,7 @@ func has(folders []Folder) string {
 	}
 	slices.Sort(versions)
 	return "it has " + strings.Join(slices.Compact(versions), ", ") +
-		"; give it the image in driver.images of the chart"
+		"; give it the image in driver.images of the chart, or set driver.source"
 }
 
 // maxListed is how many users a sentence names.

@@ -29,6 +29,15 @@ func in(p driverchange.Phase, age time.Duration, holders ...string) func(*driver
 	}
 }
 
+// archives are those of the folder of 580.
+func archives(digests ...string) func(*driverchange.Host) {
+	return func(h *driverchange.Host) { h.Folders[1].Archives = digests }
+}
+
+func downloads(d driverchange.Download) func(*driverchange.Host) {
+	return func(h *driverchange.Host) { h.Download = &d }
+}
+
 func TestNext(t *testing.T) {
 	loaded := func(h *driverchange.Host) { h.LoadedVersion, h.LoadedDigest, h.Current = "580.1", "bb", "bb" }
 	ready := driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, Withheld: true, Settled: true}
@@ -62,6 +71,28 @@ func TestNext(t *testing.T) {
 		{"the operator owns the driver", driverchange.Facts{Wanted: "580.1", Host: host(), Refused: "the operator"}, driverchange.Nothing, driverchange.Blocked, "the operator"},
 		{"packages own the driver", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Refusals = []string{"a", "b"} })}, driverchange.Nothing,
 			driverchange.Blocked, "a; b"},
+		{"not downloaded", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host()}, driverchange.Fetch, driverchange.Waiting, "downloads the driver"},
+		{"a folder of another archive", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(archives("a2"))}, driverchange.Fetch, driverchange.Waiting, "downloads"},
+		{"being downloaded", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(downloads(driverchange.Download{Archive: "a1", Done: 1e6, Total: 2.5e6}))},
+			driverchange.Fetch, driverchange.Waiting, "downloads the driver: 1.0 of 2.5 MB"},
+		{"another archive is being downloaded", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(downloads(driverchange.Download{Archive: "a2", Problem: "b", IsFinal: true}))},
+			driverchange.Fetch, driverchange.Waiting, "downloads the driver"},
+		{"the server has an error", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(downloads(driverchange.Download{Archive: "a1", Problem: "503"}))},
+			driverchange.Fetch, driverchange.Waiting, "the last try failed: 503"},
+		{"the server has no such file", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(downloads(driverchange.Download{Archive: "a1", Problem: "404", IsFinal: true}))},
+			driverchange.Fetch, driverchange.Blocked, "cannot be downloaded: 404"},
+		{"nothing is downloaded where packages own the driver", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(func(h *driverchange.Host) { h.Refusals = []string{"a"} })},
+			driverchange.Nothing, driverchange.Blocked, "a"},
+		{"nor where the operator does", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(), Refused: "the operator"}, driverchange.Nothing, driverchange.Blocked, "the operator"},
+		{"downloaded", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(archives("a0", "a1"))}, driverchange.TakeSlot, driverchange.Waiting, ""},
+		{"downloaded, and another folder has the version", driverchange.Facts{Wanted: "580.1", Archive: "a1", Host: host(archives("a1"), func(h *driverchange.Host) {
+			h.Folders = append(h.Folders, driverchange.Folder{Digest: "b0", Version: "580.1"})
+		})}, driverchange.TakeSlot, driverchange.Waiting, ""},
+		{"downloaded, by the digest of the folder", driverchange.Facts{Wanted: "sha256:bb", Archive: "a1", Host: host(archives("a1"), loaded)}, driverchange.Nothing, driverchange.Done, ""},
+		{"the archive has another version", driverchange.Facts{Wanted: "590.1", Archive: "a1", Host: host(archives("a1"))}, driverchange.Nothing, driverchange.Blocked,
+			"the archive with driver.sha256 has driver 580.1 (sha256:bb), and driver.version is 590.1: correct one of them"},
+		{"failed, another archive is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Archive = host(in(driverchange.Failed, 0)), "a1" }), driverchange.Forget,
+			driverchange.Changing, "another driver"},
 		{"no modules for the kernel", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Folders[1].Problem = "no modules" })}, driverchange.Nothing,
 			driverchange.Blocked, "no modules"},
 		{"no slot", driverchange.Facts{Wanted: "580.1", Host: host(), NoSlot: "all slots are in use"}, driverchange.TakeSlot, driverchange.Waiting, "all slots"},
@@ -314,7 +345,7 @@ func TestWords(t *testing.T) {
 		names = append(names, p.String())
 	}
 	slices.Sort(names)
-	if len(slices.Compact(names)) != 14 {
+	if len(slices.Compact(names)) != 15 {
 		t.Errorf("names %v", names)
 	}
 }
@@ -327,6 +358,8 @@ func TestLine(t *testing.T) {
 		"done to 580.1":                    {State: driverchange.Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
 		"done to sha256:0a, version 580.1": {State: driverchange.Done, Wanted: "sha256:0a", Loaded: "580.1", Percent: 100},
 		"failed":                           {State: driverchange.Broken},
+		"waiting, 7 % to 580.1: gpu-driver downloads the driver": {State: driverchange.Waiting, Wanted: "580.1", Percent: 7,
+			Reason: "gpu-driver downloads the driver"},
 	} {
 		if got := s.Line(); got != want {
 			t.Errorf("%q, want %q", got, want)

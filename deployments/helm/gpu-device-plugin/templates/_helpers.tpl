@@ -709,7 +709,7 @@ chart with the same fullnameOverride. */}}
 
 {{- /* Whether gpu-driver changes the driver of the nodes. */}}
 {{- define "gpu-device-plugin.changesDriver" -}}
-{{- if (default dict .Values.driver).images }}true{{ end }}
+{{- if or (default dict .Values.driver).images (default dict .Values.driver).downloadFrom }}true{{ end }}
 {{- end }}
 
 {{- /* The node's directory with a folder for each driver, as package driverapi has it. */}}
@@ -760,16 +760,16 @@ say is not known here. */}}
 {{- define "gpu-device-plugin.refuseDriver" -}}
 {{- if include "gpu-device-plugin.changesDriver" . }}
 {{- if include "gpu-device-plugin.mps" . }}
-{{- fail "driver.images is given, and GPUs are shared by MPS: its control daemons use the driver all the time, so that it could never be changed; leave one of them out" }}
+{{- fail "driver.images or driver.downloadFrom is given, and GPUs are shared by MPS: its control daemons use the driver all the time, so that it could never be changed; leave one of them out" }}
 {{- end }}
 {{- if .Values.nvidiaDriverRootFolders }}
-{{- fail "driver.images and nvidiaDriverRootFolders are given: the pod would keep these folders of the driver with which it started; leave nvidiaDriverRootFolders out" }}
+{{- fail "driver.images or driver.downloadFrom is given, and nvidiaDriverRootFolders: the pod would keep these folders of the driver with which it started; leave nvidiaDriverRootFolders out" }}
 {{- end }}
 {{- if .Values.gpuOperatorClient }}
-{{- fail "driver.images is given, and gpuOperatorClient is true: NVIDIA's GPU operator changes the driver of its nodes itself; leave one of them out" }}
+{{- fail "driver.images or driver.downloadFrom is given, and gpuOperatorClient is true: NVIDIA's GPU operator changes the driver of its nodes itself; leave one of them out" }}
 {{- end }}
 {{- else if .Values.driver.moduleParameters }}
-{{- fail "driver.moduleParameters is given without driver.images: only gpu-driver loads modules with them, and it does not run; set driver.images, or write the parameters to /etc/modprobe.d of the nodes" }}
+{{- fail "driver.moduleParameters is given without driver.images or driver.downloadFrom: only gpu-driver loads modules with them, and it does not run; set one of them, or write the parameters to /etc/modprobe.d of the nodes" }}
 {{- end }}
 {{- end }}
 
@@ -1108,6 +1108,8 @@ exec: {command: [gpu-device-plugin, {{ slice . 3 | join ", " }}]}
   (list "DRIVER_AT_LEAST" .Values.driver.atLeast)
   (list "DRIVER_BELOW" .Values.driver.below)
   (list "DRIVER_VERSION" .Values.driver.version)
+  (list "DRIVER_SOURCE" .Values.driver.source)
+  (list "DRIVER_SHA256" .Values.driver.sha256)
   (list "DRIVER_PODS" .Values.driver.pods)
   (list "VALIDATE" .Values.validate)
   (list "REBOOT_FILE" (ternary "" (printf "/reboot/%s" (base (toString .Values.rebootFile))) (empty .Values.rebootFile)))

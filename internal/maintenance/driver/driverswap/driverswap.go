@@ -47,11 +47,19 @@ func (u User) String() string {
 	return u.Namespace + "/" + u.Name
 }
 
+// A Wanted is what the configuration says about the driver.
+type Wanted struct {
+	Version string // such as 580.95.05, or a digest such as sha256:0a…; empty for none
+	Pods    policy.Pods
+	// Source is the URL of the driver's archive, and SHA256 its digest; empty if gpu-driver has the driver
+	// from elsewhere.
+	Source, SHA256 string
+}
+
 // Options are the parts of the daemon used by Swaps.
 type Options struct {
-	// Wanted returns the configured driver and what happens to pods. The channel is closed when the
-	// answer may have changed.
-	Wanted func() (version string, pods policy.Pods, changed <-chan struct{})
+	// Wanted returns what is configured. The channel is closed when the answer may have changed.
+	Wanted func() (w Wanted, changed <-chan struct{})
 	// Refused returns why the driver must not be changed, according to the Node; empty if it may.
 	Refused func() string
 	// Socket is the control socket of gpu-driver, in its directory; empty if the node can have none.
@@ -87,6 +95,7 @@ type Swaps struct {
 	silent    time.Time // begin of Facts.SilentFor; zero if it is zero
 	evicted   map[User]time.Time
 	refusals  map[User]error // of evictions
+	noFetch   string         // why gpu-driver has refused to download the driver; empty if it has not
 	lastAct   policy.Act
 	lastState policy.State
 }
@@ -111,12 +120,12 @@ func (s *Swaps) Run(ctx context.Context) error {
 	}
 	s.lastAct, s.lastState = policy.Nothing, policy.Off
 	for ctx.Err() == nil {
-		version, pods, configured := s.options.Wanted()
+		wanted, configured := s.options.Wanted()
 		var again <-chan time.Time
-		if version != "" || s.isChanging() {
-			again = s.options.Clock.After(s.step(ctx, version, pods))
+		if wanted.Version != "" || s.isChanging() {
+			again = s.options.Clock.After(s.step(ctx, wanted))
 		} else {
-			s.publish(ctx, policy.Step{}, version, policy.Facts{})
+			s.publish(ctx, policy.Step{}, "", policy.Facts{})
 		}
 		select {
 		case <-configured:
@@ -138,8 +147,9 @@ func (s *Swaps) isChanging() bool {
 }
 
 // step does what is next, and returns the time until the step after it.
-func (s *Swaps) step(ctx context.Context, version string, pods policy.Pods) time.Duration {
-	f, users, note := s.facts(ctx, version, pods)
+func (s *Swaps) step(ctx context.Context, wanted Wanted) time.Duration {
+	version := wanted.Version
+	f, users, note := s.facts(ctx, wanted)
 	step := policy.Next(f)
 	if !step.Withholds {
 		s.withheld = time.Time{}
@@ -147,7 +157,14 @@ func (s *Swaps) step(ctx context.Context, version string, pods policy.Pods) time
 		s.withheld = s.options.Clock.Now()
 	}
 	s.publish(ctx, step, version, f)
-	if err := s.act(ctx, step, users, note); err != nil {
+	err := s.act(ctx, step, wanted, users, note)
+	if step.Act == policy.Fetch {
+		if s.noFetch = ""; err != nil {
+			s.noFetch = err.Error()
+		}
+		return waitInterval
+	}
+	if err != nil {
 		if ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Cannot do the next step of a change of the driver", "step", step.Act.String(),
 				"reason", err.Error())
@@ -167,11 +184,9 @@ func (s *Swaps) step(ctx context.Context, version string, pods policy.Pods) time
 
 // facts returns what the next step follows from, the users of GPUs, and the GPUs that worked before
 // the change.
-func (s *Swaps) facts(
-	ctx context.Context, version string, pods policy.Pods,
-) (f policy.Facts, users []User, before []string) {
-	f = policy.Facts{Wanted: version, Pods: pods, Refused: s.options.Refused(), Now: s.options.Clock.Now(),
-		Withheld: !s.withheld.IsZero()}
+func (s *Swaps) facts(ctx context.Context, w Wanted) (f policy.Facts, users []User, before []string) {
+	f = policy.Facts{Wanted: w.Version, Archive: w.SHA256, Pods: w.Pods, Refused: s.options.Refused(),
+		Now: s.options.Clock.Now(), Withheld: !s.withheld.IsZero()}
 	f.Settled = f.Withheld && s.options.Clock.Since(s.withheld) >= settleTime
 	told, err := s.call(ctx, driverapi.CallStatus, driverapi.Arguments{})
 	if err != nil {
@@ -182,8 +197,11 @@ func (s *Swaps) facts(
 	}
 	s.silent = time.Time{}
 	f.Host = hostOf(told)
+	if s.noFetch != "" {
+		f.Host.Download = &policy.Download{Archive: w.SHA256, Problem: s.noFetch, IsFinal: true}
+	}
 	if policy.Next(f).NeedsSlot {
-		f.SlotSince, err = s.options.Admit(change(version))
+		f.SlotSince, err = s.options.Admit(change(w.Version))
 		if f.HasSlot = err == nil; err != nil {
 			f.NoSlot = err.Error()
 		}
@@ -237,7 +255,7 @@ func (s *Swaps) silentFor(released bool, now time.Time) time.Duration {
 func change(version string) string { return "driver " + version }
 
 // act does what a step says.
-func (s *Swaps) act(ctx context.Context, step policy.Step, users []User, before []string) error {
+func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []User, before []string) error {
 	if step.Act == policy.End {
 		s.evict(ctx, users)
 		return nil
@@ -252,6 +270,8 @@ func (s *Swaps) act(ctx context.Context, step policy.Step, users []User, before 
 		return err
 	}
 	switch step.Act {
+	case policy.Fetch:
+		return call(driverapi.CallFetch, driverapi.Arguments{Source: w.Source, Archive: w.SHA256})
 	case policy.Swap:
 		return call(driverapi.CallSwap, driverapi.Arguments{Note: strings.Join(before, ",")})
 	case policy.Release:
@@ -326,7 +346,12 @@ func hostOf(told driverapi.Status) *policy.Host {
 	h := &policy.Host{LoadedVersion: told.LoadedVersion, LoadedDigest: told.LoadedDigest, Current: told.Current,
 		Refusals: slices.Clone(told.Refusals)}
 	for _, f := range told.Folders {
-		h.Folders = append(h.Folders, policy.Folder{Digest: f.Digest, Version: f.Version, Problem: f.Problem})
+		h.Folders = append(h.Folders, policy.Folder{Digest: f.Digest, Version: f.Version,
+			Archives: slices.Clone(f.Archives), Problem: f.Problem})
+	}
+	if d := told.Download; d != nil {
+		h.Download = &policy.Download{Archive: d.Archive, Done: d.Done, Total: d.Total, Percent: d.Percent,
+			Problem: d.Problem, IsFinal: d.IsFinal}
 	}
 	if c := told.Change; c != nil {
 		h.Change = &policy.Change{To: c.To, Phase: policy.Phase(c.Step), Percent: c.Percent, Since: c.Since,

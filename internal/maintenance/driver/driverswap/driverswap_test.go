@@ -46,6 +46,8 @@ type node struct {
 	pods      policy.Pods
 	idle      bool          // no GPU works
 	silence   func()        // ends the stand-in of gpu-driver
+	source    string        // URL of the archive of the wanted driver
+	archive   string        // its digest
 	opens     func(is bool) // called when the process opens or releases the driver; nil for nothing
 }
 
@@ -110,9 +112,11 @@ func (n *node) start(t *testing.T) (stop func()) {
 // prepare begins a process that does not lead yet.
 func (n *node) prepare() {
 	n.swaps = driverswap.New(driverswap.Options{
-		Wanted: func() (string, policy.Pods, <-chan struct{}) {
-			v, changed := n.wanted.Latest()
-			return v, locked(n, func() policy.Pods { return n.pods }), changed
+		Wanted: func() (driverswap.Wanted, <-chan struct{}) {
+			version, changed := n.wanted.Latest()
+			w := locked(n, func() driverswap.Wanted { return driverswap.Wanted{Pods: n.pods, Source: n.source, SHA256: n.archive} })
+			w.Version = version
+			return w, changed
 		},
 		Refused: func() string { return locked(n, func() string { return n.refused }) },
 		Socket:  n.socket, BootID: bootID, Clock: n.clock,

@@ -2,6 +2,9 @@ package driverswap_test
 
 import (
 	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverhost"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
+	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/standinkernel"
 )
@@ -26,13 +30,16 @@ const (
 )
 
 // newRealNode returns a node with the real part of gpu-driver at its socket, on a stand-in kernel with
-// the old driver. The process of Swaps has the driver open until it releases it.
-func newRealNode(t *testing.T) (n *node, kernel *standinkernel.Kernel, restart func(boot bool)) {
+// the old driver. The process of Swaps has the driver open until it releases it. The new driver is among
+// the sources, or may be downloaded from a server.
+func newRealNode(t *testing.T, from ...string) (n *node, kernel *standinkernel.Kernel, restart func(boot bool)) {
 	t.Helper()
 	kernel = standinkernel.New(t)
 	sources := t.TempDir()
 	before := standinkernel.Driver(t, sources, "old", versionBefore, standinkernel.Release)
-	standinkernel.Driver(t, sources, "new", versionAfter, standinkernel.Release)
+	if len(from) == 0 {
+		standinkernel.Driver(t, sources, "new", versionAfter, standinkernel.Release)
+	}
 	n = &node{clock: clocktest.NewFakeClock(time.Now()), socket: filepath.Join(t.TempDir(), "driver.sock"),
 		wanted: feed.New(versionAfter)}
 	n.opens = func(is bool) {
@@ -45,7 +52,7 @@ func newRealNode(t *testing.T) (n *node, kernel *standinkernel.Kernel, restart f
 	serve := func() (stop func()) {
 		host, err := driverhost.New(driverhost.Options{
 			Directory: filepath.Join(kernel.Root, "var/lib/gpu-device-plugin/driver"), Sources: sources, Pause: 10 * time.Millisecond,
-			Kernel: &driverkernel.Kernel{Root: kernel.Root, Calls: kernel},
+			Kernel: &driverkernel.Kernel{Root: kernel.Root, Calls: kernel}, DownloadFrom: from,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -149,4 +156,44 @@ func TestUserUntilBoot(t *testing.T) {
 	n.await(t, "done", "")
 	n.awaitModules(t, kernel, versionAfter)
 	n.did(t, "release", "use")
+}
+
+// TestByURL: the new driver is downloaded before the node has a slot, and nothing else is. A driver that
+// cannot be downloaded takes no slot.
+func TestByURL(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	standinkernel.Driver(t, folder, "new", versionAfter, standinkernel.Release)
+	content, digest := standinkernel.Archive(t, filepath.Join(folder, "new"))
+	serves := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-serves:
+			_, _ = w.Write(content)
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	n, kernel, restart := newRealNode(t, server.URL+"/drivers/")
+	want := func(file, digest string) {
+		n.change(func() { n.source, n.archive = server.URL+file, digest })
+		n.wanted.Publish("")
+		n.wanted.Publish(versionAfter)
+	}
+	n.change(func() { n.slot = errors.New("all slots are in use") })
+	want("/other/580", digest)
+	n.await(t, policy.Blocked, "the driver cannot be downloaded: "+server.URL+"/other/580 is not below the URLs of --download-from")
+	want("/drivers/580", digest)
+	s := n.await(t, policy.Blocked, "the driver cannot be downloaded: the server answers 404 Not Found")
+	if s.NeedsSlot || s.Withholds {
+		t.Errorf("status %+v", s)
+	}
+	close(serves)
+	restart(false) // the next try would be in some minutes
+	n.await(t, policy.Waiting, "all slots are in use")
+	n.awaitModules(t, kernel, versionBefore)
+	n.change(func() { n.slot = nil })
+	n.await(t, policy.Done, "")
+	n.awaitModules(t, kernel, versionAfter)
 }
