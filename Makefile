@@ -139,8 +139,8 @@ FUZZTIME ?= 100000x
 fuzz: ## test: Fuzz the configuration parser and the gRPC calls (FUZZTIME=100000x inputs each)
 	$(GO) test ./internal/config -run '^$$' -fuzz '^FuzzResolve$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/plan/dra -run '^$$' -fuzz '^FuzzParseConfig$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/kubelet/serve -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
-	$(GO) test ./internal/kubelet/serve -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/plan/listing -run '^$$' -fuzz '^FuzzAllocate$$' -fuzztime $(FUZZTIME)
+	$(GO) test ./internal/plan/listing -run '^$$' -fuzz '^FuzzGetPreferredAllocation$$' -fuzztime $(FUZZTIME)
 	$(GO) test ./internal/gpu/nvidia -run '^$$' -fuzz '^FuzzLibrary$$' -fuzztime 2000x
 
 # The packages that are mutated, how many mutations of each, and the seed of the choice (make mutate prints it).

@@ -29,7 +29,7 @@ import (
 type Loop struct {
 	Configs   *feed.Feed[config.Config]
 	Snapshots *feed.Feed[inventory.Snapshot]
-	Set       *serve.Servers
+	Set       Set
 	Specs     Specs
 	MPS       MPS
 	// MIG are the holds on GPUs whose MIG layout is being changed, by UUID. A GPU
@@ -51,6 +51,14 @@ type Loop struct {
 	Clock clock.Clock
 	// Pulse shows that the Loop makes plans.
 	Pulse supervise.Pulse
+}
+
+// A Set serves plans: serve.Servers.
+type Set interface {
+	// Apply serves a plan of the configuration with that number.
+	Apply(plan resource.Plan, o serve.Options, epoch uint64)
+	// Offered is the feed of the plan with all holds.
+	Offered() *feed.Feed[resource.Plan]
 }
 
 // Proofs knows on which devices CUDA is proven.

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,36 +32,6 @@ func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { 
 type noPeers struct{ Registrar }
 
 func (noPeers) Peers(string) kubelet.Peers { return kubelet.Peers{} }
-
-func TestTheAccountIsComparedWhilePlansThatSayTheSameKeepComing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		r := oneGPU()
-		l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: emptyAccount{},
-			Clock: clock.RealClock{}},
-			list:     newList(r.Name),
-			previous: &previous{}, reportDifference: func(string) {}}
-		l.list.publish(listOf(r), Options{})
-		l.sent.Publish(l.list.views.Value().response)
-		var plans sync.WaitGroup
-		plans.Go(func() {
-			for ctx.Err() == nil {
-				l.list.publish(listOf(r), Options{})
-				select {
-				case <-ctx.Done():
-				case <-time.After(checkSoon / 2):
-				}
-			}
-		})
-		_, err := l.checkAccount(ctx, 1)
-		if !errors.Is(err, errDisagrees) {
-			t.Errorf("checkAccount() = %v, want %v", err, errDisagrees)
-		}
-		cancel()
-		plans.Wait()
-	})
-}
 
 // A noted account notes when it is asked, and answers the question of that number.
 type notedAccount struct {
@@ -135,31 +104,6 @@ func TestThePaceOfComparing(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A kubelet that takes a long list in on a busy node counts nothing meanwhile.
-func TestAKubeletThatIsStillTakingTheListInIsNotRegisteredWithAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		account := &notedAccount{answer: func(n int) ([]string, error) {
-			if n > 2 { // the first answer is of the list before, which has no device
-				return []string{oneGPU().Devices[0].ID}, nil
-			}
-			return nil, nil
-		}}
-		l := &registration{Collaborators: Collaborators{Registrar: noPeers{}, Accountant: account, Clock: clock.RealClock{}},
-			list: newList(oneGPU().Name), previous: &previous{}, reportDifference: func(string) {}}
-		l.sent.Publish(l.list.views.Value().response)
-		time.AfterFunc(checkSoon+time.Millisecond, func() {
-			l.list.publish(listOf(oneGPU()), Options{})
-			l.sent.Publish(l.list.views.Value().response)
-		})
-		agreed, err := l.checkAccount(ctx, 1)
-		if !agreed || !errors.Is(err, context.DeadlineExceeded) || len(account.asked) < 4 {
-			t.Errorf("checkAccount() = %t, %v after %d questions", agreed, err, len(account.asked))
-		}
-	})
 }
 
 // A list that is only sent again must not be kubelet's last one while another program serves the
@@ -444,41 +388,4 @@ func TestASilentServerAsksNobody(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestAnAnswerMayBeOfAnotherList: one that is sent while kubelet is asked. So may there be none
-// yet.
-func TestAnAnswerMayBeOfAnotherList(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second+time.Millisecond)
-		defer cancel()
-		var l *registration
-		account := &notedAccount{answer: func(n int) ([]string, error) {
-			if n == 1 {
-				r := oneGPU()
-				r.Devices[0].ID = "another"
-				l.list.publish(listOf(r), Options{})
-				l.sent.Publish(l.list.views.Value().response)
-			}
-			return []string{"another"}, nil
-		}}
-		l = sentList(&sharedDirectory{}, account)
-		list := l.sent.Value()
-		l.sent.Publish(nil)
-		time.AfterFunc(2*time.Second, func() { l.sent.Publish(list) })
-		l.reportDifference = func(difference string) {
-			if difference != "" {
-				t.Errorf("it differs: %s", difference)
-			}
-		}
-		began := time.Now()
-		if agreed, err := l.checkAccount(ctx, 1); !agreed || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("checkAccount() = %v, %v", agreed, err)
-		}
-		for i, at := range account.asked {
-			if want := time.Duration(3+i) * time.Second; at.Sub(began) != want || i > 1 {
-				t.Errorf("question %d after %v, want %v", i, at.Sub(began), want)
-			}
-		}
-	})
 }

@@ -200,17 +200,29 @@ func TestAListThatWaitsForAnotherProgram(t *testing.T) {
 }
 
 // Kubelet 1.36 that has none of the devices any more has stopped the endpoint: a list would change
-// what it shows, and nothing else.
+// what it shows, and nothing else. A kubelet that takes a list in on a busy node counts nothing
+// meanwhile, and is not registered with again.
 func TestAKubeletThatHasNothingIsRegisteredWithAgain(t *testing.T) {
 	t.Parallel()
 	c := clocktesting.NewFakeClock(time.Now())
 	n := newNode(t)
 	n.startKubelet(t, standin.V136)
 	account := &liar{ids: []string{id(1), id(0)}}
-	n.startDaemonWith(t, c, account).offer(2)
+	d := n.startDaemonWith(t, c, account)
+	d.offer(2)
 	n.awaitAllocatable(t, 2)
-	until(t, c, "asked", func() bool { return account.asked() > 0 })
+	d.status(t, "agreed", func(s serve.Status) bool { c.Step(20 * time.Millisecond); return s.Agreed })
 	mark := n.Mark()
+	account.say(nil, nil)
+	d.offer(3)
+	n.awaitAllocatable(t, 3)
+	d.status(t, "different", func(s serve.Status) bool { c.Step(20 * time.Millisecond); return s.Problem != "" })
+	account.say([]string{id(0), id(1), id(2)}, nil)
+	d.status(t, "agreed", func(s serve.Status) bool { c.Step(20 * time.Millisecond); return s.Agreed })
+	if n.count(standin.Registering, mark) > 0 {
+		t.Errorf("kubelet saw %v while it took the list in", n.Events(mark))
+	}
+	mark = n.Mark()
 	account.say(nil, nil)
 	until(t, c, "registered again", func() bool { return n.count(standin.Registering, mark) > 0 })
 	if first := n.Events(mark)[0]; first.Kind == standin.Listed {

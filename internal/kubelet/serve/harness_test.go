@@ -83,6 +83,7 @@ type daemon struct {
 	kubelet   *feed.Feed[uint64]
 	sockets   *feed.Feed[[]string]
 	inspector *inspector
+	log       func() string // what it logged until now
 	stop      func()
 }
 
@@ -177,7 +178,7 @@ func (n *node) startSet(t *testing.T, c serve.Collaborators) *daemon {
 	t.Helper()
 	c.Incarnation, c.Sockets = feed.New(uint64(0)), feed.New([]string(nil))
 	set := serve.NewServers(c)
-	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
+	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2), ktesting.BufferLogs(true)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), log))
 	ended := make(chan error, 1)
 	go func() { ended <- set.Run(ctx) }()
@@ -198,7 +199,8 @@ func (n *node) startSet(t *testing.T, c serve.Collaborators) *daemon {
 		}
 	})
 	t.Cleanup(stop)
-	return &daemon{Servers: set, kubelet: c.Incarnation, sockets: c.Sockets, stop: stop}
+	logged := func() string { return log.GetSink().(ktesting.Underlier).GetBuffer().String() }
+	return &daemon{Servers: set, kubelet: c.Incarnation, sockets: c.Sockets, log: logged, stop: stop}
 }
 
 // An inspector says of every device what a test wants.

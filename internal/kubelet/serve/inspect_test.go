@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -38,6 +41,11 @@ func TestContainersAreRefusedOnDevicesThatMustNotBeUsed(t *testing.T) {
 			if !strings.Contains(err.Error(), words) {
 				t.Errorf("Admit() = %v, want %q in it", err, words)
 			}
+		}
+		if _, err := n.client(t).PreStartContainer(t.Context(),
+			&pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}}); status.Code(err) != codes.NotFound ||
+			!strings.Contains(err.Error(), "GPU-x") {
+			t.Errorf("PreStartContainer() of an unknown device = %v, want NotFound", err)
 		}
 		d.inspector.say(nil)
 		if _, err := n.Admit(t.Context(), container); err != nil {

@@ -29,34 +29,6 @@ func listOf(r resource.Resource) listing.List {
 	return listing.Next(s, plan, listing.Options{}, h, time.Time{}).Latest().Lists[r.Name]
 }
 
-// TestAListThatSaysTheSameIsKept: streams send what is another response.
-func TestAListThatSaysTheSameIsKept(t *testing.T) {
-	t.Parallel()
-	device := func(id string, healthy bool, node int) resource.Device {
-		return resource.Device{ID: id, UUID: id, Healthy: healthy, NUMANode: node}
-	}
-	before := device("GPU-0", true, 1)
-	for name, tt := range map[string]struct {
-		now  []resource.Device
-		kept bool
-	}{
-		"the same":        {[]resource.Device{before}, true},
-		"another ID":      {[]resource.Device{device("GPU-1", true, 1)}, false},
-		"Unhealthy":       {[]resource.Device{device("GPU-0", false, 1)}, false},
-		"of another node": {[]resource.Device{device("GPU-0", true, 0)}, false},
-		"of no node":      {[]resource.Device{device("GPU-0", true, inventory.NoNUMANode)}, false},
-		"one more":        {[]resource.Device{before, device("GPU-1", true, 1)}, false},
-	} {
-		l := newList(gpuName)
-		l.publish(listOf(resource.Resource{Devices: []resource.Device{before}}), Options{})
-		first := l.views.Value().response
-		l.publish(listOf(resource.Resource{Devices: tt.now}), Options{})
-		if kept := l.views.Value().response == first; kept != tt.kept {
-			t.Errorf("%s: the response is kept: %v, want %v", name, kept, tt.kept)
-		}
-	}
-}
-
 // TestWhenListsAreSentAgain while the checkpoint may be outdated.
 func TestWhenListsAreSentAgain(t *testing.T) {
 	t.Parallel()

@@ -3,7 +3,6 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -16,35 +15,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"k8s.io/klog/v2/ktesting"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	"k8s.io/utils/clock"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
-
-func TestAPanicEndsTheCallAlone(t *testing.T) {
-	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	_, err := recoverCalls(log)(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/Allocate"},
-		func(context.Context, any) (any, error) { panic("index out of range") })
-	if status.Code(err) != codes.Internal || !strings.Contains(err.Error(), "/Allocate") {
-		t.Errorf("a call that panics returns %v, want Internal", err)
-	}
-	err = recoverStreams(log)(nil, nil, &grpc.StreamServerInfo{FullMethod: "/ListAndWatch"},
-		func(any, grpc.ServerStream) error { panic("index out of range") })
-	if status.Code(err) != codes.Internal {
-		t.Errorf("a stream that panics returns %v, want Internal", err)
-	}
-	logged := log.GetSink().(ktesting.Underlier).GetBuffer().String()
-	if !strings.Contains(logged, "index out of range") || !strings.Contains(logged, "service_internal_test.go") {
-		t.Errorf("the log has no cause and stack:\n%s", logged)
-	}
-}
 
 // A listStream is kubelet's stream, and what came by it.
 type listStream struct {
@@ -144,25 +118,6 @@ func TestWhatAStreamSends(t *testing.T) {
 	})
 }
 
-// TestWhatAContainerGets: all edits, in kubelet's words.
-func TestWhatAContainerGets(t *testing.T) {
-	t.Parallel()
-	got := answer(containeredits.Edits{
-		Env: map[string]string{"A": "b"}, Annotations: map[string]string{"c": "d"}, CDIDevices: []string{"e", "f"},
-		Mounts: []containeredits.Mount{{HostPath: "/h", ContainerPath: "/c"}},
-		Nodes:  []containeredits.DeviceNode{{HostPath: "/dev/h", ContainerPath: "/dev/c", Permissions: "rw"}},
-	})
-	want := &pluginapi.ContainerAllocateResponse{
-		Envs: map[string]string{"A": "b"}, Annotations: map[string]string{"c": "d"},
-		CdiDevices: []*pluginapi.CDIDevice{{Name: "e"}, {Name: "f"}},
-		Mounts:     []*pluginapi.Mount{{HostPath: "/h", ContainerPath: "/c"}},
-		Devices:    []*pluginapi.DeviceSpec{{HostPath: "/dev/h", ContainerPath: "/dev/c", Permissions: "rw"}},
-	}
-	if !proto.Equal(want, got) {
-		t.Errorf("a container gets %v, want %v", got, want)
-	}
-}
-
 // A headerStream keeps the header of an answer.
 type headerStream struct {
 	grpc.ServerTransportStream
@@ -224,89 +179,6 @@ func TestThePromiseToRegisterAgain(t *testing.T) {
 		}
 		if s.reregisterPromised.Value() != (tt.promises == "yes") || s.previous.isForgotten() == tt.ended {
 			t.Errorf("%s: registers again: %v; forgotten: %v", name, s.reregisterPromised.Value(), s.previous.isForgotten())
-		}
-	}
-}
-
-// TestADeviceThatNoProcessMustGive is not asked of the earlier process. Others that are not of the
-// plan are.
-func TestADeviceThatNoProcessMustGive(t *testing.T) {
-	t.Parallel()
-	for name, tt := range map[string]struct {
-		id     string
-		asks   bool
-		refuse codes.Code
-	}{
-		"of the plan":             {"GPU-0", false, codes.OK},
-		"unknown":                 {"unknown", false, codes.NotFound},
-		"departing and given":     {"GPU-1::0", true, codes.OK},
-		"departing and not given": {"gone", false, codes.FailedPrecondition},
-		"departing and refused":   {"GPU-2::0", true, codes.FailedPrecondition},
-	} {
-		asked := false
-		directory := &sharedDirectory{called: func(string) error {
-			if asked = true; tt.id == "GPU-2::0" {
-				return status.Error(codes.FailedPrecondition, "its GPU is not free yet")
-			}
-			return nil
-		}}
-		set := NewServers(Collaborators{Clock: clock.RealClock{}, Checkpoint: func() (kubelet.Checkpoint, error) {
-			return kubelet.Checkpoint{Healthy: map[string][]string{gpuName: {"GPU-1::0", "GPU-2::0", "gone"}}}, nil
-		}})
-		var gpus inventory.Snapshot
-		for i := range 3 {
-			gpus.GPUs = append(gpus.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i,
-				Health: inventory.Health{State: inventory.Healthy}})
-		}
-		set.Apply(resource.New(gpus, resource.Options{}), Options{Edits: containeredits.Options{
-			Strategies: []containeredits.Strategy{containeredits.EnvVar}}}, 1)
-		s := alone(&registration{Collaborators: Collaborators{Registrar: directory}, list: set.resources[gpuName].list,
-			allocating: func(ids [][]string) (listing.Answer, Options) { return set.allocating(gpuName, ids) }})
-		_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{tt.id}}}})
-		if asked != tt.asks || status.Code(err) != tt.refuse {
-			t.Errorf("%s: the earlier process is asked: %v, %v; want %v, %v", name, asked, err, tt.asks, tt.refuse)
-		}
-		if used := s.used.Load(); used != (name == "of the plan") {
-			t.Errorf("%s: the life counts as used: %v", name, used)
-		}
-	}
-}
-
-// TestGPUsThatMayNotBeGiven: a pod gets none of them.
-func TestGPUsThatMayNotBeGiven(t *testing.T) {
-	t.Parallel()
-	mayGive := func(d []resource.Device) error { return errors.New(d[0].GPU + d[1].GPU + ": a claim has it") }
-	set := NewServers(Collaborators{Clock: clock.RealClock{}, MayGive: mayGive})
-	set.Apply(resource.Plan{Resources: []resource.Resource{whole(2).Resource}}, Options{}, 1)
-	s := alone(&registration{list: set.resources[gpuName].list,
-		allocating: func(ids [][]string) (listing.Answer, Options) { return set.allocating(gpuName, ids) }})
-	ids := []string{"GPU-0", "GPU-1"}
-	_, err := s.Allocate(t.Context(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "GPU-0GPU-1: a claim has it") {
-		t.Errorf("Allocate() = %v", err)
-	}
-	if set.holders.IsHeld(keyOf(gpuName, "GPU-0")) {
-		t.Error("a pod that got nothing counts as a holder")
-	}
-}
-
-// TestAPreferenceAmongDevicesOfAnEarlierServer is that server's.
-func TestAPreferenceAmongDevicesOfAnEarlierServer(t *testing.T) {
-	t.Parallel()
-	for available, want := range map[string]bool{"GPU-x": true, "GPU-x GPU-0": false, "GPU-0": false} {
-		asked := false
-		l := newList(resource.WholeGPU)
-		l.publish(whole(1), Options{})
-		s := alone(&registration{list: l, Collaborators: Collaborators{Registrar: &sharedDirectory{called: func(string) error {
-			asked = true
-			return nil
-		}}}})
-		_, err := s.GetPreferredAllocation(t.Context(), &pluginapi.PreferredAllocationRequest{
-			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: strings.Fields(available),
-				AllocationSize: 1}},
-		})
-		if err != nil || asked != want {
-			t.Errorf("%s: the earlier server is asked: %v, want %v (%v)", available, asked, want, err)
 		}
 	}
 }

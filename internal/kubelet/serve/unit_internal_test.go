@@ -7,15 +7,11 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -152,49 +148,4 @@ func whole(gpus int) listing.List {
 	}
 	r, _ := resource.New(s, resource.Options{}).Resource(resource.WholeGPU)
 	return listOf(r)
-}
-
-// TestCallsAboutDevicesOfAnEarlierServerAreForwarded: only if none of the devices is of the plan,
-// and if that server answers.
-func TestCallsAboutDevicesOfAnEarlierServerAreForwarded(t *testing.T) {
-	t.Parallel()
-	failed := errors.New("nobody listens")
-	for name, tt := range map[string]struct {
-		ids  string
-		err  error
-		want bool
-	}{
-		"of the earlier server":            {"GPU-x GPU-y", nil, true},
-		"of both":                          {"GPU-x GPU-0", nil, false},
-		"none":                             {"", nil, false},
-		"of a server that does not answer": {"GPU-x", failed, false},
-	} {
-		directory := &sharedDirectory{called: func(name string) error {
-			if name != resource.WholeGPU {
-				t.Errorf("the server of %s is asked", name)
-			}
-			return tt.err
-		}}
-		s := alone(&registration{Collaborators: Collaborators{Registrar: directory},
-			list: newList(resource.WholeGPU)})
-		if got := s.forward(t.Context(), whole(1), [][]string{strings.Fields(tt.ids)}, nil) == nil; got != tt.want {
-			t.Errorf("%s: forwarded %v, want %v", name, got, tt.want)
-		}
-	}
-}
-
-// TestAContainerOnAnUnknownDeviceDoesNotStart: nobody can say how the device is.
-func TestAContainerOnAnUnknownDeviceDoesNotStart(t *testing.T) {
-	t.Parallel()
-	s := alone(&registration{list: newList(resource.WholeGPU)})
-	s.inspect = true
-	_, err := s.PreStartContainer(t.Context(), &pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}})
-	if status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "GPU-x") {
-		t.Errorf("PreStartContainer() = %v, want that the device is unknown", err)
-	}
-	s.inspect = false // nobody is to look at devices
-	if _, err := s.PreStartContainer(t.Context(),
-		&pluginapi.PreStartContainerRequest{DevicesIds: []string{"GPU-x"}}); err != nil {
-		t.Errorf("PreStartContainer() without an inspection = %v", err)
-	}
 }

@@ -268,53 +268,6 @@ func TestALaterServerComesDuringTheRegistration(t *testing.T) {
 	}
 }
 
-// TestWhatProvesARegistration: kubelet counted the devices, gave one away, or kept the stream for a
-// second.
-func TestWhatProvesARegistration(t *testing.T) {
-	const ms = time.Millisecond
-	for name, tt := range map[string]struct {
-		lasts           time.Duration
-		counts, used    bool
-		compared, wants bool // the account is compared soon
-	}{
-		"nothing":               {lasts: provenAfter - ms},
-		"a second":              {lasts: provenAfter, wants: true},
-		"kubelet gave one away": {lasts: ms, used: true, wants: true},
-		"kubelet counts them":   {lasts: 2 * stopDelay, compared: true, counts: true, wants: true},
-		"kubelet counts none":   {lasts: 2 * stopDelay, compared: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), tt.lasts)
-				defer cancel()
-				account := &notedAccount{answer: func(int) ([]string, error) {
-					if tt.counts {
-						return []string{oneGPU().Devices[0].ID}, nil
-					}
-					return nil, nil
-				}}
-				l := &registration{Collaborators: Collaborators{Registrar: &sharedDirectory{registered: func() {}},
-					Accountant: account,
-					Clock:      clock.RealClock{}, Metrics: noMetrics{}}, list: newList(gpuName), previous: &previous{},
-					report: func(Phase) {}, reportDifference: func(string) {}, adopt: func(context.Context) {},
-					session: session{connections: newConnections(), siblingChanged: make(chan struct{}, 1)}}
-				l.list.publish(listOf(oneGPU()), Options{})
-				l.sent.Publish(l.list.views.Value().response)
-				if tt.compared {
-					l.siblingChanged <- struct{}{}
-				}
-				s := newService(l, klog.Background())
-				close(s.began)
-				s.used.Store(tt.used)
-				if proven, err := l.stayRegistered(ctx, 1, "/d/e.sock", s); proven != tt.wants ||
-					!errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("proven %v, want %v (%v)", proven, tt.wants, err)
-				}
-			})
-		})
-	}
-}
-
 // TestUndisturbed: another server has ended, and kubelet goes by the list of this one all the time.
 func TestUndisturbed(t *testing.T) {
 	list := []string{oneGPU().Devices[0].ID}
