@@ -78,8 +78,8 @@ func setDriverSource(c *Config, text string) error {
 		return errors.New("has a user or a password, which everybody could read here: use a server that needs none; " +
 			"driver.sha256 says whether the file is the right one")
 	case strings.HasSuffix(u.Path, ".run"):
-		return errors.New("is a .run file, which has no kernel modules for the node: pack it first, with gpu-driver pack " +
-			"--archive, and give the URL of that archive")
+		return errors.New("is a .run file, which has no kernel modules for the node: pack it first, with gpu-driver " +
+			"pack --archive, and give the URL of that archive")
 	}
 	c.DriverChange.Source = text
 	return nil
@@ -90,7 +90,8 @@ var digestText = regexp.MustCompile(`^[0-9a-f]{64}$`)
 func setDriverSHA256(c *Config, text string) error {
 	digest := strings.ToLower(strings.TrimPrefix(text, "sha256:"))
 	if text != "" && !digestText.MatchString(digest) {
-		return fmt.Errorf("%q is not a SHA-256 digest in hexadecimal, which gpu-driver pack prints for the archive", text)
+		return fmt.Errorf("%q is not a SHA-256 digest in hexadecimal, which gpu-driver pack prints for the archive",
+			text)
 	}
 	c.DriverChange.SHA256 = digest
 	return nil

@@ -41,8 +41,8 @@ var rolloutOptions = []option{
 	},
 	{
 		flag: "rollout-wave-label", env: []string{"ROLLOUT_WAVE_LABEL"}, key: "rollout.waveLabel",
-		usage: "label of nodes with the number of their wave; a wave begins when the nodes of the earlier waves have been " +
-			"well for --rollout-wave-soak; nodes without the label are the last wave; empty: no waves",
+		usage: "label of nodes with the number of their wave; a wave begins when the nodes of the earlier waves have " +
+			"been well for --rollout-wave-soak; nodes without the label are the last wave; empty: no waves",
 		set: text(func(c *Config) *string { return &c.Rollout.WaveLabel }),
 	},
 	{

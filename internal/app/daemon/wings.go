@@ -282,7 +282,7 @@ type migWing struct {
 	claims     *claimsWing
 	choice     *choice.Chooser                         // nil if the daemon does not change MIG layouts
 	controller *mig.Controller                         // nil like choice
-	dividing   *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; the value is nil if no process changes layouts
+	dividing   *feed.Feed[map[string]resource.GPUHold] // by UUID of the GPU; its value is nil if layouts do not change
 }
 
 func newMIGWing(

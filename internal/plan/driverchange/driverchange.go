@@ -453,8 +453,8 @@ func find(f Facts) (found Folder, reason string) {
 		case i < 0:
 			return Folder{}, ""
 		case !isWanted(folders[i]):
-			return Folder{}, fmt.Sprintf("the archive with driver.sha256 has driver %s (sha256:%s), and driver.version is %s: "+
-				"correct one of them", folders[i].Version, folders[i].Digest, wanted)
+			return Folder{}, fmt.Sprintf("the archive with driver.sha256 has driver %s (sha256:%s), and "+
+				"driver.version is %s: correct one of them", folders[i].Version, folders[i].Digest, wanted)
 		}
 		return folders[i], ""
 	}

@@ -84,7 +84,8 @@ var Rows = []Row{
 		"With `--kernel-log`, an NVSwitch logged a fatal error (SXid). It does not change the health of GPUs",
 	},
 	{DriverNotReady, warning, "KeepDevices", false, "The driver of a node with GPUs does not answer, or is missing"},
-	{DriverReleased, normal, "KeepDevices", false, "The driver is released: by `quiesce`, by a request on the Node, or for a change of the driver"},
+	{DriverReleased, normal, "KeepDevices", false,
+		"The driver is released: by `quiesce`, by a request on the Node, or for a change of the driver"},
 	{DriverReady, normal, "ReadDevices", false, "The driver answers again"},
 	{
 		GPUStepReached, normal, "Proceed", false,

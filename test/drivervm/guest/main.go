@@ -40,9 +40,9 @@ func main() {
 	switch name := filepath.Base(os.Args[0]); name {
 	case "init":
 	case "systemctl":
-		exit(systemctl(os.Args[1:]))
+		os.Exit(status(systemctl(os.Args[1:])))
 	default:
-		exit(use(os.Args[1], os.Args[2]))
+		os.Exit(status(use(os.Args[1], os.Args[2])))
 	}
 	err := serve()
 	fmt.Println("guest: ended:", err)

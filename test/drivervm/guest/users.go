@@ -15,12 +15,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func exit(err error) {
+// errNoUnit is the error for a unit that does not exist.
+var errNoUnit = errors.New("no such unit")
+
+// status prints the error of a program, and returns its exit status.
+func status(err error) int {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
 	}
-	os.Exit(0)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errNoUnit):
+		return 5
+	}
+	return 1
 }
 
 // use is a program that uses the driver until it is killed: it opens a file, or maps it.
@@ -116,7 +125,7 @@ func systemctl(args []string) error {
 	program, ok := units[unit]
 	if !ok {
 		fmt.Fprintf(os.Stderr, "Failed to %s %s: Unit %s not found.\n", args[0], unit, unit)
-		os.Exit(5)
+		return errNoUnit
 	}
 	cgroup := "/sys/fs/cgroup/system.slice/" + unit
 	runs := func() bool {
