@@ -210,7 +210,7 @@ func (h *Host) refusals(facts preflight.Facts) (all []string) {
 		}
 	}
 	for _, o := range facts.Owners.Value {
-		if o.Kind == preflight.Image {
+		if o.Kind == preflight.Image || o.Kind == preflight.GPUDriver {
 			continue // without modules, the image brings no driver
 		}
 		all = append(all, fmt.Sprintf("the driver of this node belongs to %s (%s): remove it there first", o.Kind,

@@ -155,6 +155,7 @@ const (
 	RunFile         = "NVIDIA's .run installer"
 	DriverContainer = "the GPU operator's driver container"
 	GKE             = "GKE's driver installer"
+	GPUDriver       = "gpu-driver"
 	Image           = "the image of the system"
 )
 
