@@ -1,7 +1,3 @@
-// Package cluster runs the tasks with requests to the API server; only gpu-node-agent has the
-// package. Its tasks write Events, ResourceSlices and Leases. Package keeper patches the Node, with
-// the parts that report.go joins, and all requests go through package kubeapi. Package healthevents
-// sends the health of the GPUs to NVSentinel. The daemon serves the kubelet regardless of the API server.
 package cluster
 
 import (
