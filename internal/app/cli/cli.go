@@ -149,7 +149,7 @@ func addLogFlags(root *cobra.Command, letter string) {
 	level := all.Lookup("v")
 	f := root.PersistentFlags().VarPF(goValue{level.Value}, "v", letter,
 		"log level: 0 changes and problems, 2 decisions, 4 details, 6 debugging")
-	f.DefValue = level.DefValue
+	f.DefValue = "0" // what klog gives is the present level
 }
 
 // goValue adapts a flag of package flag to cobra.
