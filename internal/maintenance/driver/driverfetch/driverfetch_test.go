@@ -406,7 +406,7 @@ func TestServerThatHangs(t *testing.T) {
 	t.Parallel()
 	s := newServer(t)
 	n := newNode(t, s)
-	n.options.Stall = 200 * time.Millisecond
+	n.options.Stall = time.Second
 	var tries int
 	s.let(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
@@ -428,7 +428,8 @@ func TestServerThatHangs(t *testing.T) {
 	n.start()
 	n.ask(s.URL+"/d", standinkernel.Digest(archive))
 	n.awaitPlaced(1)
-	if ranges, _ := s.seen(); len(ranges) != 3 || ranges[2] != fmt.Sprintf("bytes=%d-", 1<<20) {
+	// On a slow machine the third try may be given up as well, and the next one has a range again.
+	if ranges, _ := s.seen(); len(ranges) < 3 || ranges[1] != "" || !strings.HasPrefix(ranges[2], "bytes=") {
 		t.Errorf("requests for %q", ranges)
 	}
 }
