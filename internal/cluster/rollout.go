@@ -83,8 +83,8 @@ func newRollout() *rollout {
 		slotRequest: slotRequest{reason: "waiting for a slot of the cluster"}}
 }
 
-// MayChange returns why a change of this node must not begin now; nil while the node has a slot. The
-// caller repeats the request until then.
+// MayChange requests a slot for a change of this node. It returns nil while the node has one, and
+// otherwise why not. The caller repeats the request until then.
 func (c *Cluster) MayChange(change string) error {
 	r := c.rollout
 	r.mu.Lock()
@@ -340,7 +340,7 @@ func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, reques
 	return nil
 }
 
-// wait answers with a reason, and reads the slots again after a while.
+// wait sets the reason, and schedules the next read of the slots.
 func (r *rollout) wait(ctx context.Context, reason string) {
 	r.answer(false, keeper.OneLine("waiting for a slot of the cluster: "+reason))
 	r.poll = min(cmp.Or(r.poll, firstPoll), lastPoll)

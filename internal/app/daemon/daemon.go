@@ -117,8 +117,8 @@ type daemon struct {
 	shared      *Shared
 }
 
-// newDaemon creates the wings, each from the wings that it uses. Three questions go the other way, to
-// the maintenance wing, which is created last. They come only while the tasks run.
+// newDaemon creates the wings, each from the wings that it uses. Three functions call back into the
+// maintenance wing, which is created last. They are called only while the tasks run.
 func newDaemon(ctx context.Context, o Options) (*daemon, error) {
 	d := &daemon{program: newProgram(o), report: newReportWing()}
 	isBusy := func() bool { return len(d.gpus.driver.Calls()) > 0 || d.maintenance.resets.Runs() }

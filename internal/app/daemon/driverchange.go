@@ -100,8 +100,8 @@ func healthyGPUs(s inventory.Snapshot) (uuids []string) {
 	return uuids
 }
 
-// problemOfDriver returns why a driver of a version does not work: this process does not use that
-// driver, a GPU that worked before does not, or CUDA is not proven while the configuration wants it.
+// problemOfDriver returns why the loaded driver does not work: this process uses another version, a GPU
+// that was Healthy before is not, or a required CUDA check has not passed.
 func (w *maintenanceWing) problemOfDriver(ctx context.Context, version string, before []string) string {
 	seen, err := w.gpus.monitor.Status(ctx)
 	s := seen.Snapshot

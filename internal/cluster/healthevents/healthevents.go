@@ -1,9 +1,9 @@
 // Package healthevents sends the health of the GPUs to NVSentinel, as one event for each change of
 // the state of a GPU. ADR 84 has the reasons.
 //
-// What the receiver last got of each GPU is in a file. An event is saved before it is sent, and is
-// sent again until the receiver accepts it. A new receiver, which may have lost what an earlier one
-// accepted, gets the last event of every GPU again, unchanged.
+// A file records the last event that the receiver got for each GPU. An event is saved before it is
+// sent, and is sent again until the receiver accepts it. A new receiver, which may have lost what an
+// earlier one accepted, gets the last event of every GPU again, unchanged.
 package healthevents
 
 import (

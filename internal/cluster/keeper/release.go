@@ -230,7 +230,7 @@ func (p *ReleasePart) Want(node kubeapi.Node, now time.Time) Decision {
 	if p.statusErr != nil { // the daemon is busy
 		return Decision{At: now.Add(statusRetry)}
 	}
-	// A release for a change of the driver is none for the Node: this request takes it over.
+	// A release for a change of the driver does not count: the request on the Node takes it over.
 	quiet := p.status.Quiet && (p.status.Quiesced == nil || !p.status.Quiesced.ForChange)
 	if !p.ResumeOwed.IsZero() && !isActive(p.state) { // another leader has ended the request since
 		// a user ran quiesce on the node

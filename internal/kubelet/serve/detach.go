@@ -44,7 +44,7 @@ const (
 	// handOverTimeout limits the wait for the registration of the process that
 	// serves afterwards.
 	handOverTimeout = 5 * time.Second
-	// handOverPause is the time between two questions to that process.
+	// handOverPause is the time between two checks whether that process has registered.
 	handOverPause = 20 * time.Millisecond
 	// leftFor is how long no earlier process must have had a socket before this
 	// process registers again. By then, the kubelet has noticed the end of the
@@ -151,7 +151,7 @@ func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint6
 	options *pluginapi.DevicePluginOptions) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	l.mute.Publish(muteReplaced) // a list that kubelet took in after the end would bring the devices back
+	l.mute.Publish(muteReplaced) // a list that the kubelet processed after the end would add the devices again
 	l.awaitEarlier(ctx)
 	// a process that starts now registers after the end of this process
 	l.previous.unlock, _ = l.Registrar.LockRegistrations(ctx)

@@ -299,7 +299,7 @@ func (r *Repairs) repair(ctx context.Context, mode policy.Mode, d policy.Decisio
 	}
 }
 
-// refuse takes the last attempt back, because no reset was tried, and delays the next one.
+// refuse removes the last attempt, because no reset was tried, and delays the next one.
 func (r *Repairs) refuse(ctx context.Context, why error) {
 	r.attempts = r.attempts[:len(r.attempts)-1]
 	if err := r.save(ctx); err != nil { // it then counts after a restart of the daemon

@@ -1,11 +1,17 @@
 // Package driverchange decides what gpu-node-agent does next to change the driver of its node. The
-// program gpu-driver carries the change out, and has the only journal of it. What comes next follows
-// from that journal and from what the node is like, so a process that starts in the middle goes on.
+// program gpu-driver makes the change and keeps its journal. Each step follows from the journal and from
+// the state of the node, so a process that starts during a change continues it.
 //
-// The steps are: a slot of the cluster; GPUs are withheld from new pods; the pods with GPUs end;
-// gpu-driver begins, and waits until nobody uses the driver; this process releases the driver;
-// gpu-driver has loaded the new one; this process uses it; the driver works, or is changed back; GPUs
-// are offered, and the slot is given back. A node whose change failed keeps its slot.
+// The steps are:
+//
+//  1. gpu-driver downloads the driver, if the configuration names a URL.
+//  2. The agent takes a slot of the cluster, and withholds the GPUs from new pods.
+//  3. The pods with GPUs end: the agent waits for them or evicts them.
+//  4. gpu-driver copies the driver, and waits until nobody uses the present one.
+//  5. The agent releases the driver, and gpu-driver loads the new one.
+//  6. The agent uses the new driver. If the driver works, the agent confirms it; otherwise gpu-driver
+//     changes it back, and the node keeps its slot.
+//  7. The agent offers the GPUs again, and gives the slot back.
 package driverchange
 
 import (
@@ -36,15 +42,15 @@ const (
 	ProofLimit = 10 * time.Minute
 	// SilenceLimit is how long a gpu-driver that does not answer may keep working GPUs from pods.
 	SilenceLimit = 10 * time.Minute
-	// LeastTrial is how long a process tries a new driver in any case: another one may have ended, or a
-	// person may have had the driver released, for longer than ProofLimit.
+	// LeastTrial is the shortest time for which a process tries a new driver before it is changed back,
+	// even after ProofLimit: no process may have used the driver until then.
 	LeastTrial = 2 * time.Minute
 )
 
 // releasedByOthers says that this program must not use the driver.
 const releasedByOthers = "the driver is released by quiesce or by a request on the Node"
 
-// HoldReason is why no device is given to pods during a change.
+// HoldReason is the reason of the holds on all devices during a change.
 const HoldReason = "the driver of the node is being changed"
 
 // A Folder is a driver that gpu-driver has on the node.
@@ -92,7 +98,7 @@ type Change struct {
 	Holders []string
 }
 
-// A Host is what gpu-driver says.
+// A Host is the status of gpu-driver on the node.
 type Host struct {
 	// LoadedVersion is the version of the loaded driver, and LoadedDigest the folder that it is from;
 	// empty for none. Current is the folder that the next boot loads.
@@ -103,7 +109,7 @@ type Host struct {
 	Download                             *Download // nil for none
 }
 
-// Facts are what the next act follows from.
+// Facts are the inputs of Next.
 type Facts struct {
 	// Wanted is the configured version, such as 580.95.05, or digest, such as sha256:0a…; empty if the
 	// driver is not changed. Pods is what happens to pods with GPUs.
@@ -120,19 +126,19 @@ type Facts struct {
 	// driver released.
 	SilentFor time.Duration
 	// HasSlot is true while the node has a slot of the cluster, since SlotSince. NoSlot is why it has
-	// none. A slot that is newer than a failure asks for another try: an operator took the one before
-	// it away.
+	// none. If the slot is newer than a failure, an operator has freed the previous slot, and the change
+	// is tried again.
 	HasSlot   bool
 	NoSlot    string
 	SlotSince time.Time
-	// Withheld is true while no GPU is offered because of a change, and Settled once the kubelet gives
-	// none to a pod any more.
+	// Withheld is true while no GPU is offered because of a change. Settled is true after the time in
+	// which the kubelet may still give one to a pod.
 	Withheld, Settled bool
 	// Users are the pods with GPUs, and Unknown is why they are not known; empty if they are.
 	Users   []string
 	Unknown string
-	// Released is true while this program has the driver released for a change, and ReleasedByOthers
-	// while a person or a request on the Node has: then this program does not use it.
+	// Released is true while this program has released the driver for a change, and ReleasedByOthers
+	// while quiesce or a request on the Node has released it. This program then does not use the driver.
 	Released, ReleasedByOthers bool
 	Problem                    string // why the loaded driver does not work; empty if it works
 	// Tried is how long this process has used a driver in the phase Unproven.
@@ -140,7 +146,7 @@ type Facts struct {
 	Now   time.Time
 }
 
-// An Act is what to do next.
+// An Act is the next thing to do.
 type Act int
 
 // The acts. Each may be repeated.

@@ -86,7 +86,7 @@ func (l List) refuses(containers [][]string, mayGive func([]resource.Device) err
 	return false, nil
 }
 
-// give records that a pod gets a device for which the kubelet asks, if the pod may.
+// give records that a pod gets a device for which the kubelet asks, if the device may be given.
 // It reports whether the lists change.
 func (n *step) give(name string, l *list, id string) (changed bool) {
 	key := holders.Key{Resource: name, ID: id}

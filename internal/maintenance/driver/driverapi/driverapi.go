@@ -53,7 +53,7 @@ const (
 	// CallRevert ends a change in StepUnproven: the driver does not work, for Arguments.Reason. The
 	// driver before it is loaded again, and the change has failed.
 	CallRevert = "driver-revert"
-	// CallCancel ends a change that has not unloaded anything yet, and forgets one that failed.
+	// CallCancel ends a change that has unloaded no module yet, and forgets one that failed.
 	CallCancel = "driver-cancel"
 )
 

@@ -191,7 +191,7 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	})
 }
 
-// turnTo lets a change go on at the next boot instead of now, or now instead of at the next boot.
+// turnTo makes a change wait for the next boot, or continue now.
 func (h *Host) turnTo(atNextBoot bool) error {
 	edit := func(j *journal) { j.Change.AtNextBoot = atNextBoot }
 	switch step := h.step(); step {

@@ -198,7 +198,7 @@ func (h *Host) step() driverapi.Step {
 	return h.Change.Step
 }
 
-// waits tells for what the step waits.
+// waits records why the step waits, and for which users of the driver.
 func (h *Host) waits(reason string, holders []preflight.Holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -212,8 +212,8 @@ func (h *Host) progress(done, all int) {
 	h.percent = 100 * done / max(all, 1)
 }
 
-// rest does what is due while no module is to be exchanged: it loads the driver after a boot, starts
-// the services that were stopped, and copies folders.
+// rest loads the driver after a boot, starts the services that were stopped, and copies folders, while no
+// change replaces modules.
 func (h *Host) rest(ctx context.Context, step driverapi.Step) (time.Duration, error) {
 	if step != "" && h.Change.BootID != h.boot {
 		switch step {

@@ -23,7 +23,7 @@ var clients = []string{"nvidia-persistenced.service", "nvidia-fabricmanager.serv
 	"nvidia-dcgm.service", "dcgm.service", "nvidia-dcgm-exporter.service", "dcgm-exporter.service",
 	"nvidia-powerd.service", "nvidia-topologyd.service"}
 
-// unload takes the present driver out, and begins to load the new one.
+// unload unloads the present driver, and enters the step of loading the new one.
 func (h *Host) unload(ctx context.Context) (time.Duration, error) {
 	if pause, err := h.takeOut(ctx); pause > 0 || err != nil {
 		return pause, err
@@ -89,7 +89,7 @@ func (h *Host) isMapped(ctx context.Context) bool {
 		func(p preflight.Process) bool { return p.Library })
 }
 
-// free stops the services that use the driver, and names its other users.
+// free stops the services that use the driver, and records its other users.
 func (h *Host) free(ctx context.Context) (time.Duration, error) {
 	facts := h.facts(ctx)
 	facts.Devices.Missing, facts.Claims.Missing = "", ""

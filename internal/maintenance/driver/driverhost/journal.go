@@ -50,8 +50,8 @@ type change struct {
 
 func (h *Host) path() string { return filepath.Join(h.o.Directory, driverapi.Journal) }
 
-// write changes the journal. When it returns nil, the new journal is on the disk; otherwise the
-// journal is unchanged.
+// write changes the journal. When it returns nil, the new journal is on the disk. After an error, the
+// journal in memory is unchanged, and the file may have either.
 func (h *Host) write(edit func(*journal)) error {
 	next := h.journal
 	next.Services = slices.Clone(next.Services)
@@ -102,7 +102,7 @@ func (h *Host) enter(step driverapi.Step, edit func(*journal)) error {
 	return nil
 }
 
-// fail ends the change. The present driver stays.
+// fail records that the change failed. The loaded driver stays loaded.
 func (h *Host) fail(reason string) error {
 	return h.enter(driverapi.StepFailed, func(j *journal) { j.Change.Reason = reason })
 }

@@ -201,9 +201,8 @@ func (s *Store) link(name, digest string) error {
 	return syncFolder(s.path)
 }
 
-// Keep removes folders until at most two are there. It removes none of the given ones, and none whose
-// files a process has mapped, according to the processes below /proc in the node's root. Of the
-// others, the one that was placed last stays.
+// Keep removes the folders that were placed first until two are left. It removes none of the given ones,
+// and none whose files a process has mapped, according to the processes below /proc in the node's root.
 func (s *Store) Keep(root fs.FS, digests ...string) error {
 	const most = 2
 	folders, err := s.Folders()

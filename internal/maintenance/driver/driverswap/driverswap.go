@@ -71,14 +71,14 @@ type Options struct {
 	// its disruption budget.
 	Users func(ctx context.Context) ([]User, error)
 	Evict func(ctx context.Context, pod User) error
-	// Released reports whether Release has the driver released, or somebody else has. Use uses the driver
-	// again.
+	// Released reports whether Release (here), or quiesce or a request on the Node (elsewhere), has
+	// released the driver. Use uses the driver again.
 	Released     func(ctx context.Context) (here, elsewhere bool, err error)
 	Release, Use func(ctx context.Context) error
 	// Healthy returns the UUIDs of the GPUs that work.
 	Healthy func() []string
-	// Problem returns why a driver of this version does not work, when the GPUs of before worked with
-	// the previous one; empty if it works.
+	// Problem returns why a driver of this version does not work; empty if it works. before are the UUIDs
+	// of the GPUs that worked with the previous driver.
 	Problem func(ctx context.Context, version string, before []string) string
 	// Clock is the clock of waits; nil means the real one.
 	Clock clock.Clock
@@ -136,8 +136,8 @@ func (s *Swaps) Run(ctx context.Context) error {
 	return nil
 }
 
-// isChanging reports whether a change may be under way that nobody wants any more: it goes on to its
-// end. Without a gpu-driver this costs the look at two files, once.
+// isChanging reports whether a change may be in progress although none is configured any more. Such a
+// change is completed. Without gpu-driver, this looks for two files, once.
 func (s *Swaps) isChanging() bool {
 	if s.options.Socket == "" || s.status.Value().Known && s.status.Value().State == policy.Off {
 		return false
@@ -146,7 +146,7 @@ func (s *Swaps) isChanging() bool {
 	return err == nil || driverapi.IsUnderWay(filepath.Dir(s.options.Socket), s.options.BootID)
 }
 
-// step does what is next, and returns the time until the step after it.
+// step takes the next step, and returns the time until the following one.
 func (s *Swaps) step(ctx context.Context, wanted Wanted) time.Duration {
 	version := wanted.Version
 	f, users, note := s.facts(ctx, wanted)
@@ -182,8 +182,8 @@ func (s *Swaps) step(ctx context.Context, wanted Wanted) time.Duration {
 	return waitInterval
 }
 
-// facts returns what the next step follows from, the users of GPUs, and the GPUs that worked before
-// the change.
+// facts returns the inputs of the next step, the users of GPUs, and the UUIDs of the GPUs that worked
+// before the change.
 func (s *Swaps) facts(ctx context.Context, w Wanted) (f policy.Facts, users []User, before []string) {
 	f = policy.Facts{Wanted: w.Version, Archive: w.SHA256, Pods: w.Pods, Refused: s.options.Refused(),
 		Now: s.options.Clock.Now(), Withheld: !s.withheld.IsZero()}
@@ -254,7 +254,7 @@ func (s *Swaps) silentFor(released bool, now time.Time) time.Duration {
 
 func change(version string) string { return "driver " + version }
 
-// act does what a step says.
+// act performs the act of a step.
 func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []User, before []string) error {
 	if step.Act == policy.End {
 		s.evict(ctx, users)
@@ -291,7 +291,7 @@ func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []Use
 	return nil
 }
 
-// evict evicts the pods that have not been evicted lately. A refusal is said with the pod.
+// evict evicts the pods that have not been evicted lately. The status names refusals with the pod.
 func (s *Swaps) evict(ctx context.Context, users []User) {
 	for _, u := range users {
 		if u.Namespace == "" || s.options.Clock.Since(s.evicted[u]) < evictInterval {
@@ -341,7 +341,7 @@ func (s *Swaps) publish(ctx context.Context, step policy.Step, version string, f
 	}
 }
 
-// hostOf returns what gpu-driver says in the words of the plan.
+// hostOf converts a status of gpu-driver to the types of the plan.
 func hostOf(told driverapi.Status) *policy.Host {
 	h := &policy.Host{LoadedVersion: told.LoadedVersion, LoadedDigest: told.LoadedDigest, Current: told.Current,
 		Refusals: slices.Clone(told.Refusals)}

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
 )
 
-// A Holder is what uses the driver, and keeps it from being unloaded or replaced.
+// A Holder is a pod, process, service, module or screen that uses the driver and prevents its unload.
 type Holder struct {
 	// Kind is pod, claim, service, process, module, console or screen.
 	Kind string `json:"kind"`
