@@ -308,7 +308,7 @@ var changes = map[string]string{
 	RunFile:         "# run nvidia-uninstall before another installer installs a driver",
 	DriverContainer: "# change driver.version in the ClusterPolicy or the NVIDIADriver object",
 	GKE:             "# change gpu-driver-version of the node pool, or the installer's DaemonSet",
-	GPUDriver:       "# change driver.version in the configuration file of the node, or run on the node: gpu-driver swap",
+	GPUDriver:       "# change driver.version in the node's configuration file, or run on the node: gpu-driver swap",
 	Image:           "# change the image of the node, and replace or upgrade the node",
 }
 
