@@ -185,8 +185,7 @@ func nodeFiles(t *testing.T, i int) string {
 
 func nodeName(i int) string { return fmt.Sprintf("node-%05d", i) }
 
-// runNode does what gpu-node-agent does with the API server, for a node whose eight GPUs are
-// healthy, and which has this boot ID.
+// runNode does what gpu-node-agent does with the API server, for a node that has this boot ID.
 func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters) {
 	c := config.Config{
 		Startup: config.Startup{Kubeconfig: kubeconfig, NodeName: name},
@@ -197,13 +196,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 	if !*first {
 		c.StateDir = filepath.Dir(kubeconfig)
 	}
-	var gpus []status.Device
-	for i := range 8 {
-		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", name, i), State: "Healthy"})
-	}
-	d := daemon.View{ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {}, Listed: func() map[string]int { return nil }}, ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)}, Snapshots: feed.New(inventory.Snapshot{}), LabelView: daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)}, Offered: feed.New(resource.Plan{}), MaintenanceView: daemon.MaintenanceView{Repairs: feed.New(repair.Status{}), DriverChange: feed.New(driverchange.Status{})}, Lead: lead.New(lead.Options{}), Status: func(context.Context) (status.Status, error) {
-		return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
-	}, AccountView: daemon.AccountView{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }}, CountView: daemon.CountView{APIRequested: func(verb, resource string, code int) {
+	d := viewOf(c, func(verb, resource string, code int) {
 		seen.count(verb, resource, code)
 		switch {
 		case code != http.StatusOK:
@@ -214,7 +207,7 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 		case verb == "WATCH":
 			seen.watched.Add(1)
 		}
-	}, EventDropped: func(string) {}}}
+	})
 	own := cluster.New(cluster.Options{})
 	own.Choose(ctx, c.Startup)
 	var tasks sync.WaitGroup
@@ -222,6 +215,30 @@ func runNode(ctx context.Context, kubeconfig, name, boot string, seen *counters)
 		tasks.Go(func() { _ = task.Run(ctx) }) // they end with ctx
 	}
 	tasks.Wait()
+}
+
+// viewOf returns what gpu-node-agent knows of a node with eight healthy GPUs. Each request is counted.
+func viewOf(c config.Config, counted func(verb, resource string, code int)) daemon.View {
+	var gpus []status.Device
+	for i := range 8 {
+		gpus = append(gpus, status.Device{Index: fmt.Sprint(i), UUID: fmt.Sprintf("GPU-%s-%d", c.NodeName, i), State: "Healthy"})
+	}
+	return daemon.View{
+		ShrinkView: daemon.ShrinkView{PendingShrink: feed.New(uint64(0)), ApproveShrink: func(uint64) {},
+			Listed: func() map[string]int { return nil }},
+		ConfigView: daemon.ConfigView{Startup: c.Startup, Configs: feed.New(c), ConfigErrors: feed.New[error](nil)},
+		Snapshots:  feed.New(inventory.Snapshot{}),
+		LabelView:  daemon.LabelView{Labels: feed.New(labels()), LabelsProblem: feed.New[error](nil)},
+		Offered:    feed.New(resource.Plan{}),
+		MaintenanceView: daemon.MaintenanceView{Repairs: feed.New(repair.Status{}),
+			DriverChange: feed.New(driverchange.Status{})},
+		Lead: lead.New(lead.Options{}),
+		Status: func(context.Context) (status.Status, error) {
+			return status.Status{Version: "v1", Driver: "580", Looked: time.Now(), GPUs: gpus}, nil
+		},
+		AccountView: daemon.AccountView{Held: func(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }},
+		CountView:   daemon.CountView{APIRequested: counted, EventDropped: func(string) {}},
+	}
 }
 
 // labels are as many as a node with whole GPUs gets.
