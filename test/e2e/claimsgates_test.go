@@ -139,7 +139,7 @@ var partlyDividedMachine = dividedMachine + `      - {bdf: "0000:61:00.0", pcie:
 
 // noPartitionsWithGatesOff: where the API server drops taints and counters, neither a MIG device that
 // could be made for a claim is offered nor a GPU that was not healthy when the daemon started, and
-// status says so. A new process, which publishes all slices anew, does not offer it either. With the
+// status says so. A new process, which publishes all slices again, does not offer it either. With the
 // gate for counters on, 1.34 rejects the slices, with the same end; 1.35 has the MIG devices.
 func noPartitionsWithGatesOff(ctx context.Context, t *testing.T, n *node.Node, _ podresources.PodResourcesListerClient) {
 	withoutDaemon(ctx, t, n)
@@ -176,7 +176,7 @@ func noPartitionsWithGatesOff(ctx context.Context, t *testing.T, n *node.Node, _
 			t.Error(err)
 		}
 	})
-	killDaemon(ctx, t, n) // which asks the API server anew
+	killDaemon(ctx, t, n) // which asks the API server again
 	if isKubelet("1.34") {
 		without("rejects")
 		return

@@ -75,7 +75,7 @@ func madeForClaims(ctx context.Context, t *testing.T, n *node.Node, _ podresourc
 	}
 
 	restart(ctx)
-	killDaemon(ctx, t, n) // which asks the API server anew
+	killDaemon(ctx, t, n) // which asks the API server again
 	start := time.Now()
 	waitDevices(ctx, t, n, 2*partitions)
 	phase("the MIG devices that can be made are in slices", start)

@@ -25,12 +25,12 @@ const (
 	// quietTime is how long no further node may take a slot while all slots belong to failed nodes. A
 	// waiting node looks at the slots at least every 90 seconds.
 	quietTime = 2 * time.Minute
-	// changes are the nodes that change after the driver has been mended.
+	// changes are the nodes that change after the bad driver was replaced.
 	changes = 5 * slotNumber
 )
 
 // TestSlots: all nodes want another driver, and the driver does not work. As many nodes as there are
-// slots try it. After the driver has been mended and an operator has freed the slots, nodes change,
+// slots try it. After the driver was replaced by one that works and an operator has freed the slots, nodes change,
 // never more at a time than there are slots.
 func TestSlots(t *testing.T) {
 	if *kubernetesDir == "" {
