@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverstore"
 )
 
-// calls are the calls of package driverapi that may change something.
+// calls are the calls of package driverapi.
 var calls = map[string]func(*Host, context.Context, driverapi.Arguments) error{
 	driverapi.CallStatus:   func(*Host, context.Context, driverapi.Arguments) error { return nil },
 	driverapi.CallPlace:    (*Host).callPlace,
@@ -45,13 +45,10 @@ func (h *Host) handlers() map[string]control.Handler {
 // Call makes a call of package driverapi. It waits until the present act ends; CallStatus and CallFetch do
 // not.
 func (h *Host) Call(ctx context.Context, call string, a driverapi.Arguments) (driverapi.Status, error) {
-	switch call {
-	case driverapi.CallFetch: // it waits for no act
-		if err := h.callFetch(ctx, a); err != nil {
+	if call == driverapi.CallStatus || call == driverapi.CallFetch {
+		if err := calls[call](h, ctx, a); err != nil {
 			return driverapi.Status{}, err
 		}
-		return h.status(ctx)
-	case driverapi.CallStatus:
 		return h.status(ctx)
 	}
 	if a.Digest != "" && !driverfolder.IsDigest(a.Digest) {

@@ -1,8 +1,6 @@
 package driverhost
 
 import (
-	"errors"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -11,6 +9,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 )
 
 const (
@@ -65,7 +64,7 @@ func (h *Host) write(edit func(*journal)) error {
 	if err := statefile.WriteState(h.path(), next); err != nil {
 		return err
 	}
-	if err := syncFolder(h.o.Directory); err != nil {
+	if err := driverfolder.Sync(h.o.Directory); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -73,14 +72,6 @@ func (h *Host) write(edit func(*journal)) error {
 	h.mu.Unlock()
 	h.o.Step("after the journal")
 	return nil
-}
-
-func syncFolder(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // enter begins a step. edit changes the rest of the journal; it may be nil.

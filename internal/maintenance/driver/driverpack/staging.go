@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 )
 
 // stagingSuffix is the end of the name of a folder that is being written.
@@ -64,7 +66,7 @@ func (s *staging) publish(name, place string) error {
 	if _, err := os.Lstat(place); err == nil {
 		return fmt.Errorf("%s exists already: another program has created it", place)
 	}
-	if err := syncFolders(filepath.Join(s.path, name)); err != nil {
+	if err := driverfolder.SyncAll(filepath.Join(s.path, name)); err != nil {
 		return err
 	}
 	atStep()
@@ -72,7 +74,7 @@ func (s *staging) publish(name, place string) error {
 		return err
 	}
 	atStep()
-	return syncFolder(filepath.Dir(place))
+	return driverfolder.Sync(filepath.Dir(place))
 }
 
 // sweep removes the stagings of killed processes. The stagings of running processes are locked.
@@ -108,24 +110,6 @@ func locked(path string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
 	}
 	return f, nil
-}
-
-// syncFolders writes a folder and all folders below to the disk. The files have been synced before.
-func syncFolders(top string) error {
-	return filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return err
-		}
-		return syncFolder(path)
-	})
-}
-
-func syncFolder(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // atStep is called between the steps of writing; a test ends the process there.

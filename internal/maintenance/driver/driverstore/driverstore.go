@@ -182,7 +182,7 @@ func (s *Store) SetCurrent(digest string) error {
 		return err
 	}
 	s.step("after the link " + driverapi.Current)
-	return syncFolder(s.path)
+	return driverfolder.Sync(s.path)
 }
 
 // link lets a link of the directory name a folder. After a power cut it names the former folder or
@@ -198,7 +198,7 @@ func (s *Store) link(name, digest string) error {
 		return errors.Join(err, os.Remove(temporary))
 	}
 	s.step("after the link " + name)
-	return syncFolder(s.path)
+	return driverfolder.Sync(s.path)
 }
 
 // Keep removes the folders that were placed first until two are left. It removes none of the given ones,
@@ -235,17 +235,9 @@ func (s *Store) remove(f Folder) error {
 		return err
 	}
 	s.step("after the removal of a folder")
-	return errors.Join(s.sweepArchives(), syncFolder(s.path), os.RemoveAll(temporary))
+	return errors.Join(s.sweepArchives(), driverfolder.Sync(s.path), os.RemoveAll(temporary))
 }
 
 func (s *Store) temporary(name string) string {
 	return filepath.Join(s.path, "."+name+"."+rand.Text()+temporarySuffix)
-}
-
-func syncFolder(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -75,7 +74,7 @@ func (s *Store) install(ctx context.Context, m driverfolder.Manifest, digest str
 	if _, found, err := driverfolder.Verify(ctx, temporary); err != nil || found != digest {
 		return Folder{}, fmt.Errorf("verify the copy of driver %s: the folder %s: %w", m.Version, found, err)
 	}
-	if err := syncFolders(temporary); err != nil {
+	if err := driverfolder.SyncAll(temporary); err != nil {
 		return Folder{}, err
 	}
 	s.step("before a folder is renamed")
@@ -83,7 +82,7 @@ func (s *Store) install(ctx context.Context, m driverfolder.Manifest, digest str
 		return Folder{}, err
 	}
 	s.step("after a folder is renamed")
-	return Folder{s.Path(digest), digest, m}, syncFolder(s.path)
+	return Folder{s.Path(digest), digest, m}, driverfolder.Sync(s.path)
 }
 
 // space returns an error if the file system has no space for a folder.
@@ -229,14 +228,4 @@ func percent(done, all int64) int {
 		return 0
 	}
 	return int(min(99, done*100/all))
-}
-
-// syncFolders writes a folder and all folders below to the disk. The files have been synced before.
-func syncFolders(top string) error {
-	return filepath.WalkDir(top, func(name string, e fs.DirEntry, err error) error {
-		if err != nil || !e.IsDir() {
-			return err
-		}
-		return syncFolder(name)
-	})
 }
