@@ -118,7 +118,7 @@ func compare(ctx context.Context, root *os.Root, f File, entry fs.DirEntry) stri
 		return fmt.Sprintf("has the mode %v, and should have %v", info.Mode(), f.Permissions())
 	}
 	hash := sha256.New()
-	if _, err := io.Copy(hash, &interruptible{ctx, file}); err != nil {
+	if _, err := io.Copy(hash, Reader(ctx, file)); err != nil {
 		return "cannot be read: " + withoutPath(err).Error()
 	}
 	if digest := hex.EncodeToString(hash.Sum(nil)); digest != f.SHA256 {
@@ -145,7 +145,9 @@ func kindOf(mode fs.FileMode) string {
 	return "a regular file"
 }
 
-// An interruptible reader ends with the error of ctx.
+// Reader returns a reader that ends with the error of ctx.
+func Reader(ctx context.Context, r io.Reader) io.Reader { return &interruptible{ctx, r} }
+
 type interruptible struct {
 	ctx context.Context //nolint:containedctx // of one call
 	r   io.Reader

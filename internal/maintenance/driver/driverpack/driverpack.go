@@ -276,7 +276,7 @@ func (b *builder) describe(name string, e fs.DirEntry) (driverfolder.File, error
 		return driverfolder.File{}, err
 	}
 	hash := sha256.New()
-	if _, err := io.Copy(hash, readerOf(b.ctx, f)); err != nil {
+	if _, err := io.Copy(hash, driverfolder.Reader(b.ctx, f)); err != nil {
 		return driverfolder.File{}, err
 	}
 	return driverfolder.File{

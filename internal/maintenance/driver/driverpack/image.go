@@ -202,7 +202,7 @@ func addFile(ctx context.Context, folder *os.Root, file driverfolder.File, archi
 		Typeflag: tar.TypeReg, Name: file.Path, Mode: int64(file.Permissions()), Size: file.Size, Format: tar.FormatPAX,
 	})
 	if err == nil {
-		_, err = io.Copy(archive, readerOf(ctx, f))
+		_, err = io.Copy(archive, driverfolder.Reader(ctx, f))
 	}
 	return err
 }

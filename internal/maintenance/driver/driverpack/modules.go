@@ -136,7 +136,7 @@ func (b *builder) unpackModule(from, name, to string) error {
 	}
 	defer func() { _ = f.Close() }() // only read
 	copyFrom := func(content io.Reader) error {
-		limited := &io.LimitedReader{R: readerOf(b.ctx, content), N: maxModule}
+		limited := &io.LimitedReader{R: driverfolder.Reader(b.ctx, content), N: maxModule}
 		if err := write(b.work, to, limited); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}
@@ -173,7 +173,7 @@ func (b *builder) addModule(from, to string) (err error) {
 		return err
 	}
 	atStep()
-	if err := write(b.folder, to, readerOf(b.ctx, f)); err != nil {
+	if err := write(b.folder, to, driverfolder.Reader(b.ctx, f)); err != nil {
 		return err
 	}
 	return b.folder.Chmod(to, 0o644)

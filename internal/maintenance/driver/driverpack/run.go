@@ -57,7 +57,7 @@ func openRun(ctx context.Context, name, digest string) (_ *runFile, err error) {
 		return nil, fmt.Errorf("%s is not a regular file", name)
 	}
 	hash := sha256.New()
-	if _, err := io.Copy(hash, readerOf(ctx, file)); err != nil {
+	if _, err := io.Copy(hash, driverfolder.Reader(ctx, file)); err != nil {
 		return nil, err
 	}
 	if got := hex.EncodeToString(hash.Sum(nil)); got != digest {
@@ -131,7 +131,7 @@ func startOfLine(r io.Reader, line int) (at int64, err error) {
 // archive calls read with the decompressed tar archive of the .run file. The formats of xz and zstd
 // need the programs of the same names.
 func (r *runFile) archive(ctx context.Context, read func(io.Reader) error) error {
-	compressed := bufio.NewReaderSize(readerOf(ctx, io.NewSectionReader(r.file, r.payload, 1<<62)), 1<<16)
+	compressed := bufio.NewReaderSize(driverfolder.Reader(ctx, io.NewSectionReader(r.file, r.payload, 1<<62)), 1<<16)
 	begin, err := compressed.Peek(6)
 	if err != nil {
 		return errors.New("the .run file is truncated: it has no archive")
@@ -189,18 +189,3 @@ func decompress(
 }
 
 func damaged(err error) error { return fmt.Errorf("%s is damaged: %w", theArchive, err) }
-
-// readerOf returns a reader that ends with the error of ctx.
-func readerOf(ctx context.Context, r io.Reader) io.Reader { return contextReader{ctx, r} }
-
-type contextReader struct {
-	ctx context.Context //nolint:containedctx // of one call
-	r   io.Reader
-}
-
-func (c contextReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
-}

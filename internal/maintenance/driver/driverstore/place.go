@@ -71,8 +71,12 @@ func (s *Store) install(ctx context.Context, m driverfolder.Manifest, digest str
 		return Folder{}, err
 	}
 	s.step("after a folder is copied")
-	if _, found, err := driverfolder.Verify(ctx, temporary); err != nil || found != digest {
-		return Folder{}, fmt.Errorf("verify the copy of driver %s: the folder %s: %w", m.Version, found, err)
+	switch _, found, err := driverfolder.Verify(ctx, temporary); {
+	case err != nil:
+		return Folder{}, fmt.Errorf("verify the copy of driver %s: %w", m.Version, err)
+	case found != digest:
+		return Folder{}, fmt.Errorf("verify the copy of driver %s: it has the digest %s, not %s", m.Version, found,
+			digest)
 	}
 	if err := driverfolder.SyncAll(temporary); err != nil {
 		return Folder{}, err
