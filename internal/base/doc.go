@@ -7,7 +7,9 @@
 //   - control: the control socket between commands and the daemon.
 //   - driverroot: folders, links and libraries below the driver root.
 //   - diagnosis: facts about a node that may be unknown, and findings of its checks.
-//   - nodefiles: reads files below the root folder of a node, and facts with a time limit.
+//   - nodefiles: reads files below the root folder of a node, and facts with a time limit; knows whether
+//     this process has its own PID namespace.
+//   - question: asks another program once for all concurrent callers.
 //   - logwriter: log lines that never block the daemon, as text or JSON.
 //   - terminal: the printable form of texts from other programs.
 //   - order: sorts slices of large structs.

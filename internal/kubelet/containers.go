@@ -81,7 +81,7 @@ func (p *PodResources) list(ctx context.Context) (listing, error) {
 	if err != nil {
 		return listing{}, err
 	}
-	return p.listed.ask(ctx, func() (listing, error) {
+	return p.containers.Ask(ctx, func() (listing, error) {
 		answer, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
 		if err != nil {
 			return listing{}, fmt.Errorf("ask the kubelet for the devices of pods: %w", err)

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
@@ -27,8 +26,6 @@ type Directory struct {
 	pulse  supervise.Pulse
 
 	registrations registrationLock
-
-	newWatcher func() (*fsnotify.Watcher, error) // replaced by tests only
 
 	mu sync.Mutex // guards all following fields
 	lastCheckpoint
@@ -62,8 +59,7 @@ func NewDirectory(socket string, c clock.WithTicker) (*Directory, error) {
 			socket, statefile.MaxSocketPath+excess, statefile.MaxSocketPath, excess)
 	}
 	c = cmp.Or[clock.WithTicker](c, clock.RealClock{})
-	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse(),
-		newWatcher: fsnotify.NewWatcher}, nil
+	return &Directory{socket: socket, clock: c, token: NewToken(), pulse: supervise.NewPulse()}, nil
 }
 
 // Path returns the path of the directory.

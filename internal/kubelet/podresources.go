@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/question"
 )
 
 // maxPodResources bounds one answer of PodResources, in bytes. The default of gRPC, 4 MiB, is too
@@ -38,8 +40,8 @@ var ErrNoPodResources = errors.New("the kubelet is not asked which pods hold dev
 // question, and again after a restart of the kubelet.
 type PodResources struct {
 	socket      string
-	allocatable *question[map[string][]string]
-	listed      *question[listing]
+	allocatable *question.Question[map[string][]string]
+	containers  *question.Question[listing]
 	listings    pace
 	connections atomic.Uint64
 
@@ -53,9 +55,8 @@ type PodResources struct {
 func NewPodResources(socket string, c clock.Clock) *PodResources {
 	c = cmp.Or[clock.Clock](c, clock.RealClock{})
 	p := &PodResources{socket: socket, listings: pace{clock: c},
-		allocatable: newQuestion[map[string][]string](c, freshFor)}
-	p.listed = newQuestion[listing](c, 0)
-	p.listed.begin = p.listings.begin
+		allocatable: question.New[map[string][]string](c, freshFor, nil)}
+	p.containers = question.New[listing](c, 0, p.listings.begin)
 	return p
 }
 
@@ -78,7 +79,7 @@ func (p *PodResources) Connections() uint64 { return p.connections.Load() }
 // Allocatable returns the IDs of the devices that the kubelet considers Healthy, by resource,
 // whether pods hold them or not. The caller owns the answer.
 func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, error) {
-	ids, err := p.allocatable.ask(ctx, func() (map[string][]string, error) {
+	ids, err := p.allocatable.Ask(ctx, func() (map[string][]string, error) {
 		client, err := p.connect()
 		if err != nil {
 			return nil, err
@@ -103,55 +104,6 @@ func (p *PodResources) Allocatable(ctx context.Context) (map[string][]string, er
 // freshFor is how long an answer about allocatable devices is reused. The servers of many resources
 // ask at the same moments, and the kubelet refuses more than ten questions at once.
 const freshFor = 20 * time.Millisecond
-
-// askingTimeout is the longest wait before a question may be sent.
-const askingTimeout = 10 * time.Second
-
-// A question is sent to the kubelet once for all concurrent callers.
-type question[T any] struct {
-	clock clock.PassiveClock
-	// fresh is the greatest age of a reused answer. Callers that came before the question
-	// was sent always share its answer.
-	fresh time.Duration
-	// begin waits until the question may be sent; nil means at once.
-	begin func(context.Context) error
-	sent  atomic.Uint64 // how many questions were sent
-
-	asking   chan struct{} // full while a caller asks; guards all following fields
-	number   uint64        // the last answered question
-	answered time.Time
-	answer   T
-}
-
-func newQuestion[T any](c clock.PassiveClock, fresh time.Duration) *question[T] {
-	return &question[T]{clock: c, fresh: fresh, asking: make(chan struct{}, 1)}
-}
-
-// ask returns the answer. All callers share the answer.
-func (q *question[T]) ask(ctx context.Context, put func() (T, error)) (answer T, err error) {
-	before := q.sent.Load()
-	limited, cancel := context.WithTimeout(ctx, askingTimeout)
-	defer cancel()
-	select {
-	case q.asking <- struct{}{}:
-		defer func() { <-q.asking }()
-	case <-limited.Done():
-		return answer, fmt.Errorf("ask the kubelet for its account: %w", limited.Err())
-	}
-	if old := q.fresh == 0 || q.clock.Since(q.answered) > q.fresh; old && q.number <= before {
-		if q.begin != nil {
-			if err := q.begin(limited); err != nil {
-				return answer, err
-			}
-		}
-		number := q.sent.Add(1)
-		if answer, err = put(); err != nil {
-			return answer, err
-		}
-		q.number, q.answer, q.answered = number, answer, q.clock.Now()
-	}
-	return q.answer, nil
-}
 
 func (p *PodResources) connect() (podresources.PodResourcesListerClient, error) {
 	p.mu.Lock()

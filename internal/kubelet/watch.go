@@ -34,7 +34,7 @@ const (
 // Watch also publishes unchanged names when a socket may have appeared or disappeared since.
 func (d *Directory) Watch(ctx context.Context, incarnation *feed.Feed[uint64], sockets *feed.Feed[[]string]) error {
 	log := klog.FromContext(ctx)
-	notices, err := d.newWatcher()
+	notices, err := fsnotify.NewWatcher()
 	if err != nil {
 		log.Info("Watching the kubelet's directory only once a second; raise fs.inotify.max_user_instances",
 			"reason", err.Error())

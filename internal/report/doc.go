@@ -5,6 +5,7 @@
 //   - doctor: the policy of doctor: from facts of a node to findings with remedies.
 //   - findings: the text of findings for people.
 //   - nodefacts: the adapter that reads the facts for doctor; changes nothing.
+//   - containerdevices: checks that a container got the devices that it requested.
 //   - nodeevents: the policy of Events, condition and taint of the Node. Package cluster/keeper writes
 //     the Node, and cluster the Events.
 //   - unitreport: the policy of reports on containers with units of GPUs.

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
@@ -156,7 +155,7 @@ func asRegistered(c *config.Config, s status.Status, flags *pflag.FlagSet) (stan
 func examine(
 	ctx context.Context, c config.Config, answer diagnosis.Fact[doctor.Daemon], problem, hostRoot string, standIn bool,
 ) (found []diagnosis.Finding, at string, err error) {
-	p, at, err := places(c, hostRoot, inContainer())
+	p, at, err := places(c, hostRoot)
 	if err != nil {
 		return nil, "", err
 	}
@@ -258,53 +257,16 @@ func reader(node string, simulated bool) doctor.Reader {
 // in its containers, and other containers have their own PID namespace.
 func inContainer() bool {
 	_, pod := os.LookupEnv("KUBERNETES_SERVICE_HOST")
-	return pod || hasOwnPIDNamespace(os.DirFS("/"))
+	return pod || nodefiles.HasOwnPIDNamespace(os.DirFS("/"))
 }
 
 // places returns where the node's files are: below hostRoot, if set.
-func places(c config.Config, hostRoot string, container bool) (p nodefacts.Places, at string, err error) {
-	folder := func(name string) bool {
-		info, err := os.Stat(name)
-		return err == nil && info.IsDir()
-	}
-	mounted := folder(c.Driver.ContainerRoot)
-	switch {
-	case hostRoot != "" && !folder(hostRoot):
-		return p, "", fmt.Errorf("--host-root: %s is not a folder", hostRoot)
-	case hostRoot != "":
-		container = container && filepath.Clean(hostRoot) != "/"
-	case !container:
-		hostRoot = "/"
-	case c.Driver.Root == "/" && mounted:
-		hostRoot = c.Driver.ContainerRoot
-	}
-	below := func(name string) fs.FS { return os.DirFS(filepath.Join(hostRoot, name)) }
-	p = nodefacts.Places{
-		Kernel: os.DirFS("/"), DriverRoot: c.Driver.Root, SearchPath: c.Driver.SearchPath,
-		DevFolder:     filepath.Join(c.Driver.DevRoot, "dev"),
-		KubeletSocket: c.KubeletSocket, PodResourcesSocket: c.PodResourcesSocket,
-	}
-	if container {
-		p.Container = os.DirFS("/")
-	}
-	if hostRoot == "" {
-		p.Hidden = "The node's files are not visible in this container: mount the node's / read-only and give its " +
-			"path with --host-root, or run doctor on the node"
-		at = "the node's files are not visible in this container"
-	} else {
-		p.Host, at = below("/"), "the node's files: "+hostRoot
-		if folder(filepath.Join(hostRoot, "proc")) && folder(filepath.Join(hostRoot, "sys")) {
-			p.Kernel = p.Host
-		}
-		p.Driver, p.Devices = below(c.Driver.Root), below(c.Driver.DevRoot)
-	}
-	if mounted {
-		p.Driver = os.DirFS(c.Driver.ContainerRoot)
-		if p.Devices == nil && c.Driver.DevRoot == c.Driver.Root {
-			p.Devices = p.Driver
-		}
-	}
-	return p, at, nil
+func places(c config.Config, hostRoot string) (p nodefacts.Places, at string, err error) {
+	d := c.Driver
+	p, at, err = nodefacts.Find(nodefacts.Roots{Driver: d.Root, Dev: d.DevRoot, Container: d.ContainerRoot}, hostRoot,
+		inContainer())
+	p.SearchPath, p.KubeletSocket, p.PodResourcesSocket = d.SearchPath, c.KubeletSocket, c.PodResourcesSocket
+	return p, at, err
 }
 
 // textWidth returns the text width for w: the width of the terminal, or else the usual

@@ -95,7 +95,7 @@ func newPreflightCommand() *cobra.Command {
 func preflightFacts(
 	ctx context.Context, c config.Config, told status.Status, hostRoot, to string,
 ) (preflight.Facts, error) {
-	p, _, err := places(c, hostRoot, inContainer())
+	p, _, err := places(c, hostRoot)
 	if err != nil {
 		return preflight.Facts{}, err
 	}

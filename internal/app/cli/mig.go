@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
@@ -111,7 +112,7 @@ func newMIGPlanCommand() *cobra.Command {
 				return fmt.Errorf("--gpu: %w", err)
 			}
 		}
-		p := layout.NewPlanned(changes, n.Architectures, append(n.Warnings, unseenProcesses(c, os.DirFS("/"))...))
+		p := layout.NewPlanned(changes, n.Architectures, append(n.Warnings, unseenProcesses(c)...))
 		if err := o.print(cmd.OutOrStdout(), &p, func(w io.Writer) { printMIGPlan(w, p) }); err != nil {
 			return err
 		}
@@ -148,4 +149,14 @@ func readPartitions(ctx context.Context, c config.Config) (daemon.Partitioned, e
 		return nil
 	})
 	return n, err
+}
+
+// unseenProcesses returns warnings about facts missing in a plan of MIG layouts because of a
+// separate PID namespace.
+func unseenProcesses(c config.Config) []string {
+	if c.Simulate != "" || !nodefiles.HasOwnPIDNamespace(os.DirFS("/")) {
+		return nil
+	}
+	return []string{"without hostPID the driver shows no processes of other containers: an instance that the plan " +
+		"does not call in use may be in use; the driver refuses to destroy it then"}
 }

@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 )
@@ -15,7 +16,7 @@ import (
 // runDaemon runs the daemon until ctx ends. It handles the signals of the process.
 func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownProcess) error {
 	sources := config.Sources{
-		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: hasOwnPIDNamespace(os.DirFS("/")), Program: p.kind(),
+		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: nodefiles.HasOwnPIDNamespace(os.DirFS("/")), Program: p.kind(),
 		NVIDIA: p.nvidia,
 	}
 	first, err := p.begin(ctx, &sources, own)

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/ownprocess"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -52,6 +53,7 @@ func start(t *testing.T, socket string) (waits chan struct{}, stop func()) {
 			<-ctx.Done()
 			return ctx.Err()
 		},
+		"bad": func(_ context.Context, _ json.RawMessage, send func(any) error) error { return send(func() {}) },
 		"break": func(_ context.Context, _ json.RawMessage, send func(any) error) error {
 			return errors.Join(send("first"), errors.New("the monitor has ended"))
 		},
@@ -403,5 +405,42 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "user 65534 may not control the daemon") {
 		t.Errorf("a call of another user: %v", err)
+	}
+}
+
+// TestConnectionsThatCannotBeAccepted: the server tries again. The process has no free file
+// descriptor for a while.
+func TestConnectionsThatCannotBeAccepted(t *testing.T) {
+	t.Parallel()
+	if !ownprocess.Is(t) {
+		return
+	}
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	start(t, socket)
+	client, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 64, Max: 1024}); err != nil {
+		t.Fatal(err)
+	}
+	var files []*os.File
+	for err == nil {
+		var file *os.File
+		if file, err = os.Open(os.DevNull); err == nil {
+			files = append(files, file)
+		}
+	}
+	if err := syscall.Connect(client, &syscall.SockaddrUnix{Name: socket}); err != nil {
+		t.Fatal(err)
+	}
+	if err := control.Call(t.Context(), socket, "echo", nil, nil); !errors.Is(err, syscall.EMFILE) {
+		t.Fatalf("Call() = %v without a free descriptor", err)
+	}
+	for _, file := range files {
+		_ = file.Close()
+	}
+	if err := control.Call(t.Context(), socket, "echo", nil, nil); err != nil {
+		t.Errorf("Call() = %v with free descriptors", err)
 	}
 }

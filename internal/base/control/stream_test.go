@@ -3,6 +3,7 @@ package control_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -37,7 +38,7 @@ func TestFollow(t *testing.T) {
 		t.Errorf("Follow() = %v, want the sentence of the daemon", err)
 	}
 	if err := control.Follow(t.Context(), socket, "braek", nil, take); err == nil ||
-		!strings.Contains(err.Error(), "break, count, echo, fail, once") {
+		!strings.Contains(err.Error(), "bad, break, count, echo, fail, once") {
 		t.Errorf("Follow() = %v, want the names of the known calls", err)
 	}
 
@@ -162,4 +163,53 @@ func TestFollowerThatDoesNotRead(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// TestAValueThatCannotBeEncoded: the client is told.
+func TestAValueThatCannotBeEncoded(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	start(t, socket)
+	err := control.Follow(t.Context(), socket, "bad", nil, func(any) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "encode a value") {
+		t.Errorf("Follow() = %v, want that the value cannot be encoded", err)
+	}
+}
+
+// TestFollowerThatLeaves: the call ends.
+func TestFollowerThatLeaves(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "c.sock")
+	begun, left := make(chan struct{}), make(chan struct{})
+	server := control.NewServer(socket, nil, map[string]control.Stream{
+		"wait": func(ctx context.Context, _ json.RawMessage, _ func(any) error) error {
+			close(begun)
+			<-ctx.Done()
+			close(left)
+			return errors.New("broken")
+		},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- server.Run(ctx) }()
+	var client net.Conn
+	poll.Until(t, "a server answers", func() (answers bool) {
+		var err error
+		client, err = net.Dial("unix", socket)
+		return err == nil
+	})
+	if _, err := fmt.Fprintln(client, `{"call": "wait"}`); err != nil {
+		t.Fatal(err)
+	}
+	<-begun
+	_ = client.Close()
+	select {
+	case <-left:
+	case <-time.After(patience):
+		t.Fatal("the call goes on without its client")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }

@@ -69,8 +69,6 @@ func IsWSL(node fs.FS) bool {
 // maxLinks is how many symbolic links a path may lead through, as in the kernel.
 const maxLinks = 40
 
-var errTooManyLinks = errors.New("too many levels of symbolic links")
-
 // Resolve follows a path below root as a process with the root directory root would: absolute links
 // lead inside root, and no link leads out of root. It returns the path without symbolic links.
 // absolute is true if a link on the way was absolute, such as the links of Debian's alternatives:
@@ -98,7 +96,7 @@ func Resolve(root fs.FS, name string) (resolved string, absolute bool, err error
 			continue
 		}
 		if links++; links > maxLinks {
-			return "", false, errTooManyLinks
+			return "", false, syscall.ELOOP
 		}
 		target, err := fs.ReadLink(root, next)
 		if err != nil {

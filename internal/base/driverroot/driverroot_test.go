@@ -1,4 +1,4 @@
-package driverroot
+package driverroot_test
 
 import (
 	"errors"
@@ -11,6 +11,8 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/driverroot"
 )
 
 func TestResolve(t *testing.T) {
@@ -61,15 +63,15 @@ func TestResolve(t *testing.T) {
 		"usr/lib64/up":          {"opt/580/lib/ml", true, nil},
 		"usr/lib/out":           {"inside", false, nil},
 		"usr/lib/dot":           {"usr/lib/cuda", false, nil},
-		"usr/lib/circle":        {"", false, errTooManyLinks},
+		"usr/lib/circle":        {"", false, syscall.ELOOP},
 		"usr/lib/dangling":      {"", false, fs.ErrNotExist},
 		"usr/lib/cuda/too/deep": {"", false, syscall.ENOTDIR},
 		"usr/..":                {"", false, nil},
 		"link1":                 {"inside", false, nil},
-		"link0":                 {"", false, errTooManyLinks},
+		"link0":                 {"", false, syscall.ELOOP},
 		"":                      {"", false, nil},
 	} {
-		resolved, absolute, err := Resolve(os.DirFS(root), name)
+		resolved, absolute, err := driverroot.Resolve(os.DirFS(root), name)
 		if resolved != want.resolved || absolute != want.absolute || !errors.Is(err, want.err) {
 			t.Errorf("%q: got %q, %v, %v, want %+v", name, resolved, absolute, err, want)
 		}
@@ -91,7 +93,7 @@ func TestFirmwareFolders(t *testing.T) {
 		for _, file := range test.have {
 			root[file] = &fstest.MapFile{}
 		}
-		files, err := Find(root, "580.95.05")
+		files, err := driverroot.Find(root, "580.95.05")
 		if err != nil {
 			t.Error(err)
 		}
@@ -152,15 +154,15 @@ func TestUnreadableFiles(t *testing.T) {
 	t.Parallel()
 	tree := fstest.MapFS{"usr/lib64/libcuda.so.580.95.05": {}, "usr/bin/nvidia-smi": {}}
 	for _, path := range []string{".", "usr/lib64", "usr/bin", "usr/bin/nvidia-smi", "usr/lib64/libcuda.so.580.95.05"} {
-		_, err := Find(brokenFS{tree, path, syscall.EIO}, "580.95.05")
-		if !errors.Is(err, syscall.EIO) || errors.Is(err, ErrNoLibraries) {
+		_, err := driverroot.Find(brokenFS{tree, path, syscall.EIO}, "580.95.05")
+		if !errors.Is(err, syscall.EIO) || errors.Is(err, driverroot.ErrNoLibraries) {
 			t.Errorf("%s cannot be read: got error %v", path, err)
 		}
 	}
-	if _, err := Find(unlisted{tree}, "580.95.05"); !errors.Is(err, syscall.EACCES) || errors.Is(err, ErrNoLibraries) {
+	if _, err := driverroot.Find(unlisted{tree}, "580.95.05"); !errors.Is(err, syscall.EACCES) || errors.Is(err, driverroot.ErrNoLibraries) {
 		t.Errorf("a folder whose files may be opened and not listed: got error %v", err)
 	}
-	if _, err := Find(brokenFS{tree, "run/nvidia-persistenced", syscall.EACCES}, "580.95.05"); err != nil {
+	if _, err := driverroot.Find(brokenFS{tree, "run/nvidia-persistenced", syscall.EACCES}, "580.95.05"); err != nil {
 		t.Errorf("a socket that may not be seen: got error %v", err)
 	}
 }

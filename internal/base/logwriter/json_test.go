@@ -1,7 +1,6 @@
-package logwriter
+package logwriter_test
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/logwriter"
 )
 
 // level is a Stringer, like the states in log messages.
@@ -21,8 +22,9 @@ func (level) String() string { return "Lost" }
 // TestJSON checks the keys known to log collectors from Kubernetes' own components, and that each
 // line is an object.
 func TestJSON(t *testing.T) {
-	var out bytes.Buffer
-	w := New(&out)
+	out := &failing{}
+	out.mended.Store(true)
+	w := logwriter.New(out)
 	log := w.JSON().WithName("monitor").WithValues("resource", "a/b", "endpoint", "one.sock")
 	log.Info("Health changed", "to", level(1), "endpoint", "two.sock", "devices", []string{"GPU-0", "a\nb"}, "n",
 		uint64(79))
@@ -36,10 +38,14 @@ func TestJSON(t *testing.T) {
 	defer func() { _ = settings.Set("v", "0") }()
 	log.V(2).Info("Shown")
 	log.V(4).Info("Not shown")
-	w.mu.Lock()
-	w.droppedLines = 3
-	w.mu.Unlock()
-	w.FlushWithin(time.Minute)
+	w.FlushWithin(patience)
+	out.mended.Store(false)
+	if _, err := w.Write([]byte("one\ntwo\nthree\n")); err != nil {
+		t.Fatal(err)
+	}
+	w.FlushWithin(patience)
+	out.mended.Store(true)
+	w.FlushWithin(patience)
 
 	want := []map[string]any{
 		{"v": 0.0, "msg": "Health changed", "logger": "monitor", "resource": "a/b", "to": "Lost",

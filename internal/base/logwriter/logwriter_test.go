@@ -1,4 +1,4 @@
-package logwriter
+package logwriter_test
 
 import (
 	"bufio"
@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/logwriter"
 )
 
 // patience limits every wait for an expected event.
@@ -35,7 +37,7 @@ func pipe(t *testing.T) (reader, writer *os.File) {
 func TestWriteNeverBlocks(t *testing.T) {
 	t.Parallel()
 	reader, writer := pipe(t)
-	w := New(writer)
+	w := logwriter.New(writer)
 	const total = 100_000 // lines of 100 bytes
 	written := make(chan struct{})
 	go func() {
@@ -85,7 +87,7 @@ func TestWriteNeverBlocks(t *testing.T) {
 func TestLinesArePassedOn(t *testing.T) {
 	t.Parallel()
 	reader, writer := pipe(t)
-	fmt.Fprintln(New(writer), "Ready")
+	fmt.Fprintln(logwriter.New(writer), "Ready")
 	if err := reader.SetReadDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +113,7 @@ func (f *failing) Write(text []byte) (int, error) {
 func TestWritesThatFailAreCounted(t *testing.T) {
 	t.Parallel()
 	to := &failing{}
-	w := New(to)
+	w := logwriter.New(to)
 	for range 3 {
 		fmt.Fprint(w, "one\ntwo\n")
 		w.FlushWithin(patience)
@@ -145,7 +147,7 @@ func (w *writes) Write(text []byte) (int, error) {
 func TestFlush(t *testing.T) {
 	t.Parallel()
 	to := &writes{}
-	w := New(to)
+	w := logwriter.New(to)
 	var want strings.Builder
 	for i := range 100 {
 		for _, to := range []io.Writer{w, &want} {
@@ -162,43 +164,57 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// The buffer keeps as many bytes as fit, in any number of writes.
+// blocked is a writer whose first call waits until it is released.
+type blocked struct {
+	called, released chan struct{}
+	bytes.Buffer
+}
+
+func (b *blocked) Write(text []byte) (int, error) {
+	select {
+	case b.called <- struct{}{}:
+	default:
+	}
+	<-b.released
+	return b.Buffer.Write(text)
+}
+
+// While nothing can be written, the buffer keeps as many bytes as fit, in any number of writes. The
+// notice counts every other line, also a single one.
 func TestHowMuchIsKept(t *testing.T) {
 	t.Parallel()
-	line := bytes.Repeat([]byte("x"), maxKept/2-1)
-	line = append(line, '\n')
-	w := &Writer{changed: make(chan struct{}, 1)} // without a forwarding goroutine
-	for i, want := range []int{maxKept / 2, maxKept, maxKept} {
-		if n, err := w.Write(line); n != len(line) || err != nil || len(w.buffer) != want ||
-			w.droppedLines != max(0, i-1) {
-			t.Errorf("write %d: %d, %v; %d bytes kept, want %d; %d lines dropped", i, n, err, len(w.buffer), want,
-				w.droppedLines)
+	const size = 1 << 20
+	half := strings.Repeat("x", size/2-1) + "\n"
+	for _, test := range []struct {
+		writes        []string
+		kept, dropped int
+	}{
+		{[]string{half}, size / 2, 0},
+		{[]string{half, half}, size, 0},
+		{[]string{half, half, half}, size, 1},
+		{[]string{half, half, half, "\n"}, size, 2},
+		{[]string{half, half, "\n"}, size, 1},
+	} {
+		to := &blocked{called: make(chan struct{}), released: make(chan struct{})}
+		w := logwriter.New(to)
+		fmt.Fprint(w, "first\n")
+		<-to.called
+		for _, text := range test.writes {
+			if n, err := fmt.Fprint(w, text); n != len(text) || err != nil {
+				t.Errorf("%d of %d bytes, %v", n, len(text), err)
+			}
 		}
-	}
-	if _, _ = w.Write([]byte("\n")); len(w.buffer) != maxKept || w.droppedLines != 2 {
-		t.Errorf("one byte more: %d bytes kept, %d lines dropped", len(w.buffer), w.droppedLines)
-	}
-}
-
-// A single dropped line is also reported.
-func TestOneDroppedLine(t *testing.T) {
-	t.Parallel()
-	var to bytes.Buffer
-	w := &Writer{to: &to, droppedLines: 1}
-	w.pass()
-	if got := to.String(); !strings.HasSuffix(got, "lines=1\n") {
-		t.Errorf("it wrote %q", got)
-	}
-}
-
-// A flush forwards lines without a notice.
-func TestFlushWithoutNotice(t *testing.T) {
-	t.Parallel()
-	var to bytes.Buffer
-	w := &Writer{to: &to, changed: make(chan struct{}, 1), flushes: make(chan chan struct{}), buffer: []byte("a\n")}
-	go w.run()
-	w.FlushWithin(patience)
-	if got := to.String(); got != "a\n" {
-		t.Errorf("it wrote %q", got)
+		close(to.released)
+		w.FlushWithin(patience)
+		got, notice := strings.TrimPrefix(to.String(), "first\n"), ""
+		if i := strings.LastIndex(got, "x\n") + 2; i < len(got) {
+			got, notice = got[:i], got[i:]
+		}
+		want := fmt.Sprintf("lines=%d\n", test.dropped)
+		if len(got) != test.kept || (notice != "") != (test.dropped > 0) ||
+			test.dropped > 0 && !strings.HasSuffix(notice, want) {
+			t.Errorf("%d writes: %d bytes kept, want %d; the notice is %q, want %q", len(test.writes), len(got),
+				test.kept, notice, want)
+		}
 	}
 }

@@ -38,3 +38,26 @@ func TestWriteOnAFullDiskLeavesTheOldFileAndNoOther(t *testing.T) {
 		t.Errorf("the old file has %q: %v", text, err)
 	}
 }
+
+// A file whose content may not be on the disk does not replace the old file, and is removed.
+func TestContentThatIsNotOnTheDisk(t *testing.T) {
+	t.Parallel()
+	if !ownprocess.Is(t) {
+		return
+	}
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a")
+	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ownprocess.Refuse(t, syscall.SYS_FSYNC, syscall.EIO)
+	if err := statefile.Write(path, []byte("new"), 0o600, nil); !errors.Is(err, syscall.EIO) {
+		t.Errorf("Write() = %v", err)
+	}
+	if got := names(t, folder); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("the folder has %q", got)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "old" {
+		t.Errorf("the old file has %q: %v", text, err)
+	}
+}

@@ -1,13 +1,17 @@
-package cli
+package containerdevices_test
 
 import (
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/containerdevices"
 )
 
-func TestCheckContainer(t *testing.T) {
+const visibleMounts = "/var/run/nvidia-container-devices"
+
+func TestCheck(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name, visible string
@@ -51,9 +55,9 @@ func TestCheckContainer(t *testing.T) {
 					}
 				}
 			}
-			got, err := readContainer(root, tt.visible)
+			got, err := containerdevices.Read(root, tt.visible)
 			if err == nil {
-				err = got.check(tt.devices, tt.simulated)
+				err = got.Check(tt.devices, tt.simulated)
 			}
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("error %v, want one with %q", err, tt.want)
@@ -62,30 +66,38 @@ func TestCheckContainer(t *testing.T) {
 	}
 }
 
-func TestContainerString(t *testing.T) {
+func TestString(t *testing.T) {
 	t.Parallel()
-	for want, c := range map[string]container{
-		"devices: none; device nodes: none":              {},
-		"devices: GPU-a; device nodes: nvidia0, nvidia1": {names: []string{"GPU-a"}, nodes: []string{"nvidia0", "nvidia1"}},
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "dev"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ node, visible, want string }{
+		{"null", "void", "devices: none; device nodes: none"},
+		{"nvidia0", "GPU-a", "devices: GPU-a; device nodes: /dev/nvidia0"},
+		{"nvidia1", "GPU-a,GPU-b", "devices: GPU-a, GPU-b; device nodes: /dev/nvidia0, /dev/nvidia1"},
 	} {
-		if got := c.String(); got != want {
-			t.Errorf("%q, want %q", got, want)
+		if err := os.WriteFile(filepath.Join(root, "dev", test.node), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := containerdevices.Read(root, test.visible); err != nil || got.String() != test.want {
+			t.Errorf("%q, %v, want %q", got, err, test.want)
 		}
 	}
 }
 
-// TestCheckContainerOpensNodes: a device node that the container cannot open is reported.
-func TestCheckContainerOpensNodes(t *testing.T) {
+// TestCheckOpensNodes: a device node that the container cannot open is reported.
+func TestCheckOpensNodes(t *testing.T) {
 	t.Parallel()
 	root := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(root, "dev", "nvidia0"), 0o700); err != nil { // a folder cannot be opened for writing
 		t.Fatal(err)
 	}
-	got, err := readContainer(root, "GPU-a")
+	got, err := containerdevices.Read(root, "GPU-a")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := got.check(1, false); err == nil || !strings.Contains(err.Error(), "nvidia0") {
+	if err := got.Check(1, false); err == nil || !strings.Contains(err.Error(), "nvidia0") {
 		t.Errorf("error %v, want one about nvidia0", err)
 	}
 }

@@ -1,4 +1,4 @@
-package cli
+package nodefacts_test
 
 import (
 	"fmt"
@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
 )
 
-func TestPlaces(t *testing.T) {
+func TestFind(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	for _, name := range []string{"host/etc/containerd", "host/proc", "host/sys", "host/dev", "host/run/nvidia/driver/dev",
@@ -22,7 +22,7 @@ func TestPlaces(t *testing.T) {
 	}
 	host, driver := filepath.Join(folder, "host"), filepath.Join(folder, "driver")
 	for name, tt := range map[string]struct {
-		driver    config.Driver
+		roots     nodefacts.Roots
 		hostRoot  string
 		container bool
 		at        string
@@ -31,22 +31,22 @@ func TestPlaces(t *testing.T) {
 		devices   bool
 		own       bool // the container's
 	}{
-		"on the node": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "", false,
+		"on the node": {nodefacts.Roots{Driver: "/", Dev: "/", Container: "/none"}, "", false,
 			"the node's files: /", true, true, true, false},
-		"in the daemon's container": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: host}, "", true,
+		"in the daemon's container": {nodefacts.Roots{Driver: "/", Dev: "/", Container: host}, "", true,
 			"the node's files: " + host, true, true, true, true},
-		"with a driver container": {config.Driver{Root: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver",
-			ContainerRoot: driver}, "", true, "not visible", false, true, true, true},
-		"with that and the node's /": {config.Driver{Root: "/run/nvidia/driver", DevRoot: "/", ContainerRoot: driver}, host,
+		"with a driver container": {nodefacts.Roots{Driver: "/run/nvidia/driver", Dev: "/run/nvidia/driver",
+			Container: driver}, "", true, "not visible", false, true, true, true},
+		"with that and the node's /": {nodefacts.Roots{Driver: "/run/nvidia/driver", Dev: "/", Container: driver}, host,
 			true, "the node's files: " + host, true, true, true, true},
-		"with nothing mounted": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "", true,
+		"with nothing mounted": {nodefacts.Roots{Driver: "/", Dev: "/", Container: "/none"}, "", true,
 			"not visible", false, false, false, true},
-		"on a node that is one": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/", true,
+		"on a node that is one": {nodefacts.Roots{Driver: "/", Dev: "/", Container: "/none"}, "/", true,
 			"the node's files: /", true, true, true, false},
-		"a folder that is not there": {config.Driver{Root: "/", DevRoot: "/", ContainerRoot: "/none"}, "/none", false, "",
+		"a folder that is not there": {nodefacts.Roots{Driver: "/", Dev: "/", Container: "/none"}, "/none", false, "",
 			false, false, false, false},
 	} {
-		p, at, err := places(config.Config{Startup: config.Startup{Driver: tt.driver}}, tt.hostRoot, tt.container)
+		p, at, err := nodefacts.Find(tt.roots, tt.hostRoot, tt.container)
 		if (err != nil) != (tt.at == "") || !strings.Contains(at, tt.at) {
 			t.Errorf("%s: at %q, error %v, want at %q", name, at, err, tt.at)
 		}
