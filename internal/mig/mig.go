@@ -2,6 +2,7 @@ package mig
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"time"
 
@@ -121,6 +122,17 @@ type Holder struct {
 	// shows processes; 0 for a pod. Name is the name of its program; empty if unknown.
 	PID  int
 	Name string
+}
+
+// String names the user.
+func (h Holder) String() string {
+	switch {
+	case h.Pod.Name != "":
+		return "pod " + h.Pod.Namespace + "/" + h.Pod.Name
+	case h.Pod.UID != "":
+		return "pod with UID " + h.Pod.UID
+	}
+	return fmt.Sprintf("process %d", h.PID)
 }
 
 // A Pod identifies a pod. Either Name or UID may be empty.

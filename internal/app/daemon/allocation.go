@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -181,14 +180,8 @@ type pluginHolders struct {
 
 // Holders returns the pods that hold devices, like Servers.
 func (u pluginHolders) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
-	owners := u.owners.Value()
-	for _, g := range u.snapshots.Value().GPUs {
-		isUsed := slices.Contains(uuids, g.UUID) ||
-			slices.ContainsFunc(g.MIGDevices,
-				func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
-		if owner := owners[g.UUID]; isUsed && owner != dra.OwnedByPlugin {
-			return nil, fmt.Errorf("GPU %d is not divided again while Dynamic Resource Allocation owns it", g.Index)
-		}
+	if err := u.owners.Value().MayDivide(u.snapshots.Value().GPUs, uuids); err != nil {
+		return nil, err
 	}
 	return u.Servers.Holders(ctx, uuids)
 }

@@ -6,11 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -36,33 +31,4 @@ func TestKubeletIsSeen(t *testing.T) {
 		s, err := d.status(t.Context())
 		return err == nil && seen > 0 && s.Kubelets == seen
 	})
-}
-
-func TestHolder(t *testing.T) {
-	t.Parallel()
-	for want, h := range map[string]mig.Holder{
-		"pod a/b":        {Pod: mig.Pod{Namespace: "a", Name: "b", UID: "c"}},
-		"pod with UID c": {Pod: mig.Pod{UID: "c"}, PID: 3},
-		"process 3":      {PID: 3},
-	} {
-		if got := holder(h); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
-}
-
-// TestCallsThatHang: every call is shown, and only the wait for events affects the events of all
-// GPUs.
-func TestCallsThatHang(t *testing.T) {
-	t.Parallel()
-	var s status.Status
-	addCalls(&s, []inventory.Call{{Function: "nvmlInit", GPU: inventory.NoGPU},
-		{Function: "nvmlEventSetWait", GPU: inventory.NoGPU}, {Function: "nvmlDeviceGetName", GPU: 0}})
-	if s.Hanging != 3 || len(s.Calls) != 3 || s.Calls[0].GPU != nil || s.Calls[2].GPU == nil || *s.Calls[2].GPU != 0 {
-		t.Errorf("%d calls: %+v", s.Hanging, s.Calls)
-	}
-	if diff := cmp.Diff([]string{"all GPUs: no driver events; faults are found by polling only (nvmlEventSetWait " +
-		"does not return)"}, s.Unwatched); diff != "" {
-		t.Errorf("without events (-want +got):\n%s", diff)
-	}
 }

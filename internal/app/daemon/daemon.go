@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
@@ -87,7 +88,7 @@ func Run(ctx context.Context, o Options) error {
 	limitMemory(ctx, os.DirFS("/"))
 	defer time.AfterFunc(headStart, shrink).Stop()
 	observation, outputs := d.tasks()
-	return replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.gpus.driver.Calls)
+	return monitor.Replaceable(ctx, RunTasks(ctx, d.lead, observation, outputs), d.gpus.driver.Calls)
 }
 
 // gcPercent makes the runtime collect garbage earlier than by default: the daemon itself

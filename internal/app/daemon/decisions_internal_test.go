@@ -4,17 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -26,7 +21,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/featurefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -138,25 +132,11 @@ func TestAllocationInTheStatus(t *testing.T) {
 	}
 }
 
-// TestGPUsOfClaimsAreNotDivided: by a layout, neither whole nor one of their MIG devices.
-func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
+// TestLayoutsOfGPUsOfClaims: with dynamic MIG, a layout divides only GPUs of the device plugin.
+func TestLayoutsOfGPUsOfClaims(t *testing.T) {
 	t.Parallel()
-	snapshot := inventory.Snapshot{GPUs: []inventory.GPU{
-		{Index: 0, UUID: "GPU-0", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0"}}}, {Index: 1, UUID: "GPU-1",
-			MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1"}}},
-	}}
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir(), "--mig-enabled")...)
-	owners := feed.New(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
-	users := pluginHolders{d.kubelet.set, owners, feed.New(snapshot)}
-	const refused = "GPU 1 is not divided again while Dynamic Resource Allocation owns it"
-	for asked, want := range map[string]bool{"GPU-0": false, "MIG-0": false, "GPU-1": true, "MIG-1": true,
-		"GPU-0,GPU-1": true} {
-		_, err := users.Holders(t.Context(), strings.Split(asked, ","))
-		if (err != nil && err.Error() == refused) != want {
-			t.Errorf("%s: %v", asked, err)
-		}
-	}
-	d.claims.dra.Owners.Publish(owners.Value())
+	d.claims.dra.Owners.Publish(dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA})
 	for _, dynamic := range []bool{false, true} {
 		c := d.watcher.Configs().Value()
 		c.DRA.DynamicMIG = dynamic
@@ -166,43 +146,6 @@ func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
 				t.Errorf("%s, dynamic MIG %v: %q", uuid, dynamic, got)
 			}
 		}
-	}
-}
-
-// TestFeatureFile: the wanted file, and its lifetime.
-func TestFeatureFile(t *testing.T) {
-	t.Parallel()
-	d := unstarted(t, nil, alone...)
-	set := map[string]string{"a": "b"}
-	d.report.labels.Wanted.Publish(set)
-	for name, test := range map[string]struct {
-		labels config.LabelsOutput
-		gfd    config.Discovery
-		want   featurefile.Target
-	}{
-		"none": {config.LabelsOff, config.Discovery{}, featurefile.Target{}},
-		"of the daemon": {config.LabelsFile, config.Discovery{},
-			featurefile.Target{Path: "/f", Labels: set, Renewal: 15 * time.Minute, Lifetime: time.Hour}},
-		"of GFD": {config.LabelsFile, config.Discovery{On: true, Sleep: time.Minute},
-			featurefile.Target{Path: "/f", Labels: set, Renewal: time.Minute, Lifetime: time.Hour}},
-		"of GFD, rarely": {config.LabelsFile, config.Discovery{On: true, Sleep: time.Hour},
-			featurefile.Target{Path: "/f", Labels: set, Renewal: time.Hour, Lifetime: 4 * time.Hour}},
-		"of GFD, only once": {config.LabelsFile, config.Discovery{On: true}, featurefile.Target{Path: "/f", Labels: set}},
-	} {
-		c := d.watcher.Configs().Value()
-		c.Features.Labels, c.Features.LabelsFile, c.Discovery = test.labels, "/f", test.gfd
-		d.watcher.Configs().Publish(c)
-		got, configured, labeled := d.featureFile().latestTarget()
-		if diff := cmp.Diff(test.want, got); diff != "" || configured == nil || (labeled == nil) != (name == "none") {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-	file := filepath.Join(t.TempDir(), "product_name")
-	if err := os.WriteFile(file, []byte(" DGX \n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := MachineName(file) + MachineName("/nowhere"); got != "DGXunknown" {
-		t.Errorf("machines: %q", got)
 	}
 }
 

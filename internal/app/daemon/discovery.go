@@ -35,8 +35,7 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	outputs := []Task{
 		{Name: "labels", Run: made.Run},
 		{Name: "feature file", Run: file.run},
-		{Name: "standard output",
-			Run: func(ctx context.Context) error { return printLabels(ctx, output, configs, wanted) }},
+		{Name: "standard output", Run: (&featurefile.Printer{Output: output, Wanted: file.latestTarget}).Run},
 	}
 	if o.Cluster != nil {
 		outputs = append(outputs, o.Cluster.Labels(View{
@@ -44,38 +43,11 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 			LabelView:  LabelView{Labels: wanted, LabelsProblem: problem},
 		})...)
 	}
-	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), []Task{
+	return monitor.Replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), []Task{
 		{Name: "configuration", Run: watcher.Run},
 		{Name: "signals", Run: func(ctx context.Context) error { return followSignals(ctx, o.Signals, watcher, m) }},
 		{Name: "monitor", Run: m.Run},
 		{Name: "first scan", Run: func(ctx context.Context) error { return CheckFirstLook(ctx, m, configs) }},
 		{Name: "driver", Run: func(ctx context.Context) error { return FollowDriver(ctx, m) }},
 	}, outputs), driver.Calls)
-}
-
-// printLabels prints the labels when they change and after each interval, if no file is
-// configured.
-func printLabels(
-	ctx context.Context, output io.Writer, configs *feed.Feed[config.Config], wanted *feed.Feed[map[string]string],
-) error {
-	for {
-		c, configured := configs.Latest()
-		set, labeled := wanted.Latest()
-		if c.Features.Labels == config.LabelsFile && c.Features.LabelsFile == "" && set != nil {
-			if err := featurefile.Print(output, set); err != nil {
-				return err
-			}
-		}
-		var again <-chan time.Time
-		if c.Discovery.Sleep > 0 {
-			again = time.After(c.Discovery.Sleep)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-configured:
-		case <-labeled:
-		case <-again:
-		}
-	}
 }

@@ -42,13 +42,8 @@ func (f *featureFile) latestTarget() (target featurefile.Target, configured, lab
 	if c.Features.Labels != config.LabelsFile {
 		return featurefile.Target{}, configured, nil
 	}
-	target = featurefile.Target{Path: c.Features.LabelsFile, Labels: set, Renewal: featurefile.Lifetime / 4,
-		Lifetime: featurefile.Lifetime}
 	if c.Discovery.On {
-		target.Renewal, target.Lifetime = c.Discovery.Sleep, max(4*c.Discovery.Sleep, featurefile.Lifetime)
+		return featurefile.DiscoveryTarget(c.Features.LabelsFile, set, c.Discovery.Sleep), configured, labeled
 	}
-	if target.Renewal == 0 {
-		target.Lifetime = 0
-	}
-	return target, configured, labeled
+	return featurefile.DaemonTarget(c.Features.LabelsFile, set), configured, labeled
 }

@@ -2,6 +2,8 @@ package daemon_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,4 +124,17 @@ func TestMPSCapableWhileClaimsArePrepared(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+func TestMachineName(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "product_name")
+	if err := os.WriteFile(file, []byte(" DGX \n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{file: "DGX", "/nowhere": "unknown"} {
+		if got := daemon.MachineName(name); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
 }

@@ -69,7 +69,7 @@ func (w *migWing) progress() (MIGProgress, error) {
 				new(layout.NewPlannedPartitions(g.Change.After))
 		}
 		for _, h := range g.Holders {
-			shown.Holders = append(shown.Holders, holder(h))
+			shown.Holders = append(shown.Holders, h.String())
 		}
 		s.GPUs = append(s.GPUs, shown)
 	}
@@ -100,17 +100,6 @@ func (w *migWing) layout() *status.MIGLayout {
 	}
 	slices.Sort(s.Waiting)
 	return s
-}
-
-// holder names the user of a device.
-func holder(h mig.Holder) string {
-	switch {
-	case h.Pod.Name != "":
-		return "pod " + h.Pod.Namespace + "/" + h.Pod.Name
-	case h.Pod.UID != "":
-		return "pod with UID " + h.Pod.UID
-	}
-	return fmt.Sprintf("process %d", h.PID)
 }
 
 // ApplyArguments are the arguments of CallMIGApply.

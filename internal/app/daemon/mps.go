@@ -43,7 +43,7 @@ func RunMPS(ctx context.Context, o Options) error {
 	if o.Sources.Chosen != nil {
 		observation = append(observation, o.Cluster.Observation(m.watcher.Configs(), BootID(node))...)
 	}
-	return replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), observation, []Task{
+	return monitor.Replaceable(ctx, RunTasks(ctx, lead.New(lead.Options{}), observation, []Task{
 		{Name: "MPS control daemons", Run: mps.NewSupervisor(o.Config.MPSRoot, m.wanted, m.monitor).Run},
 	}), driver.Calls)
 }

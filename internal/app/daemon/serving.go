@@ -28,8 +28,7 @@ type Serving struct {
 	Offered *feed.Feed[resource.Plan]
 	Servers func() []serve.Status
 	Others  Others
-	// Owners are the owners of the GPUs. With a nil feed the device plugin owns all of
-	// them.
+	// Owners are the owners of the GPUs; nil until they are known.
 	Owners *feed.Feed[dra.Owners]
 	// Leads reports whether this process decides on the owners. Otherwise owners may be
 	// missing: the leader publishes only owners of GPUs that it has found.
@@ -67,21 +66,19 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		return false, why
 	}
 	options := s.Configs.Value().Resource
-	if s.Owners != nil {
-		owners := s.Owners.Value()
-		unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
-		switch gpus := seen.Snapshot.GPUs; {
-		case s.Leads() && slices.ContainsFunc(gpus, unknown):
-			return false, "it is not known yet which GPUs belong to Dynamic Resource Allocation" + s.waiting()
-		case s.Returning != nil && s.Returning():
-			return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
-		// for example a leader without a driver: this process serves no less, and asks for
-		// the lead
-		case owners == nil && len(gpus) > 0:
-			return true, "the leading process does not say which GPUs belong to Dynamic Resource Allocation"
-		}
-		options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
+	owners := s.Owners.Value()
+	unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
+	switch gpus := seen.Snapshot.GPUs; {
+	case s.Leads() && slices.ContainsFunc(gpus, unknown):
+		return false, "it is not known yet which GPUs belong to Dynamic Resource Allocation" + s.waiting()
+	case s.Returning != nil && s.Returning():
+		return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
+	// for example a leader without a driver: this process serves no less, and asks for
+	// the lead
+	case owners == nil && len(gpus) > 0:
+		return true, "the leading process does not say which GPUs belong to Dynamic Resource Allocation"
 	}
+	options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
 	plan := resource.New(seen.Snapshot, options)
 	allocatable, err := s.Others.Allocatable(ctx)
 	if len(plan.Resources) > 0 {

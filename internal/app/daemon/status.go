@@ -2,12 +2,10 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/lead"
@@ -74,10 +72,8 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.watcher.Errors().Value(); err != nil {
 		s.ConfigError = err.Error()
 	}
-	for _, u := range seen.Unwatched {
-		s.Unwatched = append(s.Unwatched, unwatched(fmt.Sprint("GPU ", u.Index), u.Reason))
-	}
-	addCalls(&s, d.gpus.driver.Calls())
+	s.AddUnwatched(seen.Unwatched)
+	s.AddCalls(d.gpus.driver.Calls())
 	for _, r := range seen.Retries {
 		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
 	}
@@ -127,27 +123,6 @@ func shownLead(s lead.Status) status.Lead {
 		This: s.Leads, Name: s.Name, Since: status.Moment(s.Since), Standbys: s.Standbys,
 		PreviousLeader: s.PreviousLeader,
 		Problem:        s.Problem,
-	}
-}
-
-// unwatched returns the sentence about GPUs without driver events.
-func unwatched(gpus, reason string) string {
-	return fmt.Sprintf("%s: no driver events; faults are found by polling only (%s)", gpus, reason)
-}
-
-// addCalls adds the pending calls into the driver. While a wait for events hangs, no GPU
-// has events.
-func addCalls(s *status.Status, calls []inventory.Call) {
-	s.Hanging = len(calls)
-	for _, c := range calls {
-		shown := status.Call{Function: c.Function, Since: status.Moment(c.Since)}
-		if c.GPU != inventory.NoGPU {
-			shown.GPU = &c.GPU
-		}
-		s.Calls = append(s.Calls, shown)
-		if strings.HasSuffix(c.Function, "EventSetWait") {
-			s.Unwatched = append(s.Unwatched, unwatched("all GPUs", c.Function+" does not return"))
-		}
 	}
 }
 

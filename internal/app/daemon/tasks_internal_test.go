@@ -9,15 +9,10 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
@@ -131,77 +126,6 @@ func TestGroupsOfMPS(t *testing.T) {
 	groups(1)
 	d.watcher.Configs().Publish(c)
 	groups(0)
-}
-
-// printedLabels records each printed set of labels.
-type printedLabels struct {
-	mu      sync.Mutex
-	texts   []string
-	refuses error
-}
-
-func (p *printedLabels) Write(text []byte) (int, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.texts = append(p.texts, string(text))
-	return len(text), p.refuses
-}
-
-// taken returns the labels printed since the last call.
-func (p *printedLabels) taken() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	defer func() { p.texts = nil }()
-	return p.texts
-}
-
-// TestLabelsArePrinted: labels are printed when they change and after each interval, if there is no
-// file.
-func TestLabelsArePrinted(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var c config.Config
-		c.Features.Labels, c.Discovery.Sleep = config.LabelsFile, time.Minute
-		out := &printedLabels{}
-		configs, wanted := feed.New(c), feed.New[map[string]string](nil)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- printLabels(ctx, out, configs, wanted) }()
-		printed := func(what string, passes time.Duration, want ...string) {
-			t.Helper()
-			time.Sleep(passes)
-			synctest.Wait()
-			if diff := cmp.Diff(want, out.taken()); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", what, diff)
-			}
-		}
-		printed("before they are known", 90*time.Second)
-		wanted.Publish(map[string]string{"a": "1"})
-		printed("at once", time.Second, "a=1\n")
-		printed("after two intervals", 2*time.Minute, "a=1\n", "a=1\n")
-		wanted.Publish(map[string]string{"a": "2", "b": "3"})
-		printed("others", time.Second, "a=2\nb=3\n")
-		c.Discovery.Sleep = 0
-		configs.Publish(c)
-		printed("without an interval", time.Hour, "a=2\nb=3\n")
-		c.Features.LabelsFile = "/f"
-		configs.Publish(c)
-		wanted.Publish(map[string]string{"a": "4"})
-		printed("into a file", time.Hour)
-		c.Features.LabelsFile, c.Features.Labels = "", config.LabelsOff
-		configs.Publish(c)
-		printed("nowhere", time.Hour)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		c.Features.Labels = config.LabelsFile
-		configs.Publish(c)
-		out.refuses = errors.New("no space is left")
-		if err := printLabels(t.Context(), out, configs, wanted); !errors.Is(err, out.refuses) {
-			t.Errorf("an output that takes no more: %v", err)
-		}
-	})
 }
 
 // TestMetricsOfADaemon: metrics are served at the configured address, with the name of the node, or

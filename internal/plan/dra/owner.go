@@ -1,6 +1,11 @@
 package dra
 
-import "github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+)
 
 // An Ownership is the way for pods to get a GPU.
 type Ownership string
@@ -46,6 +51,19 @@ func All(gpus []inventory.GPU) Owners {
 		owners[g.UUID] = OwnedByDRA
 	}
 	return owners
+}
+
+// MayDivide returns an error if a GPU in use must not be divided again: the device plugin does not own it.
+// uuids are GPUs and MIG devices in use.
+func (o Owners) MayDivide(gpus []inventory.GPU, uuids []string) error {
+	for _, g := range gpus {
+		isUsed := slices.Contains(uuids, g.UUID) || slices.ContainsFunc(g.MIGDevices,
+			func(m inventory.MIGDevice) bool { return slices.Contains(uuids, m.UUID) })
+		if isUsed && o[g.UUID] != OwnedByPlugin {
+			return fmt.Errorf("GPU %d is not divided again while Dynamic Resource Allocation owns it", g.Index)
+		}
+	}
+	return nil
 }
 
 // NotOffered returns the GPUs not offered by the device plugin, by UUID, each with the reason.

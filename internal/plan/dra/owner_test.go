@@ -149,3 +149,21 @@ func TestNotOffered(t *testing.T) {
 		}
 	}
 }
+
+// TestGPUsOfClaimsAreNotDivided: neither whole nor one of their MIG devices.
+func TestGPUsOfClaimsAreNotDivided(t *testing.T) {
+	t.Parallel()
+	gpus := []inventory.GPU{
+		{Index: 0, UUID: "GPU-0", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-0"}}},
+		{Index: 1, UUID: "GPU-1", MIGDevices: []inventory.MIGDevice{{UUID: "MIG-1"}}},
+	}
+	owners := dra.Owners{"GPU-0": dra.OwnedByPlugin, "GPU-1": dra.OwnedByDRA}
+	const refusal = "GPU 1 is not divided again while Dynamic Resource Allocation owns it"
+	for uuids, want := range map[string]string{"GPU-0": "", "MIG-0": "", "GPU-1": refusal, "MIG-1": refusal,
+		"GPU-0,GPU-1": refusal, "GPU-2": ""} {
+		err := owners.MayDivide(gpus, strings.Split(uuids, ","))
+		if (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%s: %v, want %q", uuids, err, want)
+		}
+	}
+}

@@ -58,6 +58,51 @@ type Target struct {
 	Lifetime time.Duration
 }
 
+// DaemonTarget returns the target of the device plugin.
+func DaemonTarget(path string, labels map[string]string) Target {
+	return Target{Path: path, Labels: labels, Renewal: Lifetime / 4, Lifetime: Lifetime}
+}
+
+// DiscoveryTarget returns the target of gpu-feature-discovery, which writes at each interval, or only
+// once if the interval is 0.
+func DiscoveryTarget(path string, labels map[string]string, interval time.Duration) Target {
+	if interval == 0 {
+		return Target{Path: path, Labels: labels}
+	}
+	return Target{Path: path, Labels: labels, Renewal: interval, Lifetime: max(4*interval, Lifetime)}
+}
+
+// A Printer prints labels for which no file is wanted.
+type Printer struct {
+	Output io.Writer
+	// Wanted returns the target, and channels that are closed when the path or the labels change. A
+	// target with labels and without a path is printed at once, and again after each Renewal.
+	Wanted func() (wanted Target, path, labels <-chan struct{})
+}
+
+// Run prints labels until ctx ends, and then returns nil. It returns an error of Output.
+func (p *Printer) Run(ctx context.Context) error {
+	for {
+		wanted, path, labels := p.Wanted()
+		var due <-chan time.Time
+		if wanted.Path == "" && wanted.Labels != nil {
+			if err := Print(p.Output, wanted.Labels); err != nil {
+				return err
+			}
+			if wanted.Renewal > 0 {
+				due = time.After(wanted.Renewal)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-path:
+		case <-labels:
+		case <-due:
+		}
+	}
+}
+
 // A Writer keeps a feature file up to date. It removes a file only after writing the
 // labels under another name in the same folder: otherwise labels would vanish with each
 // restart.

@@ -2,6 +2,7 @@ package featurefile_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -277,4 +278,80 @@ func TestTooLong(t *testing.T) {
 	if got := string(featurefile.Content(map[string]string{"b": "2", "a": "1"}, time.Time{})); got != "a=1\nb=2\n" {
 		t.Errorf("content %q", got)
 	}
+}
+
+// TestTargets: the lifetime of a file follows from the interval of its writes.
+func TestTargets(t *testing.T) {
+	t.Parallel()
+	set := map[string]string{"a": "b"}
+	for name, test := range map[string]struct{ got, want featurefile.Target }{
+		"of the daemon": {featurefile.DaemonTarget("/f", set),
+			featurefile.Target{Path: "/f", Labels: set, Renewal: 15 * time.Minute, Lifetime: time.Hour}},
+		"of GFD": {featurefile.DiscoveryTarget("/f", set, time.Minute),
+			featurefile.Target{Path: "/f", Labels: set, Renewal: time.Minute, Lifetime: time.Hour}},
+		"of GFD, rarely": {featurefile.DiscoveryTarget("/f", set, time.Hour),
+			featurefile.Target{Path: "/f", Labels: set, Renewal: time.Hour, Lifetime: 4 * time.Hour}},
+		"of GFD, only once": {featurefile.DiscoveryTarget("/f", set, 0), featurefile.Target{Path: "/f", Labels: set}},
+	} {
+		if diff := cmp.Diff(test.want, test.got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestPrinter: labels are printed when they change and after each interval, if there is no file.
+func TestPrinter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		out := &prints{}
+		wanted := feed.New(featurefile.Target{Renewal: time.Minute})
+		p := &featurefile.Printer{Output: out, Wanted: func() (featurefile.Target, <-chan struct{}, <-chan struct{}) {
+			target, changed := wanted.Latest()
+			return target, changed, nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		printed := func(what string, passes time.Duration, want ...string) {
+			t.Helper()
+			time.Sleep(passes)
+			synctest.Wait()
+			if diff := cmp.Diff(want, out.texts); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", what, diff)
+			}
+			out.texts = nil
+		}
+		printed("before they are known", 90*time.Second)
+		wanted.Publish(featurefile.DiscoveryTarget("", map[string]string{"a": "1"}, time.Minute))
+		printed("at once", time.Second, "a=1\n")
+		printed("after two intervals", 2*time.Minute, "a=1\n", "a=1\n")
+		wanted.Publish(featurefile.DiscoveryTarget("", map[string]string{"a": "2", "b": "3"}, time.Minute))
+		printed("others", time.Second, "a=2\nb=3\n")
+		wanted.Publish(featurefile.DiscoveryTarget("", map[string]string{"a": "2", "b": "3"}, 0))
+		printed("without an interval", time.Hour, "a=2\nb=3\n")
+		wanted.Publish(featurefile.DiscoveryTarget("/f", map[string]string{"a": "4"}, time.Minute))
+		printed("into a file", time.Hour)
+		wanted.Publish(featurefile.Target{})
+		printed("nowhere", time.Hour)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		wanted.Publish(featurefile.DiscoveryTarget("", map[string]string{"a": "5"}, time.Minute))
+		out.err = errors.New("no space is left")
+		if err := p.Run(t.Context()); !errors.Is(err, out.err) {
+			t.Errorf("an output that takes no more: %v", err)
+		}
+	})
+}
+
+// prints records each printed set of labels.
+type prints struct {
+	texts []string
+	err   error
+}
+
+func (p *prints) Write(text []byte) (int, error) {
+	p.texts = append(p.texts, string(text))
+	return len(text), p.err
 }

@@ -1,4 +1,4 @@
-package daemon
+package monitor_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 )
 
 // TestProcessWithHangingCall: the process waits for the call for ten seconds and then ends, instead
@@ -24,13 +25,13 @@ func TestProcessWithHangingCall(t *testing.T) {
 	}{
 		"nothing hangs":       {replaced, 0, 0, replaced},
 		"a call that returns": {replaced, 2500 * time.Millisecond, 2500 * time.Millisecond, replaced},
-		"a call that hangs":   {replaced, time.Hour, execPatience, nil},
+		"a call that hangs":   {replaced, time.Hour, 10 * time.Second, nil},
 		"another error":       {other, time.Hour, 0, other},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				start := time.Now()
-				got := replaceable(t.Context(), test.err, func() []inventory.Call {
+				got := monitor.Replaceable(t.Context(), test.err, func() []inventory.Call {
 					if time.Since(start) >= test.hangs {
 						return nil
 					}

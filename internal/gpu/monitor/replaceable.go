@@ -1,4 +1,4 @@
-package daemon
+package monitor
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 // instead of being replaced.
 const execPatience = 10 * time.Second
 
-// replaceable returns err, unless err requests a new process and a driver call does not
+// Replaceable returns err, unless err requests a new process and a driver call does not
 // return: the kernel does not replace a process with a thread in the driver, and would
 // wait forever. The returned error then says so, and requests no new process.
-func replaceable(ctx context.Context, err error, calls func() []inventory.Call) error {
+func Replaceable(ctx context.Context, err error, calls func() []inventory.Call) error {
 	if !errors.Is(err, inventory.ErrDriverReplaced) {
 		return err
 	}
