@@ -12,6 +12,7 @@
 //   - question: asks another program once for all concurrent callers.
 //   - logwriter: log lines that never block the daemon, as text or JSON.
 //   - terminal: the printable form of texts from other programs.
-//   - order: sorts slices of large structs.
+//   - order: sorts slices of large structs, and finds the earliest of some times.
+//   - wording: numbers with nouns, and short lists of names, for messages.
 //   - version: the version of the build.
 package base

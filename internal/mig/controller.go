@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
@@ -256,8 +257,8 @@ func (c *Controller) setTimer(timer *time.Timer) {
 	defer c.mu.Unlock()
 	var next time.Time
 	for _, g := range c.gpus {
-		if !g.running && !g.next.IsZero() && (next.IsZero() || g.next.Before(next)) {
-			next = g.next
+		if !g.running {
+			next = order.Earliest(next, g.next)
 		}
 	}
 	if next.IsZero() {

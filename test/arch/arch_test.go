@@ -60,7 +60,7 @@ var programs = map[string]string{
 	"cmd/gpu-device-plugin": "app/cli",
 	"cmd/gpu-node-agent":    "app/cli cluster",
 	"cmd/gpu-driver":        "app/drivercli",
-	"cmd/kubectl-gpu":       "base/terminal base/version gpu/inventory plan/driverchange plan/repair plan/slots report/status", // a module of its own: ADR 57
+	"cmd/kubectl-gpu":       "base/terminal base/version base/wording gpu/inventory plan/driverchange plan/repair plan/slots report/status", // a module of its own: ADR 57
 	"api/config/v1":         "",
 }
 
@@ -130,7 +130,7 @@ var callHomes = []struct {
 // pure packages hold values and policy: the same input gives the same answer, and nothing happens.
 // They import no other packages of the project than pure ones and those of pureReads.
 var pure = []string{
-	"internal/base/diagnosis", "internal/base/order",
+	"internal/base/diagnosis", "internal/base/order", "internal/base/wording",
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology",
 	"internal/maintenance/driver/preflight",
 	"internal/plan/containeredits", "internal/plan/dra", "internal/plan/driverchange", "internal/plan/holders", "internal/plan/labels",

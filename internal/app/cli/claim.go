@@ -15,9 +15,9 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 func newClaimCommand() *cobra.Command {
@@ -47,7 +47,7 @@ func newClaimCommand() *cobra.Command {
 				}
 			}
 			if problems > 0 {
-				return fmt.Errorf("%s found", status.Count(problems, "problem"))
+				return fmt.Errorf("%s found", wording.Count(problems, "problem"))
 			}
 			return nil
 		},

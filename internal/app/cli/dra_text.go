@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -29,7 +30,7 @@ func allocationLine(s *status.DRA) string {
 	}
 	if s.Slices > 0 {
 		parts = append(parts, fmt.Sprintf("slices: %d with %s, generation %d", s.Slices,
-			status.Count(s.Devices, "device"), s.Generation))
+			wording.Count(s.Devices, "device"), s.Generation))
 	}
 	if s.NoTaints {
 		parts = append(parts, "the API server drops taints of devices: a GPU that is not healthy leaves its slice")

@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // chartValues are values of the chart.
@@ -60,7 +60,7 @@ func printClasses(cmd *cobra.Command, c config.Config) error {
 	var names []string
 	for _, s := range stranded {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: no claim can have %d of its %s: %s\n", s.Resource, s.Missing,
-			status.Count(s.All, "device"), s.Reason)
+			wording.Count(s.All, "device"), s.Reason)
 		names = append(names, s.Resource)
 	}
 	for _, l := range pool.LeftOut {

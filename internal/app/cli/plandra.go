@@ -14,13 +14,13 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // printSlices prints the ResourceSlices of the configured node. Omitted devices are printed to
@@ -99,9 +99,9 @@ func (d divisionReader) Partitions(ctx context.Context, uuid string) (inventory.
 
 func slicesTable(w io.Writer, pool dra.Pool) {
 	for i, slice := range pool.Slices {
-		content := status.Count(len(slice.Devices), "device")
+		content := wording.Count(len(slice.Devices), "device")
 		if slice.SharedCounters != nil {
-			content = "counters of " + status.Count(len(slice.SharedCounters), "GPU")
+			content = "counters of " + wording.Count(len(slice.SharedCounters), "GPU")
 		}
 		fmt.Fprintf(w, "pool %s, slice %d of %d: %s\n", pool.Name, i+1, len(pool.Slices), content)
 		for _, set := range slice.SharedCounters {

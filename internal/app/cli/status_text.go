@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/terminal"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -326,7 +327,7 @@ func departingSentences(resources []status.Resource) []string {
 			sentences = append(sentences, fmt.Sprintf("%s %s: %s; still listed: %s", r.Name, d.ID, d.Reason, d.Waiting))
 		}
 		if more := len(r.Departing) - maxDeparting; more > 0 {
-			sentences = append(sentences, fmt.Sprintf("%s: %s, see -o json", r.Name, status.Count(more, "more device")))
+			sentences = append(sentences, fmt.Sprintf("%s: %s, see -o json", r.Name, wording.Count(more, "more device")))
 		}
 	}
 	return sentences

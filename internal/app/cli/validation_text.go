@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -20,7 +21,7 @@ func validationLine(s *status.Validation) string {
 	for _, d := range s.Devices {
 		counts[d.Result]++
 	}
-	text := fmt.Sprintf("proven on %d of %s", counts[status.Proven], status.Count(len(s.Devices), "device"))
+	text := fmt.Sprintf("proven on %d of %s", counts[status.Proven], wording.Count(len(s.Devices), "device"))
 	if n := counts[status.Failed]; n > 0 {
 		text += fmt.Sprintf(", failed on %d", n)
 	}

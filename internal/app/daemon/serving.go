@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
@@ -16,7 +17,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // Serving judges whether the plugin servers serve no less than was served on the node
@@ -94,7 +94,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	if given := len(options.NotOffered); given > 0 {
 		return true, "the device plugin has nothing to serve" +
 			cmp.Or(s.waiting(), fmt.Sprintf(": Dynamic Resource Allocation gives out %s, see status",
-				status.Count(given, "GPU")))
+				wording.Count(given, "GPU")))
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
 		return false, others + "; this one has nothing to serve: " + why(seen)
@@ -103,7 +103,7 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 		if held := len(server.Retiring); held > 0 {
 			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has "+
 				"nothing to serve: %s",
-				server.Resource, status.Count(held, "device"), why(seen))
+				server.Resource, wording.Count(held, "device"), why(seen))
 		}
 	}
 	return true, "nothing to serve: " + why(seen)
@@ -192,7 +192,7 @@ func (s *Serving) others(ctx context.Context, allocatable map[string][]string, f
 				}
 			}
 			if gpus > 0 {
-				return fmt.Sprintf("%s %s, with %s", name, source.what, status.Count(gpus, "device"))
+				return fmt.Sprintf("%s %s, with %s", name, source.what, wording.Count(gpus, "device"))
 			}
 		}
 	}

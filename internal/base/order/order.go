@@ -1,7 +1,10 @@
-// Package order sorts slices of large structs.
+// Package order sorts slices of large structs, and finds the earliest of some times.
 package order
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Sort sorts s by compare, which returns a negative number if a comes before b, and 0 if either may
 // come first. Equal elements keep their order.
@@ -24,4 +27,14 @@ func Sort[T any](s []T, compare func(a, b T) int) {
 		sorted[to] = s[from]
 	}
 	copy(s, sorted)
+}
+
+// Earliest returns the earliest of the nonzero times; zero if all are zero.
+func Earliest(times ...time.Time) (first time.Time) {
+	for _, t := range times {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	return first
 }

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 )
@@ -26,4 +27,22 @@ func TestSort(t *testing.T) {
 		}
 	}
 	order.Sort(nil, func(_, _ element) int { return 0 })
+}
+
+func TestEarliest(t *testing.T) {
+	at := time.Unix(1, 0)
+	for name, tt := range map[string]struct {
+		times []time.Time
+		want  time.Time
+	}{
+		"none":          {nil, time.Time{}},
+		"zero is never": {[]time.Time{{}, at, {}}, at},
+		"the first":     {[]time.Time{at, at.Add(1)}, at},
+		"the last":      {[]time.Time{at.Add(1), {}, at}, at},
+		"all are never": {[]time.Time{{}, {}}, time.Time{}},
+	} {
+		if got := order.Earliest(tt.times...); !got.Equal(tt.want) {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
 }

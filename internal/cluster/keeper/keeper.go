@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 )
 
@@ -176,7 +177,7 @@ func (k *Keeper) Run(ctx context.Context, parts ...*Slot) {
 		node := k.Newest() // after takeResults: the newest Node includes the results of writes
 		changes := []<-chan struct{}{woken, seen}
 		for _, p := range t.parts {
-			next = earlier(next, t.advance(ctx, p, node, now))
+			next = order.Earliest(next, t.advance(ctx, p, node, now))
 			if !p.working {
 				changes = append(append(changes, p.changed...), p.restored)
 			}
@@ -227,7 +228,7 @@ func (t *term) advance(ctx context.Context, p *Slot, node kubeapi.Node, now time
 	waits := p.waits(now)
 	switch {
 	case d.Act != nil && waits && p.actFailed, d.Act == nil && d.Patch != nil && waits:
-		return earlier(p.at, p.retryAt)
+		return order.Earliest(p.at, p.retryAt)
 	case d.Act != nil:
 		t.start(p, func() func(time.Time) {
 			err := d.Act(ctx)
@@ -242,7 +243,7 @@ func (t *term) advance(ctx context.Context, p *Slot, node kubeapi.Node, now time
 		t.turn.wanted = true
 	default:
 		if until := t.mayWrite(p); now.Before(until) {
-			return earlier(p.at, until)
+			return order.Earliest(p.at, until)
 		}
 		p.writingAt = now
 		t.start(p, func() func(time.Time) {
@@ -279,7 +280,7 @@ func (p *Slot) isDue(node kubeapi.Node, now time.Time) bool {
 func (p *Slot) waits(now time.Time) bool {
 	if p.restored != nil && isClosed(p.restored) {
 		p.restored = nil
-		p.retryAt = earlier(p.retryAt, now.Add(kubeapi.RestoreDelay()))
+		p.retryAt = order.Earliest(p.retryAt, now.Add(kubeapi.RestoreDelay()))
 	}
 	return now.Before(p.retryAt)
 }
@@ -461,12 +462,4 @@ func isClosed(c <-chan struct{}) bool {
 	default:
 		return false
 	}
-}
-
-// earlier returns the earlier of two times; zero means never.
-func earlier(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -268,7 +269,7 @@ func (p *ReleasePart) Want(node kubeapi.Node, now time.Time) Decision {
 	at := answer.Until
 	switch {
 	case !p.releasedHere: // the monitor keeps trying
-		at = earlier(at, p.attemptedAt.Add(releaseTimeout))
+		at = order.Earliest(at, p.attemptedAt.Add(releaseTimeout))
 	case p.standbys > 0:
 		p.state, p.answer.Reason = releasePending,
 			"another process of this program still has the driver open, for example in a rolling update"

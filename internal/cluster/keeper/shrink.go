@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/daemon"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/kubeapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
 )
@@ -124,7 +125,7 @@ func (p *ShrinkPart) checkPods(node kubeapi.Node, at time.Time) Decision {
 				"Cannot list the pods that the kubelet has admitted; the change continues after a timeout",
 				"reason", err.Error())
 		}
-		later := earlier(now.Add(kubeapi.Backoff(err, p.failures)), p.state.Tainted.Add(nodeevents.ShrinkTimeout))
+		later := order.Earliest(now.Add(kubeapi.Backoff(err, p.failures)), p.state.Tainted.Add(nodeevents.ShrinkTimeout))
 		if later.After(at) {
 			p.checkAt = later
 		}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -116,17 +117,13 @@ func (g GPU) Whole() bool { return len(g.Instances) == 0 }
 
 // Limit returns when FoldTime will next change something; zero for never.
 func (g GPU) Limit() time.Time {
-	limit := earliest(time.Time{}, g.Faults)
-	for _, i := range g.Instances {
-		limit = earliest(limit, i.Faults)
+	var limit time.Time
+	for _, f := range g.Faults {
+		limit = order.Earliest(limit, f.limit)
 	}
-	return limit
-}
-
-func earliest(limit time.Time, faults []Fault) time.Time {
-	for _, f := range faults {
-		if !f.limit.IsZero() && (limit.IsZero() || f.limit.Before(limit)) {
-			limit = f.limit
+	for _, i := range g.Instances {
+		for _, f := range i.Faults {
+			limit = order.Earliest(limit, f.limit)
 		}
 	}
 	return limit

@@ -426,9 +426,7 @@ func (t *nodeState) nodeWide() string {
 func (t *nodeState) limit() time.Time {
 	var limit time.Time
 	for _, g := range t.scan.GPUs {
-		if l := t.gpus[g.UUID].Limit(); !l.IsZero() && (limit.IsZero() || l.Before(limit)) {
-			limit = l
-		}
+		limit = order.Earliest(limit, t.gpus[g.UUID].Limit())
 	}
 	return limit
 }

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/cuda"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -81,7 +82,7 @@ func (p *Proofs) Run(ctx context.Context) error {
 			l.forget(ctx, s)
 			timer.Stop()
 			late := l.saveLate(ctx)
-			if next := earliest(late, l.begin(giveUp, s), l.checkInUse(giveUp, s)); !next.IsZero() {
+			if next := order.Earliest(late, l.begin(giveUp, s), l.checkInUse(giveUp, s)); !next.IsZero() {
 				timer.Reset(max(0, time.Until(next)))
 			}
 			l.show(ctx, s)
@@ -119,16 +120,6 @@ func (l *loop) end(ctx context.Context, giveUp func()) {
 			l.isChecking = false
 		}
 	}
-}
-
-// earliest returns the earliest of the nonzero times; zero if all are zero.
-func earliest(times ...time.Time) (first time.Time) {
-	for _, t := range times {
-		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
-			first = t
-		}
-	}
-	return first
 }
 
 // forget removes void verdicts: a later process could not know of the reset.

@@ -20,6 +20,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 // Pods is what happens to pods with GPUs before a change.
@@ -333,9 +335,9 @@ func begin(f Facts) Step {
 	case f.Unknown != "":
 		s.State, s.Reason = Waiting, "the pods with GPUs are not known: "+f.Unknown
 	case len(f.Users) > 0 && f.Pods == Evict:
-		s.Act, s.Reason = End, "pods with GPUs are evicted: "+list(f.Users)
+		s.Act, s.Reason = End, "pods with GPUs are evicted: "+wording.List(f.Users)
 	case len(f.Users) > 0:
-		s.State, s.Reason = Waiting, "waiting for the end of pods with GPUs: "+list(f.Users)
+		s.State, s.Reason = Waiting, "waiting for the end of pods with GPUs: "+wording.List(f.Users)
 	default:
 		s.Act, s.Reason, s.Percent = Swap, "the change begins", 10
 	}
@@ -381,9 +383,9 @@ func follow(f Facts, c Change) Step {
 		case !f.Released && !f.ReleasedByOthers:
 			s.Act, s.Reason = Release, "this program releases the driver"
 		case len(c.Holders) > 0 && f.Now.Sub(c.Since) >= HoldersLimit:
-			s.Act, s.Reason = Leave, "the driver is still in use: "+list(c.Holders)
+			s.Act, s.Reason = Leave, "the driver is still in use: "+wording.List(c.Holders)
 		case len(c.Holders) > 0:
-			s.Reason = "the driver is in use: " + list(c.Holders)
+			s.Reason = "the driver is in use: " + wording.List(c.Holders)
 		}
 	case Loading, Reverting:
 		if s.Reason == "" {
@@ -496,15 +498,4 @@ func has(folders []Folder) string {
 	slices.Sort(versions)
 	return "it has " + strings.Join(slices.Compact(versions), ", ") +
 		"; give it the image in driver.images of the chart, or set driver.source"
-}
-
-// maxListed is how many users a sentence names.
-const maxListed = 5
-
-func list(users []string) string {
-	users = slices.Sorted(slices.Values(users))
-	if len(users) > maxListed {
-		return fmt.Sprintf("%s and %d more", strings.Join(users[:maxListed], ", "), len(users)-maxListed)
-	}
-	return strings.Join(users, ", ")
 }

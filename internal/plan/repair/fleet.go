@@ -3,8 +3,9 @@ package repair
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 // The rule for the stop of all repairs.
@@ -53,14 +54,10 @@ func StopReason(asking []string, gpuNodes int) string {
 	if len(asking) <= StopNodes || len(asking)*100 <= gpuNodes*StopPercent {
 		return ""
 	}
-	const most = 5
-	names := strings.Join(asking[:min(len(asking), most)], ", ")
-	if more := len(asking) - most; more > 0 {
-		names += fmt.Sprintf(" and %d more", more)
-	}
 	of := "nodes"
 	if gpuNodes > 0 {
 		of = fmt.Sprintf("of %d GPU nodes", gpuNodes)
 	}
-	return fmt.Sprintf("%d %s asked for a repair within %v: %s", len(asking), of, StopTime, names)
+	return fmt.Sprintf("%d %s asked for a repair within %v: %s", len(asking), of, StopTime,
+		wording.List(asking))
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -240,9 +241,7 @@ func Decide(in Input) Decision {
 		step := Step{Index: g.Index, UUID: g.UUID, Fault: health.Why(), Since: health.Since}
 		var next time.Time
 		step.State, step.Reason, next = judge(in, g, health, members)
-		if !next.IsZero() && (d.Next.IsZero() || next.Before(d.Next)) {
-			d.Next = next
-		}
+		d.Next = order.Earliest(d.Next, next)
 		d.Steps = append(d.Steps, step)
 	}
 	for i := range d.Steps {

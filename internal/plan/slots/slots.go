@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 const (
@@ -127,7 +129,7 @@ func Refusal(r Request, rules Rules, c Cluster, now time.Time) string {
 	}
 	switch {
 	case len(c.Unfinished) > 0:
-		return fmt.Sprintf("nodes of earlier waves are not finished: %s", list(c.Unfinished))
+		return fmt.Sprintf("nodes of earlier waves are not finished: %s", wording.List(c.Unfinished))
 	case r.Wave > 0 && now.Sub(c.WellSince) < rules.Soak:
 		return fmt.Sprintf("the nodes of earlier waves must have been well for %v", rules.Soak)
 	case len(rules.Windows) > 0 && !slices.ContainsFunc(rules.Windows, func(w Window) bool { return w.Has(now) }):
@@ -156,26 +158,14 @@ func full(others []Slot) string {
 	}
 	var parts []string
 	if len(failed) > 0 {
-		parts = append(parts, fmt.Sprintf("failed: %s", list(failed)))
+		parts = append(parts, fmt.Sprintf("failed: %s", wording.List(failed)))
 	}
 	if len(changing) > 0 {
-		parts = append(parts, fmt.Sprintf("changing: %s", list(changing)))
+		parts = append(parts, fmt.Sprintf("changing: %s", wording.List(changing)))
 	}
 	reason := "all slots of the cluster are in use; " + strings.Join(parts, "; ")
 	if len(changing) == 0 {
 		reason += "; repair the nodes, or try again with kubectl gpu rollout retry NODE"
 	}
 	return reason
-}
-
-// maxListed is how many nodes a sentence names.
-const maxListed = 5
-
-// list returns the names, sorted, and how many more there are.
-func list(nodes []string) string {
-	nodes = slices.Sorted(slices.Values(nodes))
-	if len(nodes) > maxListed {
-		return fmt.Sprintf("%s and %d more", strings.Join(nodes[:maxListed], ", "), len(nodes)-maxListed)
-	}
-	return strings.Join(nodes, ", ")
 }

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 const (
@@ -86,7 +86,7 @@ func (d Devices) Check(devices int, simulated bool) error {
 	case len(distinct) != len(d.names):
 		return fmt.Errorf("a device is named twice: %s", d)
 	case d.names != nil && len(d.names) != devices, d.names == nil && len(d.nodes) > devices:
-		return fmt.Errorf("the container requested %s and got others: %s", status.Count(devices, "device"), d)
+		return fmt.Errorf("the container requested %s and got others: %s", wording.Count(devices, "device"), d)
 	case simulated:
 		return nil
 	case len(d.nodes) == 0:

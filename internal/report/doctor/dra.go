@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
@@ -87,8 +88,8 @@ func allocation(f *NodeFacts, r *findings) {
 	inSlices := offeredTwice(f, s, r)
 	waiting(s.DRA, r)
 	if !r.hasProblem() {
-		published := status.Count(s.DRA.Slices, "ResourceSlice")
-		r.ok(fmt.Sprintf("%s of %d in %s", status.Count(inSlices, "GPU"), len(s.DRA.GPUs), published), "status: dra")
+		published := wording.Count(s.DRA.Slices, "ResourceSlice")
+		r.ok(fmt.Sprintf("%s of %d in %s", wording.Count(inSlices, "GPU"), len(s.DRA.GPUs), published), "status: dra")
 	}
 }
 

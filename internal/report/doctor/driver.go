@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -139,7 +140,7 @@ func gpus(f *NodeFacts, r *findings) {
 		}
 	}
 	if !r.hasProblem() {
-		r.ok(status.Count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
+		r.ok(wording.Count(len(f.GPUs.Value), "GPU") + " on the PCI bus, bound to nvidia")
 	}
 }
 
@@ -231,7 +232,7 @@ func deviceNodes(f *NodeFacts, r *findings) {
 		judgeNodes(f.Devices.Value, r)
 	}
 	if !r.hasProblem() {
-		r.ok(status.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder,
+		r.ok(wording.Count(len(f.Devices.Value.GPUs), "GPU")+" with device nodes below "+f.Devices.Value.Folder,
 			"/proc/devices")
 	}
 	if own := f.Container; own.Missing == "" && !slices.ContainsFunc(own.Value.Nodes, named("nvidiactl")) {
@@ -464,11 +465,11 @@ func fabricManager(f *NodeFacts, r *findings) {
 	case !require(r, f.Processes):
 	case f.runs("nv-fabricmanager"):
 		r.ok("Fabric Manager is running", "process nv-fabricmanager",
-			status.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
+			wording.Count(len(f.NVSwitches.Value), "NVSwitch")+" on the PCI bus")
 	default:
 		r.fail("fabric-manager-off",
 			"The node has NVSwitches, but Fabric Manager is not running: CUDA cannot be initialized",
-			[]string{status.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus",
+			[]string{wording.Count(len(f.NVSwitches.Value), "NVSwitch") + " on the PCI bus",
 				"no process nv-fabricmanager"}, service, log)
 	}
 }

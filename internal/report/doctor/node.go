@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
@@ -86,7 +87,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 					"; its program must write the spec again"
 			}
 			r.warn("cdi-spec-old", fmt.Sprintf("The CDI spec of %s is out of date: of its %s, %d cannot be found",
-				s.Kind, status.Count(s.Named, "file"), len(s.Absent)),
+				s.Kind, wording.Count(s.Named, "file"), len(s.Absent)),
 				[]string{s.Path, s.Absent[0] + " does not exist"}, commands)
 		}
 		for _, d := range s.Devices {
@@ -109,7 +110,7 @@ func cdiSpecs(f *NodeFacts, r *findings) {
 			"ls -l "+strings.ReplaceAll(pair, " and ", " ")+"   # keep the newer one")
 	}
 	if !r.hasProblem() {
-		r.ok(status.Count(len(f.Specs.Value), "CDI spec") + " for NVIDIA's devices can be used")
+		r.ok(wording.Count(len(f.Specs.Value), "CDI spec") + " for NVIDIA's devices can be used")
 	}
 }
 
@@ -188,7 +189,7 @@ func kubelet(f *NodeFacts, r *findings) {
 		if f.Daemon.Missing == "" && k.Registered[name] > 0 && strings.HasPrefix(name, "nvidia.com/") &&
 			!slices.ContainsFunc(f.Daemon.Value.Status.Resources, serves) {
 			r.warn("kubelet-counts-differ",
-				"The kubelet counts "+status.Count(k.Registered[name], "healthy device")+" of "+name+
+				"The kubelet counts "+wording.Count(k.Registered[name], "healthy device")+" of "+name+
 					", which this daemon does not serve",
 				[]string{folder(k.Socket) + "kubelet_internal_checkpoint"}, pods)
 		}
@@ -204,7 +205,7 @@ func podResources(f *NodeFacts, r *findings) {
 	}
 	switch p := f.PodResources.Value; {
 	case p.Problem == "":
-		r.ok("PodResources answers; the kubelet counts " + status.Count(p.Devices, "device"))
+		r.ok("PodResources answers; the kubelet counts " + wording.Count(p.Devices, "device"))
 	case f.Kubelet.Missing == "" && f.Kubelet.Value.Refused == "":
 		r.warn("pod-resources-silent",
 			"PodResources does not answer, so the end of a pod may be noticed late: "+p.Problem, []string{p.Socket},
@@ -331,7 +332,7 @@ func daemon(f *NodeFacts, r *findings) {
 		r.warn("daemon-degraded", "The daemon is "+state+": "+s.Summary.Text, nil, "gpu-device-plugin status")
 	}
 	if !r.hasProblem() {
-		resources, gpus := status.Count(len(s.Resources), "resource"), status.Count(len(s.GPUs), "GPU")
+		resources, gpus := wording.Count(len(s.Resources), "resource"), wording.Count(len(s.GPUs), "GPU")
 		r.ok(fmt.Sprintf("The daemon serves %s of %s", resources, gpus), "version "+s.Version)
 	}
 }

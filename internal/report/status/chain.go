@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
@@ -159,7 +160,7 @@ func cudaStep(s Status, _ Evidence) ReadyStep {
 			why = fmt.Sprintf("device %s: %s", d.Index, d.Reason)
 		}
 	}
-	text := fmt.Sprintf("proven on %d of %s", proven, Count(len(s.Validation.Devices), "device"))
+	text := fmt.Sprintf("proven on %d of %s", proven, wording.Count(len(s.Validation.Devices), "device"))
 	if why != "" {
 		text += "; " + why
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 // A Change is one difference between two Statuses. Like a Status, its JSON is a public interface of
@@ -169,7 +171,7 @@ func facts(s Status) []Change {
 		facts = append(facts, Change{Kind: kindResource, Name: r.Name, Reason: r.Problem,
 			To: fmt.Sprintf("%d of %d devices Healthy, %s", r.Healthy+r.Unoffered, r.Devices, r.Server)})
 		if len(r.Departing) > 0 {
-			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: Count(len(r.Departing), "device"),
+			facts = append(facts, Change{Kind: "departing", Name: r.Name, To: wording.Count(len(r.Departing), "device"),
 				Reason: r.Departing[0].Reason})
 		}
 	}

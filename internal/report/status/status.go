@@ -6,6 +6,7 @@ package status
 import (
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
@@ -175,7 +176,7 @@ func (l Lead) String() string {
 		text += " since " + Stamp(l.Since)
 	}
 	if l.Standbys > 0 {
-		text += "; " + Count(l.Standbys, "standby")
+		text += "; " + wording.Count(l.Standbys, "standby")
 	}
 	if l.PreviousLeader != "" {
 		text += "; GPUs are not changed: " + l.PreviousLeader + " led before and is still running"

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
@@ -216,9 +217,9 @@ func gpus(all []Device) string {
 			instances++
 		}
 	}
-	text := Count(len(all)-instances, "GPU")
+	text := wording.Count(len(all)-instances, "GPU")
 	if instances > 0 {
-		text += " and " + Count(instances, "MIG device")
+		text += " and " + wording.Count(instances, "MIG device")
 	}
 	return text + " Healthy"
 }
@@ -231,18 +232,6 @@ func GPUList(indices []string) string {
 	return "GPUs " + strings.Join(indices, ", ")
 }
 
-// Count returns a number of things as text: "1 GPU", "2 GPUs", "2 NVSwitches".
-func Count(n int, what string) string {
-	switch {
-	case n == 1:
-	case strings.HasSuffix(what, "ch"):
-		what += "es"
-	default:
-		what += "s"
-	}
-	return fmt.Sprint(n, " ", what)
-}
-
 // maxCounts is how many resources a Summary counts.
 const maxCounts = 3
 
@@ -251,7 +240,7 @@ func counts(resources []Resource) []string {
 	var counts []string
 	for i, r := range resources {
 		if i == maxCounts {
-			return append(counts, Count(len(resources)-i, "more resource"))
+			return append(counts, wording.Count(len(resources)-i, "more resource"))
 		}
 		count := fmt.Sprintf("%s: %d of %d", r.Name, r.Healthy, r.Devices)
 		if r.Unoffered > 0 {

@@ -24,17 +24,6 @@ func fine() status.Status {
 	}
 }
 
-func TestCount(t *testing.T) {
-	for want, got := range map[string]string{
-		"0 GPUs": status.Count(0, "GPU"), "1 GPU": status.Count(1, "GPU"), "2 GPUs": status.Count(2, "GPU"),
-		"1 NVSwitch": status.Count(1, "NVSwitch"), "3 NVSwitches": status.Count(3, "NVSwitch"),
-	} {
-		if got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
 func TestSummarize(t *testing.T) {
 	t.Parallel()
 	three := 3

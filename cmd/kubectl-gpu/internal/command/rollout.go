@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/cluster"
 	"github.com/gpu-device-plugin/gpu-device-plugin/cmd/kubectl-gpu/internal/view"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 func (p *plugin) newRollout() *cobra.Command {
@@ -65,9 +66,6 @@ func (p *plugin) newRolloutStatus() *cobra.Command {
 	return cmd
 }
 
-// maxNames is how many nodes a sentence names.
-const maxNames = 5
-
 // summary says in a sentence how the changes go on.
 func summary(r view.Rollout) string {
 	count := map[view.SlotState]int{}
@@ -82,11 +80,7 @@ func summary(r view.Rollout) string {
 		}
 	}
 	if len(r.Waiting) > 0 {
-		names := r.Waiting[:min(len(r.Waiting), maxNames)]
-		text += ": " + strings.Join(names, ", ")
-		if more := len(r.Waiting) - len(names); more > 0 {
-			text += fmt.Sprintf(" and %d more", more)
-		}
+		text += ": " + wording.List(r.Waiting)
 	}
 	if r.Paused {
 		reason := ""

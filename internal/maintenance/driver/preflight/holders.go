@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 // A Holder is a pod, process, service, module or screen that uses the driver and prevents its unload.
@@ -167,11 +168,11 @@ func (p Process) holder() (kind, name, release string) {
 // unreadProcesses reports processes whose files were not read.
 func unreadProcesses(p Processes, r *judgment) {
 	if p.Closed > 0 {
-		r.skip(fmt.Sprintf("The open files of %d of %s could not be read", p.Closed, count(p.Number, "process")),
+		r.skip(fmt.Sprintf("The open files of %d of %s could not be read", p.Closed, wording.Count(p.Number, "process")),
 			"# run gpu-device-plugin driver preflight as root on the node, with all capabilities")
 	}
 	if p.Late {
-		r.skip(fmt.Sprintf("Not all of %s answered in time", count(p.Number, "process")),
+		r.skip(fmt.Sprintf("Not all of %s answered in time", wording.Count(p.Number, "process")),
 			"ps -eo pid,stat,comm | awk '$2 ~ /^D/'   # processes that hang in the kernel")
 	}
 }
@@ -193,7 +194,7 @@ func foreignModules(f *Facts, add func(kind, name, release string) *Holder) {
 			h := add(KindModule, user, "unload the module: modprobe -r "+shellWord(user))
 			h.Uses = append(h.Uses, "module "+m.Name)
 			if n := references[user]; n > 0 {
-				h.Uses = append(h.Uses, count(n, "reference"))
+				h.Uses = append(h.Uses, wording.Count(n, "reference"))
 				h.Release = "stop what uses the module, then unload it: modprobe -r " + shellWord(user)
 			}
 		}
@@ -224,7 +225,7 @@ func references(f *Facts, r *judgment) {
 		if !explained(name) {
 			r.add(diagnosis.Warning, "unknown-holder",
 				fmt.Sprintf("The module %s has %s of something that was not found", name,
-					count(direct[name], "reference")), []string{"/proc/modules: " + name},
+					wording.Count(direct[name], "reference")), []string{"/proc/modules: " + name},
 				"fuser -v /dev/nvidia* /dev/dri/*   # as root on the node")
 		}
 	}

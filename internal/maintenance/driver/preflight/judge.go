@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 // The verdicts on a node.
@@ -162,7 +163,7 @@ func (r *Report) summarize(f *Facts) {
 	case len(errors) > 0:
 		r.Verdict, r.Summary = Blocked, "blocked: "+errors[0]
 		if more := len(errors) - 1; more > 0 {
-			r.Summary += fmt.Sprintf("; and %s", count(more, "more problem"))
+			r.Summary += fmt.Sprintf("; and %s", wording.Count(more, "more problem"))
 		}
 		if users != "" {
 			r.Summary += "; in use by " + users
@@ -177,10 +178,10 @@ func (r *Report) summarize(f *Facts) {
 		r.Verdict, r.Summary = Ready, "ready: "+unused(f, f.name())
 	}
 	if warnings > 0 {
-		r.Summary += "; " + count(warnings, "warning")
+		r.Summary += "; " + wording.Count(warnings, "warning")
 	}
 	if r.NotChecked > 0 {
-		r.Summary += fmt.Sprintf("; %s not made", count(r.NotChecked, "check"))
+		r.Summary += fmt.Sprintf("; %s not made", wording.Count(r.NotChecked, "check"))
 	}
 }
 
@@ -209,7 +210,7 @@ func users(all []Holder) string {
 		if len(names) == 0 {
 			continue
 		}
-		text := count(len(names), kind) + " (" + strings.Join(names[:min(len(names), maxNamed)], ", ")
+		text := wording.Count(len(names), kind) + " (" + strings.Join(names[:min(len(names), maxNamed)], ", ")
 		if len(names) > maxNamed {
 			text += ", …"
 		}
@@ -219,16 +220,4 @@ func users(all []Holder) string {
 		return strings.Join(parts, "")
 	}
 	return strings.Join(parts[:len(parts)-1], ", ") + " and " + parts[len(parts)-1]
-}
-
-// count returns a number with a noun.
-func count(n int, noun string) string {
-	switch {
-	case n == 1:
-	case strings.HasSuffix(noun, "s"):
-		noun += "es"
-	default:
-		noun += "s"
-	}
-	return fmt.Sprint(n, " ", noun)
 }

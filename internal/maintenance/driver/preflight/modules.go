@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 )
 
 // kernels judges whether the kernels of this and of the next boot are known.
@@ -194,7 +195,7 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 		}
 	}
 	if len(unread) > 0 {
-		r.skip(fmt.Sprintf("%s of %s not read: %s %s", count(len(unread), "module file"), boot, unread[0], reason),
+		r.skip(fmt.Sprintf("%s of %s not read: %s %s", wording.Count(len(unread), "module file"), boot, unread[0], reason),
 			"modinfo "+shellWord(unread[0]))
 	}
 	cores := filter(files, isCore)
@@ -277,7 +278,7 @@ func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []s
 		}
 		r.add(diagnosis.Error, "unsigned-modules",
 			fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was rejected by service",
-				count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
+				wording.Count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
 			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil "+
 				"--import")
 	}
