@@ -4,6 +4,7 @@
 //   - supervise: runs tasks, and restarts them with a backoff.
 //   - statefile: reads and writes whole files, with deadlines for a hanging disk.
 //   - lead: elects the leading process of a node, and sends its values to the standbys.
+//   - eviction: repeats requests to evict pods.
 //   - control: the control socket between commands and the daemon.
 //   - driverroot: folders, links and libraries below the driver root.
 //   - diagnosis: facts about a node that may be unknown, and findings of its checks.

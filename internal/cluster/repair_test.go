@@ -24,6 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
@@ -145,7 +146,7 @@ func (p *patient) start() {
 			return u
 		},
 		Rank: func(context.Context, []policy.Pod) error { return nil },
-		Evict: func(_ context.Context, pod policy.Pod) error {
+		Evict: func(_ context.Context, pod mig.Pod) error {
 			return fuse.step("evict", func() error { return p.evict(pod.Name) })
 		},
 		Admit: func(what string) error { return cluster().MayRepair(what) },

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
@@ -53,7 +54,7 @@ func (r *reconciler) awaitClients(ctx context.Context, hold resource.GPUHold) (r
 		r.gpu.pausedSince = now
 	}
 	reason := "in use by " + holders(all)
-	if now.Sub(r.gpu.pauseRequestedAt) >= evictInterval {
+	if now.Sub(r.gpu.pauseRequestedAt) >= eviction.Interval {
 		r.report(PhaseWaiting, reason, hold) // from now on no label is reset
 		r.gpu.pauseRequestedAt = now
 		limited, cancel := context.WithTimeout(ctx, pauseTimeout)

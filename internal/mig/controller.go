@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
@@ -106,7 +107,7 @@ type gpuAttempts struct {
 	failures         int       // in a row
 	dividedAt        time.Time // when the GPU last reached the DesiredLayout
 	waitingSince     time.Time // start of the wait for users
-	evictions        map[Pod]eviction
+	evictions        eviction.Evictions
 	hasRun           bool      // at least one reconciliation has run
 	driverInUse      bool      // the driver refused a change because the GPU is in use
 	pausedSince      time.Time // when DaemonSets were paused; zero if they are not
@@ -219,8 +220,8 @@ func (c *Controller) startDue(desired DesiredLayout, snapshot inventory.Snapshot
 			continue
 		}
 		if changed {
-			g.failures, g.dividedAt, g.waitingSince, g.evictions = 0, time.Time{}, time.Time{}, nil
-			g.driverInUse = false
+			g.failures, g.dividedAt, g.waitingSince, g.driverInUse = 0, time.Time{}, time.Time{}, false
+			g.evictions = eviction.Evictions{}
 			g.pausedSince, g.pauseEndedAt, g.pauseRequestedAt = time.Time{}, time.Time{}, time.Time{}
 		}
 		g.running, g.desired, g.division, g.journalChanges = true, &desired, division, journalChanges

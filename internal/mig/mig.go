@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 )
@@ -136,7 +137,7 @@ func (h Holder) String() string {
 }
 
 // A Pod identifies a pod. Either Name or UID may be empty.
-type Pod struct{ Namespace, Name, UID string }
+type Pod = eviction.Pod
 
 // A Driver divides GPUs. All methods return when ctx ends.
 type Driver interface {

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -449,7 +450,8 @@ func (r *reconciler) backoff(limit time.Duration) time.Duration {
 
 // done reports that nothing needs to change, and releases the hold.
 func (r *reconciler) done(p Phase, reason string) result {
-	r.gpu.failures, r.Holders, r.gpu.waitingSince, r.gpu.evictions, r.gpu.driverInUse = 0, nil, time.Time{}, nil, false
+	r.gpu.failures, r.Holders, r.gpu.waitingSince, r.gpu.driverInUse = 0, nil, time.Time{}, false
+	r.gpu.evictions = eviction.Evictions{}
 	return r.requeue(p, reason, 0, resource.GPUHold{})
 }
 

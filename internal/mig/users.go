@@ -2,21 +2,14 @@ package mig
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
-)
-
-const (
-	// evictInterval is the time between two evictions of a pod that does not end;
-	// evictTimeout limits one request.
-	evictInterval = 10 * time.Second
-	evictTimeout  = 10 * time.Second
 )
 
 // markPodInstances marks the instances that pods hold as in use.
@@ -43,7 +36,7 @@ func (r *reconciler) markPodInstances(ctx context.Context, now *layout.GPU) {
 func (r *reconciler) awaitUsers(ctx context.Context, c layout.GPUChange, hold resource.GPUHold) (result, bool) {
 	err := r.findHolders(ctx, c)
 	if len(r.Holders) == 0 && err == nil {
-		r.gpu.waitingSince, r.gpu.evictions = time.Time{}, nil
+		r.gpu.waitingSince, r.gpu.evictions = time.Time{}, eviction.Evictions{}
 		return result{}, false
 	}
 	now := time.Now()
@@ -66,15 +59,15 @@ func (r *reconciler) awaitUsers(ctx context.Context, c layout.GPUChange, hold re
 	reason := "in use by " + holders(r.Holders)
 	if r.desired.Evict && r.options.Evictor != nil {
 		if r.desired.EvictTimeout > 0 && waited >= r.desired.EvictTimeout {
-			r.gpu.waitingSince, r.gpu.evictions = time.Time{}, nil
+			r.gpu.waitingSince, r.gpu.evictions = time.Time{}, eviction.Evictions{}
 			res := r.requeue(PhaseFailed, fmt.Sprintf("%s for more than %v", reason, r.desired.EvictTimeout),
 				r.backoff(retryMax),
 				resource.GPUHold{})
 			res.failed = true
 			return res, true
 		}
-		if err := r.evict(ctx); err != nil {
-			reason += ": " + err.Error()
+		if refusals := r.evict(ctx); refusals != "" {
+			reason += ": " + refusals
 		}
 	}
 	return r.requeue(PhaseWaiting, reason, slowPoll, hold), true
@@ -134,39 +127,14 @@ func (r *reconciler) findHolders(ctx context.Context, c layout.GPUChange) error 
 	return err
 }
 
-// An eviction is the last request to evict a pod: its time, and the reason of a refusal by
-// the API server.
-type eviction struct {
-	at      time.Time
-	refused error
-}
-
-// evict evicts the pods among the Holders, repeatedly until they end. The error says why some are
-// not evicted.
-func (r *reconciler) evict(ctx context.Context) error {
-	if r.gpu.evictions == nil {
-		r.gpu.evictions = map[Pod]eviction{}
-	}
+// evict evicts the pods among the Holders, repeatedly until they end. It returns why some are not
+// evicted; empty if all are.
+func (r *reconciler) evict(ctx context.Context) string {
 	var pods []Pod
-	var problems []error
 	for _, h := range r.Holders {
-		if h.PID != 0 || slices.Contains(pods, h.Pod) {
-			continue
+		if h.PID == 0 && !slices.Contains(pods, h.Pod) {
+			pods = append(pods, h.Pod)
 		}
-		pods = append(pods, h.Pod)
-		last, requested := r.gpu.evictions[h.Pod]
-		if now := time.Now(); !requested || now.Sub(last.at) >= evictInterval {
-			limited, cancel := context.WithTimeout(ctx, evictTimeout)
-			last = eviction{now, r.options.Evictor.Evict(limited, h.Pod)}
-			cancel()
-			r.gpu.evictions[h.Pod] = last
-			if last.refused == nil {
-				r.log.Info("Evicted a pod so that its GPU can be repartitioned",
-					"gpu", r.UUID, "namespace", h.Pod.Namespace, "pod",
-					h.Pod.Name)
-			}
-		}
-		problems = append(problems, last.refused)
 	}
-	return errors.Join(problems...)
+	return r.gpu.evictions.Evict(ctx, time.Now(), "MIG layout of GPU "+r.UUID, pods, r.options.Evictor.Evict)
 }

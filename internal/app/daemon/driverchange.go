@@ -37,9 +37,7 @@ func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
 			return w.cluster.SlotSince(), err
 		},
 		Users: w.usersForSwap,
-		Evict: func(ctx context.Context, p driverswap.User) error {
-			return w.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name})
-		},
+		Evict: func(ctx context.Context, p mig.Pod) error { return w.cluster.Evict(ctx, p) },
 		Released: func(ctx context.Context) (here, elsewhere bool, err error) {
 			seen, err := w.gpus.monitor.Status(ctx)
 			return seen.ForChange, !seen.ForChange && !seen.Quiesced.IsZero(), err

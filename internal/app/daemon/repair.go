@@ -28,10 +28,8 @@ func (w *maintenanceWing) newRepairs() *repair.Repairs {
 		Snapshots: w.gpus.monitor.Snapshots(), Users: w.usersForRepair,
 		CreatesMIG: func() bool { return w.mig.choice != nil && w.mig.choice.Desired().Value().Layout != "" },
 		Rank:       func(ctx context.Context, pods []policy.Pod) error { return w.cluster.RankPods(ctx, pods) },
-		Evict: func(ctx context.Context, p policy.Pod) error {
-			return w.cluster.Evict(ctx, mig.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID})
-		},
-		Admit: w.admitRepair, Reset: w.resets.Reset,
+		Evict:      func(ctx context.Context, p mig.Pod) error { return w.cluster.Evict(ctx, p) },
+		Admit:      w.admitRepair, Reset: w.resets.Reset,
 		Resetting: func() bool { return w.resets.Status().Value().Withholds() }, StateDir: w.startup.StateDir,
 		Write: func(path string, v any) error { return statefile.WriteStateIf(path, v, w.lead.Check) },
 	})

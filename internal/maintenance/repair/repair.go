@@ -13,6 +13,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -25,12 +26,11 @@ const (
 	// between two requests for a slot of the cluster. While nothing can begin, it is slowInterval.
 	queryInterval = 5 * time.Second
 	slowInterval  = 30 * time.Second
-	// evictInterval is the time between two evictions of a pod that does not end, and evictTimeout limits
-	// one request. After evictLimit, the pods of the GPU are left alone for evictPause.
-	evictInterval = 10 * time.Second
-	evictTimeout  = 10 * time.Second
-	evictLimit    = 10 * time.Minute
-	evictPause    = time.Hour
+	// rankTimeout limits the time to read the priorities of pods.
+	rankTimeout = 10 * time.Second
+	// After evictLimit, the pods of a GPU are left alone for evictPause.
+	evictLimit = 10 * time.Minute
+	evictPause = time.Hour
 	// pause is the time after a reset that was not tried, and after an error of the disk.
 	pause = 30 * time.Second
 )
@@ -45,7 +45,7 @@ type Options struct {
 	// Rank sets priority and creation time of pods. Evict evicts a pod within its disruption budget,
 	// and returns nil if the pod is terminating or gone. Both are for the mode Evict.
 	Rank  func(ctx context.Context, pods []policy.Pod) error
-	Evict func(ctx context.Context, pod policy.Pod) error
+	Evict func(ctx context.Context, pod eviction.Pod) error
 	// CreatesMIG reports whether the daemon creates MIG devices again after a reset.
 	CreatesMIG func() bool
 	// Admit returns why a repair must not begin now, by the rules of the cluster; nil if it may. The
@@ -74,14 +74,8 @@ type Repairs struct {
 	latestReason     string    // of the first step, for the log
 	evictFor         string    // the GPU whose pods are evicted; empty for none
 	evictSince       time.Time
-	evictions        map[policy.Pod]eviction // of this GPU
-	evictAfter       map[string]time.Time    // by UUID of the GPU
-}
-
-// An eviction is the last request to evict a pod: its time, and why the API server refused it.
-type eviction struct {
-	at      time.Time
-	refused error
+	evictions        eviction.Evictions   // of this GPU
+	evictAfter       map[string]time.Time // by UUID of the GPU
 }
 
 // New returns Repairs that do nothing yet.
@@ -158,7 +152,7 @@ func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapsh
 	d := policy.Decide(in)
 	busy := r.options.Resetting()
 	if d.EvictFor != r.evictFor {
-		r.evictFor, r.evictSince, r.evictions = d.EvictFor, time.Time{}, map[policy.Pod]eviction{}
+		r.evictFor, r.evictSince, r.evictions = d.EvictFor, time.Time{}, eviction.Evictions{}
 	}
 	if d.EvictFor != "" && !busy {
 		return r.evict(ctx, mode, d, now)
@@ -190,7 +184,7 @@ func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapsh
 
 // rank sets priority and age of the pods. If the API server does not answer, they count as equal.
 func (r *Repairs) rank(ctx context.Context, users map[string]policy.Users) {
-	ctx, cancel := context.WithTimeout(ctx, evictTimeout)
+	ctx, cancel := context.WithTimeout(ctx, rankTimeout)
 	defer cancel()
 	for _, u := range users {
 		if len(u.Pods) == 0 {
@@ -221,26 +215,13 @@ func (r *Repairs) evict(ctx context.Context, mode policy.Mode, d policy.Decision
 	if r.evictSince.IsZero() {
 		r.evictSince = now
 	}
-	var refused []string
-	for _, pod := range d.Evict {
-		key := policy.Pod{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		last, requested := r.evictions[key]
-		if !requested || now.Sub(last.at) >= evictInterval {
-			limited, cancel := context.WithTimeout(ctx, evictTimeout)
-			last = eviction{now, r.options.Evict(limited, pod)}
-			cancel()
-			if r.evictions[key] = last; last.refused == nil && !requested {
-				klog.FromContext(ctx).Info("Evicted a pod so that its GPU can be repaired", "gpu", d.EvictFor,
-					"namespace", pod.Namespace, "pod", pod.Name)
-			}
-		}
-		if last.refused != nil {
-			refused = append(refused, last.refused.Error())
-		}
+	var pods []eviction.Pod
+	for _, p := range d.Evict {
+		pods = append(pods, eviction.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID})
 	}
 	step.Reason += "; the pods are evicted"
-	if len(refused) > 0 {
-		step.Reason += ": " + strings.Join(refused, ", ")
+	if refusals := r.evictions.Evict(ctx, now, "repair of GPU "+d.EvictFor, pods, r.options.Evict); refusals != "" {
+		step.Reason += ": " + refusals
 	}
 	r.publish(ctx, mode, d.Steps, true)
 	return queryInterval

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
@@ -140,7 +141,7 @@ func (n *node) start() *process {
 			}
 			return nil
 		},
-		Evict: func(_ context.Context, pod policy.Pod) (err error) {
+		Evict: func(_ context.Context, pod eviction.Pod) (err error) {
 			n.set(func() {
 				n.evicted = append(n.evicted, pod.Name)
 				if err = n.budget; err == nil {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
@@ -33,8 +34,6 @@ const (
 	// callTimeout limits a call of gpu-driver, and actTimeout another act.
 	callTimeout = 5 * time.Second
 	actTimeout  = 30 * time.Second
-	// evictInterval is the time between two evictions of a pod that does not end.
-	evictInterval = 10 * time.Second
 )
 
 // A User is a pod that has a GPU, or a prepared claim. A claim has no namespace.
@@ -46,6 +45,8 @@ func (u User) String() string {
 	}
 	return u.Namespace + "/" + u.Name
 }
+
+func (u User) pod() eviction.Pod { return eviction.Pod{Namespace: u.Namespace, Name: u.Name} }
 
 // A Wanted is what the configuration says about the driver.
 type Wanted struct {
@@ -70,7 +71,7 @@ type Options struct {
 	// Users returns the users of GPUs that the kubelet and the claims know. Evict evicts a pod within
 	// its disruption budget.
 	Users func(ctx context.Context) ([]User, error)
-	Evict func(ctx context.Context, pod User) error
+	Evict func(ctx context.Context, pod eviction.Pod) error
 	// Released reports whether Release (here), or quiesce or a request on the Node (elsewhere), has
 	// released the driver. Use uses the driver again.
 	Released     func(ctx context.Context) (here, elsewhere bool, err error)
@@ -93,9 +94,8 @@ type Swaps struct {
 	withheld  time.Time // since when GPUs are withheld; zero if they are not
 	tried     time.Time // since when a new driver is tried; zero if none is
 	silent    time.Time // begin of Facts.SilentFor; zero if it is zero
-	evicted   map[User]time.Time
-	refusals  map[User]error // of evictions
-	noFetch   string         // why gpu-driver has refused to download the driver; empty if it has not
+	evictions eviction.Evictions
+	noFetch   string // why gpu-driver has refused to download the driver; empty if it has not
 	lastAct   policy.Act
 	lastState policy.State
 }
@@ -104,7 +104,7 @@ type Swaps struct {
 func New(o Options) *Swaps {
 	o.Clock = cmp.Or[clock.Clock](o.Clock, clock.RealClock{})
 	first := policy.Status{Withholds: o.Socket != "" && driverapi.IsUnderWay(filepath.Dir(o.Socket), o.BootID)}
-	return &Swaps{options: o, status: feed.New(first), evicted: map[User]time.Time{}, refusals: map[User]error{}}
+	return &Swaps{options: o, status: feed.New(first)}
 }
 
 // Status is the feed of the progress. It is not Known before the first answer of gpu-driver, and after
@@ -223,8 +223,8 @@ func (s *Swaps) facts(ctx context.Context, w Wanted) (f policy.Facts, users []Us
 		}
 		for _, u := range users {
 			text := u.String()
-			if refused := s.refusals[u]; refused != nil {
-				text += " (" + refused.Error() + ")"
+			if refusal := s.evictions.Refusal(u.pod()); refusal != "" {
+				text += " (" + refusal + ")"
 			}
 			f.Users = append(f.Users, text)
 		}
@@ -257,11 +257,10 @@ func change(version string) string { return "driver " + version }
 // act performs the act of a step.
 func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []User, before []string) error {
 	if step.Act == policy.End {
-		s.evict(ctx, users)
+		s.evict(ctx, w.Version, users)
 		return nil
 	}
-	clear(s.evicted)
-	clear(s.refusals)
+	s.evictions = eviction.Evictions{}
 	ctx, cancel := context.WithTimeout(ctx, actTimeout)
 	defer cancel()
 	call := func(name string, a driverapi.Arguments) error {
@@ -291,17 +290,15 @@ func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []Use
 	return nil
 }
 
-// evict evicts the pods that have not been evicted lately. The status names refusals with the pod.
-func (s *Swaps) evict(ctx context.Context, users []User) {
+// evict evicts the pods among the users. The status names refusals with the pod.
+func (s *Swaps) evict(ctx context.Context, version string, users []User) {
+	var pods []eviction.Pod
 	for _, u := range users {
-		if u.Namespace == "" || s.options.Clock.Since(s.evicted[u]) < evictInterval {
-			continue
+		if u.Namespace != "" {
+			pods = append(pods, u.pod())
 		}
-		s.evicted[u] = s.options.Clock.Now()
-		limited, cancel := context.WithTimeout(ctx, callTimeout)
-		s.refusals[u] = s.options.Evict(limited, u)
-		cancel()
 	}
+	s.evictions.Evict(ctx, s.options.Clock.Now(), change(version), pods, s.options.Evict)
 }
 
 var errNoSocket = errors.New("its socket is in the folder of --state-dir, which is empty")

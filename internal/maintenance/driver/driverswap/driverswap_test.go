@@ -13,6 +13,7 @@ import (
 
 	clocktest "k8s.io/utils/clock/testing"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/eviction"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
@@ -128,11 +129,11 @@ func (n *node) prepare() {
 		Users: func(context.Context) ([]driverswap.User, error) {
 			return locked(n, func() []driverswap.User { return slices.Clone(n.users) }), nil
 		},
-		Evict: func(_ context.Context, p driverswap.User) error {
+		Evict: func(_ context.Context, p eviction.Pod) error {
 			return locked(n, func() error {
 				if n.budget == nil {
-					n.acts.note("evict " + p.String())
-					n.users = slices.DeleteFunc(n.users, func(u driverswap.User) bool { return u == p })
+					n.acts.note("evict " + p.Namespace + "/" + p.Name)
+					n.users = slices.DeleteFunc(n.users, func(u driverswap.User) bool { return u.Name == p.Name })
 				}
 				return n.budget
 			})
