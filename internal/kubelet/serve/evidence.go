@@ -10,53 +10,29 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
-// accounts reads the kubelet's checkpoint and asks PodResources. Use it from one
-// goroutine only.
+// accounts reads the kubelet's checkpoint and asks PodResources. Use it from one goroutine only.
 type accounts struct {
 	Collaborators
-	kubelet  uint64 // incarnation of the kubelet at the last reading
-	answered bool   // this kubelet has answered through PodResources
+	evidence holders.Evidence
 }
 
 // read returns which pods hold devices.
-//
-// The checkpoint names every pod that holds a device, because the kubelet itself
-// starts from the checkpoint. PodResources leaves out init containers, and most
-// pods until the kubelet is connected to the API server. PodResources adds only the
-// pods that the kubelet could not write to the checkpoint.
 func (a *accounts) read(ctx context.Context) listing.Reading {
+	r := holders.Answers{PodResources: map[holders.Key]holders.Holder{}}
 	there, began := a.Incarnation.Value(), a.Clock.Now()
-	checkpoint, unreadable := a.Checkpoint()
-	e := listing.Reading{Account: accountOf(checkpoint)}
-	e.Kubelet, e.Began = there, began
+	checkpoint, err := a.Checkpoint()
+	r.Checkpoint, r.CheckpointErr, r.NoCheckpoint = accountOf(checkpoint), err, errors.Is(err, fs.ErrNotExist)
+	r.Checkpoint.Kubelet, r.Checkpoint.Began = there, began
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	before := a.connections()
-	answer, failed := a.Accountant.Held(ctx)
-	connected := a.connections()
+	r.Before = a.connections()
+	answer, err := a.Accountant.Held(ctx)
+	r.PodResourcesErr, r.NoPodResources = err, errors.Is(err, kubelet.ErrNoPodResources)
+	r.Connected, r.Restarted = a.connections(), a.Incarnation.Value() != there
 	for _, d := range answer {
-		e.Held[holders.Key{Resource: d.Resource, ID: d.ID}] = holders.Holder{Pod: d.Pod, Container: d.Container}
+		r.PodResources[holders.Key{Resource: d.Resource, ID: d.ID}] = holders.Holder{Pod: d.Pod, Container: d.Container}
 	}
-	e.NoPodResources = e.Kubelet != 0 && errors.Is(failed, kubelet.ErrNoPodResources)
-	if a.kubelet != e.Kubelet {
-		a.kubelet, a.answered = e.Kubelet, false
-	}
-	switch {
-	case e.Kubelet == 0:
-		e.UnknownBecause = "the kubelet is not running"
-	case a.Incarnation.Value() != e.Kubelet, connected != before && connected > 1:
-		e.UnknownBecause = "kubelet has just restarted"
-	case unreadable != nil:
-		e.UnknownBecause, e.Unreadable, e.Partial = unreadable.Error(), true, failed == nil
-		e.NoCheckpoint = failed == nil && errors.Is(unreadable, fs.ErrNotExist)
-	case failed != nil && a.answered:
-		e.UnknownBecause, e.Partial = failed.Error(), true
-	}
-	a.answered = a.answered || failed == nil
-	if e.UnknownBecause == "" && failed == nil {
-		e.Source = holders.Source{Incarnation: e.Kubelet, Connections: connected}
-	}
-	return e
+	return listing.Reading{Account: a.evidence.Account(r)}
 }
 
 func (a *accounts) connections() uint64 {

@@ -101,7 +101,7 @@ func (s *Servers) users(a holders.Account, asked func(id string) bool, offered b
 	defer s.mu.Unlock()
 	now := s.collaborators.Clock.Now()
 	users, outdated, given := s.holders.Of(a, asked, offered, s.listing.HoldingStates(), now)
-	return users, s.usersPacing.due(now, outdated), given
+	return users, s.usersPacing.Due(now, outdated), given
 }
 
 // onOffer returns an error if a list of Servers still offers one of the devices.
@@ -111,7 +111,7 @@ func (s *Servers) onOffer(asked func(id string) bool) error {
 	for _, entry := range s.resources {
 		for _, d := range entry.list.views.Value().response.Devices {
 			if d.GetHealth() == pluginapi.Healthy && asked(d.GetID()) {
-				return fmt.Errorf("device %s is still on offer", d.GetID())
+				return fmt.Errorf("device %s is still offered", d.GetID())
 			}
 		}
 	}

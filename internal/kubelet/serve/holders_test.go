@@ -59,11 +59,11 @@ func TestHolders(t *testing.T) {
 			n.awaitAllocatable(t, 0)
 			c.Step(100 * time.Millisecond) // an answer of before is too old
 		}
-		says("on offer", "is still on offer")
+		says("on offer", "is still offered")
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
 			t.Fatal(err)
 		}
-		says("held, and others on offer", "is still on offer", "default/p")
+		says("held, and others on offer", "is still offered", "default/p")
 		withdraw()
 		says("held, and no other may be given", "", "default/p")
 		n.Remove("p")
@@ -99,7 +99,7 @@ func TestHolders(t *testing.T) {
 
 		// A pod that was never shown: kubelet may be writing it down.
 		d.offer(3)
-		says("on offer again", "is still on offer")
+		says("on offer again", "is still offered")
 		n.awaitAllocatable(t, 3)
 		given := c.Now()
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "short", Name: "c", Resource: gpu, Count: 1}); err != nil {

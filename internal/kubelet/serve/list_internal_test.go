@@ -1,10 +1,14 @@
 package serve
 
 import (
-	"testing"
+	"context"
 	"time"
 
+	"k8s.io/utils/clock"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -29,20 +33,44 @@ func listOf(r resource.Resource) listing.List {
 	return listing.Next(s, plan, listing.Options{}, h, time.Time{}).Latest().Lists[r.Name]
 }
 
-// TestWhenListsAreSentAgain while the checkpoint may be outdated.
-func TestWhenListsAreSentAgain(t *testing.T) {
-	t.Parallel()
-	var anew resendPacing
-	for i, outdated := range []bool{true, true, false, true} {
-		if got, want := anew.due(time.Unix(1, 0), outdated), i == 0 || i == 3; got != want {
-			t.Errorf("reading %d: the list is sent again: %v, want %v", i, got, want)
-		}
-	}
-	var pacing resendPacing
-	want := map[int]bool{0: true, 1: true, 3: true, 7: true, 15: true, 31: true, 61: true, 91: true}
-	for second := range 100 {
-		if got := pacing.due(time.Unix(int64(second), 0), true); got != want[second] {
-			t.Errorf("after %d s: the list is sent again: %v", second, got)
-		}
-	}
+// noCalls is an account that is told of no call.
+type noCalls struct{}
+
+func (noCalls) Allocating() (ended func(bool)) { return func(bool) {} }
+
+// emptyAccount is that of a kubelet that knows no device.
+type emptyAccount struct{ noCalls }
+
+func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
+func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
+
+// noPeers is the directory of a node on which nobody else is.
+type noPeers struct{ Registrar }
+
+func (noPeers) Peers(string) kubelet.Peers { return kubelet.Peers{} }
+
+// A noted account notes when it is asked, and answers the question of that number.
+type notedAccount struct {
+	emptyAccount
+	answer func(n int) ([]string, error)
+	asked  []time.Time
+}
+
+func (a *notedAccount) Allocatable(context.Context) (map[string][]string, error) {
+	a.asked = append(a.asked, time.Now())
+	ids, err := a.answer(len(a.asked))
+	return map[string][]string{oneGPU().Name: ids}, err
+}
+
+// sentList returns a life whose list has one GPU, which was sent.
+func sentList(d Registrar, a Accountant) *registration {
+	l := &registration{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
+		Incarnation: feed.New(uint64(1)),
+		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name),
+		previous: &previous{}, report: func(Phase) {}, reportDifference: func(string) {},
+		adopt:   func(context.Context) {},
+		session: session{connections: newConnections(), siblingChanged: make(chan struct{}, 1)}}
+	l.list.publish(listOf(oneGPU()), Options{})
+	l.sent.Publish(l.list.views.Value().response)
+	return l
 }

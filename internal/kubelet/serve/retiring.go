@@ -67,18 +67,10 @@ func (s *Servers) askPodResources(ctx context.Context) kubelet.Checkpoint {
 	return kubelet.Checkpoint{Healthy: healthy, Held: held}
 }
 
-const (
-	// readSoon is how often the accounts are read after the kubelet allocated a
-	// retiring device. On a node without a free device, the next pod gets a device
-	// moments after the last pod ended. The device changes its form only if a
-	// reading finds it free in between.
-	readSoon = 100 * time.Millisecond
-	// resendSoon and resendLater are the shortest and the longest pause before
-	// lists are sent again to make the kubelet write its checkpoint. The pause
-	// doubles.
-	resendSoon  = time.Second
-	resendLater = 30 * time.Second
-)
+// readSoon is how often the accounts are read after the kubelet allocated a retiring device. On a
+// node without a free device, the next pod gets a device moments after the last pod ended. The
+// device changes its form only if a reading finds it free in between.
+const readSoon = 100 * time.Millisecond
 
 // runReaper drops retiring devices held by no pod, and stops the servers of retired
 // resources without devices.
@@ -112,11 +104,11 @@ func (s *Servers) runReaper(ctx context.Context) error {
 		}
 		now := s.collaborators.Clock.Now()
 		outdated := s.drop(e, now)
-		if r.pacing.due(now, outdated && waits) {
+		if r.pacing.Due(now, outdated && waits) {
 			s.sendAgain()
 		}
 		if e.UnknownBecause != "" {
-			r.lookIn(checkLater)
+			r.lookIn(listing.CompareLater)
 		}
 		if !waits && s.hasUnserved() {
 			s.wakeReaper()
@@ -128,7 +120,7 @@ func (s *Servers) runReaper(ctx context.Context) error {
 type accountPoller struct {
 	set                            *Servers
 	accounts                       accounts
-	pacing                         resendPacing
+	pacing                         listing.ResendPacing
 	tick                           <-chan time.Time // nil while nothing departs, so as not to wake an idle process
 	pause                          time.Duration    // before tick
 	soon                           <-chan time.Time // after the kubelet gave away a retiring device
@@ -258,26 +250,6 @@ func (s *Servers) drop(r listing.Reading, now time.Time) (outdated bool) {
 	next, outdated := s.listing.Read(r, s.holders, now)
 	s.decide(next)
 	return outdated
-}
-
-// resendPacing limits how often lists are sent again. The zero value is ready.
-type resendPacing struct {
-	last  time.Time
-	pause time.Duration // after last
-}
-
-// due reports whether lists are to be sent again now. outdated says whether the
-// checkpoint is outdated.
-func (p *resendPacing) due(now time.Time, outdated bool) bool {
-	if !outdated {
-		p.pause = 0
-		return false
-	}
-	if now.Sub(p.last) < p.pause {
-		return false
-	}
-	p.last, p.pause = now, min(max(2*p.pause, resendSoon), resendLater)
-	return true
 }
 
 func (s *Servers) lists() []*list {

@@ -171,8 +171,8 @@ type Servers struct {
 	options        Options // the latest ones
 	holders        *holders.Holders
 	listing        listing.State
-	checkpointRead bool         // the checkpoint was read for the first plan
-	usersPacing    resendPacing // of the lists, for Holders
+	checkpointRead bool                 // the checkpoint was read for the first plan
+	usersPacing    listing.ResendPacing // of the lists, for Holders
 }
 
 // A servedResource is one resource of Servers.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
 // Two servers of one resource never send lists in turn: the kubelet uses the list
@@ -27,7 +28,7 @@ const returnTimeout = time.Second
 type previous struct {
 	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
 	yielded  bool      // the registration was muted by a later server when it ended
-	disputes disputes
+	disputes listing.Disputes
 	keptServer
 	// unlock lets other processes register after this process has ended; nil if
 	// they are not locked out.
@@ -212,7 +213,7 @@ func (l *registration) undisturbed(ctx context.Context, incarnation uint64) bool
 		}
 		ids, err := l.allocatable(ctx)
 		sent := l.sent.Value()
-		if err != nil || sent == nil || len(ids) == 0 || !sameIDs(ids, healthyIDs(sent)) {
+		if err != nil || sent == nil || len(ids) == 0 || !listing.SameIDs(ids, healthyIDs(sent)) {
 			return false
 		}
 	}

@@ -21,6 +21,10 @@ const (
 	// that restarts, or registers with a new kubelet, needs less time. The kubelet
 	// tolerates this time without a server.
 	unservedFor = 10 * time.Second
+	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again
+	// to make the kubelet write its checkpoint. The pause doubles.
+	resendSoon  = time.Second
+	resendLater = 30 * time.Second
 )
 
 // A Reading is one reading of the kubelet's accounts.
@@ -184,3 +188,23 @@ func (s State) Pause(now time.Time) time.Duration {
 
 // IsBusy reports whether the kubelet allocated a retiring device a short time ago.
 func (s State) IsBusy(now time.Time) bool { return now.Sub(s.lastRegrant) < holders.FreeFor }
+
+// A ResendPacing limits how often lists are sent again. The zero value is ready.
+type ResendPacing struct {
+	last  time.Time
+	pause time.Duration // after last
+}
+
+// Due reports whether lists are to be sent again now. outdated says whether the checkpoint is
+// outdated.
+func (p *ResendPacing) Due(now time.Time, outdated bool) bool {
+	if !outdated {
+		p.pause = 0
+		return false
+	}
+	if now.Sub(p.last) < p.pause {
+		return false
+	}
+	p.last, p.pause = now, min(max(2*p.pause, resendSoon), resendLater)
+	return true
+}
