@@ -3,20 +3,21 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/claims"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/dra/pool"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/layout"
@@ -149,54 +150,6 @@ func TestLayoutsOfGPUsOfClaims(t *testing.T) {
 	}
 }
 
-// TestKernelLogIsSwitched: an XID in the kernel log counts only while the log is configured.
-func TestKernelLogIsSwitched(t *testing.T) {
-	t.Parallel()
-	d := scanning(t, unstarted(t, nil, alone...))
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- d.gpus.readKernelLog(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
-	sick := func(kind simulator.Kind, gpu int) {
-		t.Helper()
-		fault := simulator.Fault{Kind: kind, GPU: fmt.Sprint(gpu), XID: 64}
-		if kind == simulator.KindLoggedXID {
-			fault.Count = 1
-		}
-		for late := time.After(time.Minute); ; { // the log is read from the time when it is opened
-			if err := d.gpus.node.Inject(fault); err != nil {
-				t.Fatal(err)
-			}
-			s, changed := d.gpus.monitor.Snapshots().Latest()
-			if s.GPUs[gpu].Health.State != inventory.Healthy {
-				return
-			}
-			select {
-			case <-changed:
-			case <-time.After(10 * time.Millisecond):
-			case <-late:
-				t.Fatalf("GPU %d is never sick", gpu)
-			}
-		}
-	}
-	if err := d.gpus.node.Inject(simulator.Fault{Kind: simulator.KindLoggedXID, GPU: "1", XID: 64, Count: 1}); err != nil {
-		t.Fatal(err)
-	}
-	sick(simulator.KindXID, 2)
-	if h := d.gpus.monitor.Snapshots().Value().GPUs[1].Health; h.State != inventory.Healthy {
-		t.Errorf("the log is read without being asked for: %+v", h)
-	}
-	c := d.watcher.Configs().Value()
-	c.KernelLog = true
-	d.watcher.Configs().Publish(c)
-	sick(simulator.KindLoggedXID, 1)
-}
-
 // TestPodUIDsOfClaims: the pod of a claim has its UID in metrics, also where the kubelet's folder is
 // not used.
 func TestPodUIDsOfClaims(t *testing.T) {
@@ -207,4 +160,36 @@ func TestPodUIDsOfClaims(t *testing.T) {
 	if len(got) != 1 || got[0].PodUID != "pod-1" {
 		t.Errorf("%+v", got)
 	}
+}
+
+// TestGroupsOfMPS: groups are computed for each Snapshot after the first scan, and for each
+// configuration.
+func TestGroupsOfMPS(t *testing.T) {
+	t.Parallel()
+	d := scanning(t, unstarted(t, nil, append(slices.Clone(alone), "--simulate=t4")...))
+	signals := make(chan os.Signal, 1)
+	m := &mpsNode{watcher: d.watcher, monitor: d.gpus.monitor, wanted: feed.New[[]mps.Group](nil), signals: signals}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ended := make(chan error, 1)
+	go func() { ended <- m.followPlan(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	groups := func(want int) {
+		t.Helper()
+		if !feed.Until(ctx, m.wanted, func(now []mps.Group) bool { return len(now) == want }) {
+			t.Fatalf("%d groups, want %d", len(m.wanted.Value()), want)
+		}
+	}
+	c := d.watcher.Configs().Value()
+	shared := c
+	shared.Resource.Sharing = resource.Sharing{Mode: resource.MPS,
+		Rules: []resource.SharingRule{{Name: "nvidia.com/gpu", Replicas: 2}}}
+	d.watcher.Configs().Publish(shared)
+	groups(1)
+	d.watcher.Configs().Publish(c)
+	groups(0)
 }

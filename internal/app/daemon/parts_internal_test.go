@@ -4,13 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"reflect"
 	"slices"
-	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
@@ -19,39 +14,20 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// fakeCluster is a Cluster with one task of each kind.
-type fakeCluster struct{ problem error }
+// fakeCluster is a Cluster with one task of each kind, and no other methods.
+type fakeCluster struct{ Cluster }
 
+func (fakeCluster) Problem() error { return errors.New("no API server") }
 func (fakeCluster) Observation(*feed.Feed[config.Config], string) []Task {
 	return []Task{{Name: "own node"}}
 }
-func (c fakeCluster) Problem() error                             { return c.problem }
-func (fakeCluster) Outputs(View) []Task                          { return []Task{{Name: "labels of the node"}} }
-func (fakeCluster) Labels(View) []Task                           { return nil }
-func (fakeCluster) Evict(context.Context, mig.Pod) error         { return nil }
-func (fakeCluster) MayChange(string) error                       { return nil }
-func (fakeCluster) SlotSince() time.Time                         { return time.Time{} }
-func (fakeCluster) MayRepair(string) error                       { return nil }
-func (fakeCluster) DriverRefusal() string                        { return "" }
-func (fakeCluster) RankPods(context.Context, []repair.Pod) error { return nil }
-func (fakeCluster) Pause(context.Context, []string) error        { return nil }
-func (fakeCluster) Claim(context.Context, string, string) (dra.Claim, bool, error) {
-	return dra.Claim{}, false, nil
-}
-func (fakeCluster) ClaimsOf(context.Context, string, []string, func(string) (string, bool)) (map[string][]string, error) {
-	return nil, nil
-}
+func (fakeCluster) Outputs(View) []Task { return []Task{{Name: "labels of the node"}} }
 
 // unstarted is a daemon on a simulated node without running tasks.
 func unstarted(t *testing.T, cluster Cluster, args ...string) *daemon {
@@ -134,34 +110,10 @@ func TestTasksOfADaemon(t *testing.T) {
 	}
 }
 
-// TestViewOfTheCluster: the view has all parts of the daemon, except for disabled parts.
-func TestViewOfTheCluster(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		args []string
-		lack []string
-	}{
-		"nothing else": {nil, []string{"MIGChoice", "MIG", "DRA", "ClaimsOf", "Checkpoint"}},
-		"all": {[]string{"--kubelet-socket=/nowhere/kubelet.sock", "--mig-enabled", "--state-dir", t.TempDir()},
-			nil},
-	} {
-		v := reflect.ValueOf(unstarted(t, fakeCluster{}, append(slices.Clone(alone), test.args...)...).view())
-		var lack []string
-		for _, field := range reflect.VisibleFields(v.Type()) { // with those of ConfigView and the like
-			if !field.Anonymous && v.FieldByIndex(field.Index).IsZero() {
-				lack = append(lack, field.Name)
-			}
-		}
-		if diff := cmp.Diff(test.lack, lack); diff != "" {
-			t.Errorf("%s: not there (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
 // TestStatusOfADaemon: the contribution of each part to the status.
 func TestStatusOfADaemon(t *testing.T) {
 	t.Parallel()
-	d := scanning(t, unstarted(t, fakeCluster{errors.New("no API server")},
+	d := scanning(t, unstarted(t, fakeCluster{},
 		append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...))
 	s, err := d.status(t.Context())
 	if err != nil {
@@ -223,122 +175,5 @@ func TestServersInTheStatus(t *testing.T) {
 	}
 	if text, err := json.Marshal(resources(nil)); err != nil || string(text) != "[]" {
 		t.Errorf("none is %s, %v", text, err)
-	}
-}
-
-// TestCallsOfADaemon: GPUs and MIG devices by index and UUID, and invalid requests.
-func TestCallsOfADaemon(t *testing.T) {
-	t.Parallel()
-	d := scanning(t, unstarted(t, nil, alone...))
-	call := func(name, arguments string) (any, error) {
-		return d.handlers()[name](t.Context(), json.RawMessage(arguments))
-	}
-	var part, whole string
-	for _, g := range d.gpus.monitor.Snapshots().Value().GPUs {
-		if len(g.MIGDevices) > 1 && part == "" {
-			part, whole = fmt.Sprintf("%d:%d", g.Index, g.MIGDevices[1].Index), g.UUID
-			if _, err := call(CallHealthClear, `{"gpu":"`+g.MIGDevices[1].UUID+`"}`); err != nil {
-				t.Errorf("a MIG device by UUID: %v", err)
-			}
-		}
-	}
-	for _, known := range []string{part, whole, "0"} {
-		if _, err := call(CallHealthClear, `{"gpu":"`+known+`"}`); err != nil {
-			t.Errorf("%s: %v", known, err)
-		}
-	}
-	for _, unknown := range []string{"99", "0:99", "GPU-9", ""} {
-		if _, err := call(CallHealthClear, `{"gpu":"`+unknown+`"}`); err == nil {
-			t.Errorf("%q is cleared", unknown)
-		}
-	}
-	if _, err := call(CallHealthClear, `{"gpu":3}`); err == nil ||
-		!strings.HasPrefix(err.Error(), "read the call's arguments: ") {
-		t.Errorf("arguments of another form: %v", err)
-	}
-	if _, err := call(CallSimulateInject, `{"kind":"lost","gpu":"0"}`); err != nil {
-		t.Error(err)
-	}
-	listed, err := call(CallSimulateList, "null")
-	if gpus, ok := listed.([]simulator.Status); err != nil || !ok || gpus[0].State != "lost" {
-		t.Errorf("%+v, %v", listed, err)
-	}
-	for _, name := range []string{CallMIGStatus, CallMIGApply} {
-		if _, err := call(name, "{}"); !errors.Is(err, choice.ErrOff) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	c := d.watcher.Configs().Value()
-	c.MIG.Enabled = true
-	d.watcher.Configs().Publish(c)
-	if _, err := call(CallMIGStatus, "{}"); err == nil || !strings.Contains(err.Error(), "start it again") {
-		t.Errorf("MIG layouts that were switched on later: %v", err)
-	}
-	node := d.gpus.node
-	d.gpus.node = nil
-	defer func() { d.gpus.node = node }()
-	for name, arguments := range map[string]string{CallSimulateInject: `{"kind":"lost","gpu":"0"}`,
-		CallSimulateList: "null"} {
-		if _, err := call(name, arguments); !errors.Is(err, errNotSimulated) {
-			t.Errorf("%s of real GPUs: %v", name, err)
-		}
-	}
-}
-
-// TestSignalsOfADaemon: SIGUSR1 releases the driver, SIGUSR2 resumes its use, SIGHUP scans the
-// node.
-func TestSignalsOfADaemon(t *testing.T) {
-	t.Parallel()
-	d := scanning(t, unstarted(t, nil, alone...))
-	handle := func(s syscall.Signal, quiet bool) {
-		t.Helper()
-		if err := handleSignal(t.Context(), s, d.watcher, d.gpus.monitor); err != nil {
-			t.Fatal(err)
-		}
-		now, err := d.status(t.Context())
-		if err != nil || now.Quiet != quiet || quiet && now.Quiesced.Allocate {
-			t.Errorf("after %v: %+v, %v", s, now.Quiesced, err)
-		}
-	}
-	handle(syscall.SIGUSR1, true)
-	handle(syscall.SIGUSR2, false)
-	if err := d.gpus.node.Inject(simulator.Fault{Kind: simulator.KindRemove, GPU: "7"}); err != nil {
-		t.Fatal(err)
-	}
-	handle(syscall.SIGHUP, false)
-	if n := len(d.gpus.monitor.Snapshots().Value().GPUs); n != 7 {
-		t.Errorf("%d GPUs after a look", n)
-	}
-}
-
-// TestReadinessIsAwaited: the answer comes when the daemon is ready, or after the wait.
-func TestReadinessIsAwaited(t *testing.T) {
-	t.Parallel()
-	d := unstarted(t, nil, append(slices.Clone(alone), "--kubelet-socket=/nowhere/kubelet.sock")...)
-	ask := func(ctx context.Context, wait int64) status.Readiness {
-		answer, err := d.ready(ctx, ReadyArguments{WaitMilliseconds: wait})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answer.(status.Readiness)
-	}
-	began := time.Now()
-	if answer := ask(t.Context(), 0); answer.Ready || answer.Reason != "the daemon is starting" {
-		t.Errorf("%+v", answer)
-	}
-	if answer := ask(t.Context(), 20); answer.Ready || time.Since(began) < 20*time.Millisecond {
-		t.Errorf("%+v after %v", answer, time.Since(began))
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if answer := ask(ctx, 1<<40); answer.Ready {
-		t.Errorf("%+v", answer)
-	}
-	answers := make(chan status.Readiness, 1)
-	go func() { answers <- d.awaitReady(t.Context(), time.Hour, true) }()
-	d.report.readiness.Answer().Publish(status.Readiness{Reason: "another"})
-	d.report.readiness.Answer().Publish(status.Readiness{Ready: true})
-	if answer := <-answers; !answer.Ready {
-		t.Errorf("%+v", answer)
 	}
 }
