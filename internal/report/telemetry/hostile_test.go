@@ -37,7 +37,7 @@ func dial(t *testing.T, from, to string) net.Conn {
 }
 
 // started returns the address of a running server.
-func started(t *testing.T, o telemetry.Options) string {
+func started(t testing.TB, o telemetry.Options) string {
 	t.Helper()
 	at := freeAddress(t)
 	o.Address = feed.New(at)

@@ -2,6 +2,11 @@ package telemetry
 
 const onePerResource = "1 a resource"
 
+// The metrics of the daemon. A new metric needs three things: a variable here, a place in
+// daemonMetrics below, and a call of send in collector.go, or in counters.go for what is counted.
+// `go test ./internal/report/telemetry -update` then writes the tables of docs/monitoring.md and
+// docs/dev/metrics.md, and the expected page testdata/daemon.txt, which needs a value in full of
+// metrics_test.go. TestEveryMetric fails where a step is missing.
 var (
 	buildInfo = metric{
 		name: "gpu_device_plugin_build_info", kind: gauge, labels: []string{"version"}, series: "1",

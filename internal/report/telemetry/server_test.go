@@ -3,6 +3,7 @@ package telemetry_test
 import (
 	"context"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"strings"
@@ -23,7 +24,7 @@ import (
 const patience = time.Minute
 
 // freeAddress returns an unused address on loopback.
-func freeAddress(t *testing.T) string {
+func freeAddress(t testing.TB) string {
 	t.Helper()
 	address, err := loopback.Free(t.Context())
 	if err != nil {
@@ -33,13 +34,13 @@ func freeAddress(t *testing.T) string {
 }
 
 // start runs a server until the test ends.
-func start(t *testing.T, o telemetry.Options) {
+func start(t testing.TB, o telemetry.Options) {
 	t.Helper()
 	startLogged(t, o, klog.Logger{})
 }
 
 // startLogged is start with a logger.
-func startLogged(t *testing.T, o telemetry.Options, log klog.Logger) {
+func startLogged(t testing.TB, o telemetry.Options, log klog.Logger) {
 	t.Helper()
 	if o.Status == nil {
 		o.Status = func(context.Context) (status.Status, error) { return status.Status{Version: "v1"}, nil }
@@ -71,23 +72,52 @@ func startLogged(t *testing.T, o telemetry.Options, log klog.Logger) {
 }
 
 // get returns the status and the body of an answer; 0 if there is none.
-func get(t *testing.T, address, path string) (code int, body string) {
+func get(t testing.TB, address, path string) (code int, body string) {
 	t.Helper()
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	a, err := ask(t, address, path, nil)
+	if err != nil {
+		return 0, err.Error()
+	}
+	return a.code, string(a.body)
+}
+
+// An answer to a request, with its body as it was sent.
+type answer struct {
+	code   int
+	header http.Header
+	body   []byte
+}
+
+// ask sends a request with a header.
+func ask(t testing.TB, address, path string, header http.Header) (answer, error) {
+	t.Helper()
+	client := &http.Client{Timeout: patience,
+		Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := client.Do(request)
+	maps.Copy(request.Header, header)
+	response, err := client.Do(request)
 	if err != nil {
-		return 0, err.Error()
+		return answer{}, err
 	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return answer{response.StatusCode, response.Header, body}, err
+}
+
+// scrape returns a successful answer to a scrape with a header.
+func scrape(t testing.TB, address string, header http.Header) answer {
+	t.Helper()
+	a, err := ask(t, address, "/metrics", header)
 	if err != nil {
-		return 0, err.Error()
+		t.Fatal(err)
 	}
-	return answer.StatusCode, string(text)
+	if a.code != http.StatusOK {
+		t.Fatalf("answered with %d: %s", a.code, a.body)
+	}
+	return a
 }
 
 // TestAddress: the server listens on the configured address and follows its changes.

@@ -1,16 +1,18 @@
-package telemetry
+package telemetry_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,11 +20,14 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
 var at = time.Date(2026, 11, 22, 1, 2, 3, 0, time.UTC)
@@ -72,8 +77,8 @@ func full() status.Status {
 }
 
 // counted are counters with every count.
-func counted() *Counters {
-	c := NewCounters([]string{"kubelet-restarted", "other"})
+func counted() *telemetry.Counters {
+	c := telemetry.NewCounters([]string{"kubelet-restarted", "other"})
 	c.XID("GPU-a", 79, at)
 	c.XID("GPU-a", 79, at.Add(time.Second))
 	c.XID("GPU-a", 31, at)
@@ -98,20 +103,15 @@ func counted() *Counters {
 	return c
 }
 
-// scrape returns the answer of an Exporter with a status and counters, in the format that accept
-// requests.
-func scrape(t *testing.T, s status.Status, failed error, c *Counters, accept string) *httptest.ResponseRecorder {
+// metricsOf returns the metrics of a daemon with a status and counters, as text.
+func metricsOf(t *testing.T, s status.Status, failure error, c *telemetry.Counters) string {
 	t.Helper()
-	e := New(Options{Status: func(context.Context) (status.Status, error) { return s, failed }, Counters: c,
-		PCIGPUs: func() (own, away int) { return 8, 2 }})
-	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody)
-	request.Header.Set("Accept", accept)
-	recorder := httptest.NewRecorder()
-	e.handler.ServeHTTP(recorder, request)
-	if recorder.Code != http.StatusOK {
-		t.Fatalf("answered with %d: %s", recorder.Code, recorder.Body)
-	}
-	return recorder
+	return string(scrape(t, started(t, optionsOf(s, failure, c)), nil).body)
+}
+
+func optionsOf(s status.Status, failure error, c *telemetry.Counters) telemetry.Options {
+	return telemetry.Options{Status: func(context.Context) (status.Status, error) { return s, failure }, Counters: c,
+		PCIGPUs: func() (own, away int) { return 8, 2 }}
 }
 
 // ours returns the lines about the program's own metrics.
@@ -122,9 +122,9 @@ func ours(text string) string {
 // TestExposition checks all series of a full daemon, also with Prometheus' linter.
 func TestExposition(t *testing.T) {
 	t.Parallel()
-	got := ours(scrape(t, full(), nil, counted(), "").Body.String())
+	got := ours(metricsOf(t, full(), nil, counted()))
 	const golden = "testdata/daemon.txt"
-	if *update {
+	if flag.Lookup("update").Value.String() == "true" { // of the tests of the documents
 		if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -146,77 +146,83 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// TestEveryMetric: the rows of the daemon equal its series in types, units and labels.
+// TestEveryMetric: docs/monitoring.md has each metric of the daemon, with its type, labels and
+// meaning.
 func TestEveryMetric(t *testing.T) {
 	t.Parallel()
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(ours(scrape(t, full(), nil, counted(),
-		"").Body.String())))
+	page, err := os.ReadFile("../../../docs/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	kinds := map[metricType]dto.MetricType{gauge: dto.MetricType_GAUGE, counter: dto.MetricType_COUNTER,
-		histogram: dto.MetricType_HISTOGRAM}
-	for _, m := range daemonMetrics {
-		family := families[m.name]
-		delete(families, m.name)
-		if family == nil {
-			t.Errorf("%s is not there", m.name)
-			continue
-		}
-		if family.GetType() != kinds[m.kind] || family.GetHelp() != m.help {
-			t.Errorf("%s is a %v, with help %q; want a %s", m.name, family.GetType(), family.GetHelp(), m.kind)
-		}
+	_, chapter, found := strings.Cut(string(page), "\n### The daemon\n")
+	chapter, _, closed := strings.Cut(chapter, "\n### The GPUs\n")
+	if !found || !closed {
+		t.Fatal("docs/monitoring.md has no chapter of the daemon before the one of the GPUs")
+	}
+	want := map[string]string{} // type; labels | meaning
+	for _, row := range regexp.MustCompile(`(?m)^\| `+"`(gpu_[a-z_]+)`"+` \| (.*?) \| (.*) \|$`).
+		FindAllStringSubmatch(chapter, -1) {
+		kind, labels, _ := strings.Cut(strings.ReplaceAll(row[2], "`", ""), "; ")
+		names := strings.Split(labels, ", ")
+		slices.Sort(names)
+		want[row[1]] = fmt.Sprint(kind, names, row[3])
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(ours(metricsOf(t, full(), nil, counted()))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, family := range families {
 		for _, series := range family.GetMetric() {
 			var labels []string
 			for _, l := range series.GetLabel() {
 				labels = append(labels, l.GetName())
 			}
-			if diff := cmp.Diff(sorted(m.labels), sorted(labels)); diff != "" {
-				t.Errorf("%s: labels (-want +got):\n%s", m.name, diff)
+			if labels == nil {
+				labels = []string{""}
+			}
+			slices.Sort(labels)
+			got := fmt.Sprint(strings.ToLower(family.GetType().String()), labels, family.GetHelp())
+			if got != want[name] {
+				t.Errorf("%s is %s, and docs/monitoring.md says %s", name, got, want[name])
 			}
 		}
+		delete(want, name)
 	}
-	for name := range families {
-		t.Errorf("%s has no row", name)
+	for name := range want {
+		t.Errorf("%s is not there", name)
 	}
-}
-
-func sorted(labels []string) []string {
-	all := slices.Clone(labels)
-	slices.Sort(all)
-	return all
 }
 
 // TestFormats: clients can get OpenMetrics, and in protobuf native histograms besides the classic
 // ones.
 func TestFormats(t *testing.T) {
 	t.Parallel()
-	open := scrape(t, full(), nil, counted(), "application/openmetrics-text;version=1.0.0")
-	if got := open.Header().Get("Content-Type"); !strings.HasPrefix(got, "application/openmetrics-text; version=1.0.0") {
+	at := started(t, optionsOf(full(), nil, counted()))
+	open := scrape(t, at, http.Header{"Accept": {"application/openmetrics-text;version=1.0.0"}})
+	if got := open.header.Get("Content-Type"); !strings.HasPrefix(got, "application/openmetrics-text; version=1.0.0") {
 		t.Errorf("content type %s", got)
 	}
-	if got := open.Header().Get("Vary"); got != "Accept, Accept-Encoding" {
+	if got := open.header.Get("Vary"); got != "Accept, Accept-Encoding" {
 		t.Errorf("a proxy that keeps the answer is told that it varies by %q", got)
 	}
-	text := open.Body.String()
+	text := string(open.body)
 	if !strings.HasSuffix(text, "# EOF\n") || !strings.Contains(text, "# TYPE gpu_device_plugin_xid_events counter\n") ||
 		!strings.Contains(text, `gpu_device_plugin_xid_events_total{UUID="GPU-a",gpu="0",xid="79"} 2.0`) {
 		t.Errorf("not OpenMetrics: %s", text)
 	}
-	binary := scrape(t, full(), nil, counted(),
-		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited")
-	decoder := expfmt.NewDecoder(binary.Body, expfmt.ResponseFormat(binary.Header()))
+	binary := scrape(t, at, http.Header{"Accept": {protobuf}})
+	decoder := expfmt.NewDecoder(bytes.NewReader(binary.body), expfmt.ResponseFormat(binary.header))
 	for {
 		var family dto.MetricFamily
 		if err := decoder.Decode(&family); err != nil {
 			t.Fatalf("no histogram of calls: %v", err)
 		}
-		if family.GetName() != callDuration.name {
+		if family.GetName() != "gpu_device_plugin_nvml_call_duration_seconds" {
 			continue
 		}
 		h := family.GetMetric()[0].GetHistogram()
-		if h.GetSampleCount() != 2 || len(h.GetBucket()) != len(buckets) || len(h.GetPositiveSpan()) == 0 {
+		if h.GetSampleCount() != 2 || len(h.GetBucket()) != 9 || len(h.GetPositiveSpan()) == 0 {
 			t.Errorf("histogram %v, want 2 calls in classic and native buckets", h)
 		}
 		return
@@ -227,7 +233,7 @@ func TestFormats(t *testing.T) {
 // problem.
 func TestNoStatus(t *testing.T) {
 	t.Parallel()
-	text := scrape(t, status.Status{}, errors.New("no answer"), counted(), "").Body.String()
+	text := metricsOf(t, status.Status{}, errors.New("no answer"), counted())
 	if strings.Contains(text, "gpu_device_plugin_gpu_health") || !strings.Contains(text, "go_goroutines") {
 		t.Errorf("got %s", text)
 	}
@@ -239,7 +245,7 @@ func TestTextThatIsNotUTF8(t *testing.T) {
 	t.Parallel()
 	s := full()
 	s.Driver = "580\xff\xfe"
-	text := scrape(t, s, nil, counted(), "").Body.String()
+	text := metricsOf(t, s, nil, counted())
 	if !strings.Contains(text, `driver_info{cuda="13.0",version="580�"} 1`) ||
 		!strings.Contains(text, "gpu_device_plugin_gpu_health") {
 		t.Errorf("got %s", text)
@@ -250,58 +256,80 @@ func TestTextThatIsNotUTF8(t *testing.T) {
 // dropped.
 func TestDepartedSeries(t *testing.T) {
 	t.Parallel()
-	c, now := counted(), at
-	c.now = func() time.Time { return now }
-	s := full()
-	shows := func() (gpu, resource bool) {
-		text := scrape(t, s, nil, c, "").Body.String()
-		return strings.Contains(text, `xid_events_total{UUID="GPU-a"`), strings.Contains(text,
-			`stream_ends_total{cause="kubelet-restarted",resource="a/b"}`)
-	}
-	for _, step := range []struct {
-		after time.Duration
-		there bool
-		want  bool
-	}{
-		{0, true, true},
-		{0, false, true},
-		{time.Minute, false, true},
-		{0, true, true}, // the GPU returned
-		{10 * time.Minute, false, true},
-		{119 * time.Second, false, true},
-		{time.Second, false, false},
-	} {
-		now = now.Add(step.after)
-		s = full()
-		if !step.there {
-			s.GPUs, s.Resources = s.GPUs[1:], s.Resources[1:]
+	synctest.Test(t, func(t *testing.T) {
+		c := counted()
+		show := func(s status.Status) string {
+			o := optionsOf(s, nil, c)
+			o.Address, o.Problem = feed.New(freeAddress(t)), feed.New(errors.New("it does not listen yet"))
+			_, listening := o.Problem.Latest()
+			ctx, end := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
+			ended := make(chan error, 1)
+			go func() { ended <- telemetry.New(o).Run(ctx) }()
+			<-listening
+			text := string(scrape(t, o.Address.Value(), nil).body)
+			end()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			return text
 		}
-		if gpu, resource := shows(); gpu != step.want || resource != step.want {
-			t.Fatalf("step %+v: shown: GPU %t, resource %t", step, gpu, resource)
+		count := func(text, series string) string {
+			_, value, _ := strings.Cut(text, series+" ")
+			value, _, _ = strings.Cut(value, "\n")
+			return value
 		}
-	}
-	if len(c.gpus) != 1 || len(c.resources) != 1 {
-		t.Errorf("%d GPUs and %d resources are remembered, want one each", len(c.gpus), len(c.resources))
-	}
+		for _, step := range []struct {
+			after         time.Duration
+			isPresent     bool
+			xids, streams string
+		}{
+			{0, true, "2", "1"},
+			{0, false, "2", "1"},
+			{time.Minute, false, "2", "1"},
+			{0, true, "2", "1"}, // the GPU returned
+			{10 * time.Minute, false, "2", "1"},
+			{119 * time.Second, false, "2", "1"},
+			{time.Second, false, "", ""},
+			{0, true, "0", "0"}, // nothing was remembered
+		} {
+			time.Sleep(step.after) // the bubble's clock
+			s := full()
+			if !step.isPresent {
+				s.GPUs, s.Resources = s.GPUs[1:], s.Resources[1:]
+			}
+			text := show(s)
+			xids := count(text, `xid_events_total{UUID="GPU-a",gpu="0",xid="79"}`)
+			streams := count(text, `stream_ends_total{cause="kubelet-restarted",resource="a/b"}`)
+			if xids != step.xids || streams != step.streams {
+				t.Fatalf("step %+v: %q XIDs of the GPU, %q ends of the resource", step, xids, streams)
+			}
+		}
+	})
 }
 
 // TestBounds: the number of series is limited for any number of GPUs, codes and resources.
 func TestBounds(t *testing.T) {
 	t.Parallel()
-	c := NewCounters(nil)
+	const most = 256 // GPUs, and resources
+	c, s := telemetry.NewCounters(nil), full()
 	for i := range 1000 {
+		gpu, resource := fmt.Sprint("GPU-", i), fmt.Sprint("a/", i)
+		s.GPUs = append(s.GPUs, status.Device{UUID: gpu})
+		s.Resources = append(s.Resources, status.Resource{Name: resource})
 		c.XID("GPU-a", uint64(i), at)
-		c.XID(fmt.Sprint("GPU-", i), 79, at)
-		c.Registered(fmt.Sprint("a/", i), true)
+		c.XID(gpu, 79, at)
+		c.Registered(resource, true)
 	}
-	text := scrape(t, full(), nil, c, "").Body.String()
-	if n := strings.Count(text, `xid_events_total{UUID="GPU-a"`); n != maxXIDs+1 {
-		t.Errorf("%d series of XIDs of one GPU, want %d", n, maxXIDs+1)
+	text := metricsOf(t, s, nil, c)
+	if n := strings.Count(text, `xid_events_total{UUID="GPU-a"`); n != 32+1 {
+		t.Errorf("%d series of XIDs of one GPU", n)
 	}
 	if !strings.Contains(text, `xid_events_total{UUID="GPU-a",gpu="0",xid="other"} 968`) {
 		t.Error("XIDs beyond the bound are not counted as other")
 	}
-	if len(c.gpus) != maxCounted || len(c.resources) != maxCounted {
-		t.Errorf("%d GPUs and %d resources are counted, want %d", len(c.gpus), len(c.resources), maxCounted)
+	gpus := len(regexp.MustCompile(`xid_events_total{UUID="[^"]*",gpu="[^"]*",xid="79"}`).FindAllString(text, -1))
+	resources := len(regexp.MustCompile(`registrations_total{resource="[^"]*",result="accepted"}`).FindAllString(text, -1))
+	if gpus != most || resources != most {
+		t.Errorf("%d GPUs and %d resources are counted, want %d", gpus, resources, most)
 	}
 }
