@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps/exclusive"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -91,7 +92,7 @@ func TestClaimEndIsRetried(t *testing.T) {
 		}
 	}
 	g := ClaimDaemon{Devices: []ClaimDevice{{UUID: "GPU-a"}}, Exclusive: true}.group("uid")
-	ended := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g,
+	ended := NewSupervisor(root, nil, nil).end(t.Context(), exclusive.New(modes, mark), g,
 		filepath.Join(root, ClaimDir("uid")))
 	poll.Until(t, "the end", func() bool {
 		select {
@@ -109,7 +110,7 @@ func TestClaimEndIsRetried(t *testing.T) {
 	if modes.mode != inventory.ComputeDefault || modes.failures.Load() >= 0 {
 		t.Errorf("the GPU is in mode %v, after %d failures less than wanted", modes.mode, modes.failures.Load())
 	}
-	wait := NewSupervisor(root, nil, nil).end(t.Context(), newExclusive(modes, mark), g,
+	wait := NewSupervisor(root, nil, nil).end(t.Context(), exclusive.New(modes, mark), g,
 		filepath.Join(root, ClaimDir("none")))
 	<-wait.done // there is nothing to end
 }

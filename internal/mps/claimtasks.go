@@ -11,10 +11,11 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps/exclusive"
 )
 
 // adjustClaims starts and stops the daemons of claims. No daemon waits for another.
-func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusiveGPUs, tasks map[string]*task) {
+func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusive.GPUs, tasks map[string]*task) {
 	wanted, ending, err := list(s.root)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot read which MPS control daemons the claims request",
@@ -45,7 +46,7 @@ func (s *Supervisor) adjustClaims(ctx context.Context, gpus *exclusiveGPUs, task
 
 // end starts a task that removes a released claim. Either this process has already stopped the
 // daemon of the claim, or an earlier process left the daemon behind.
-func (s *Supervisor) end(ctx context.Context, gpus *exclusiveGPUs, g Group, path string) *task {
+func (s *Supervisor) end(ctx context.Context, gpus *exclusive.GPUs, g Group, path string) *task {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &task{cancel: cancel, done: make(chan struct{}), isEnding: true}
 	d := &daemon{control: control{dir: path}, group: g, gpus: gpus}
@@ -61,7 +62,7 @@ func (s *Supervisor) end(ctx context.Context, gpus *exclusiveGPUs, g Group, path
 				if err := d.endLeftover(ctx); err != nil {
 					return err
 				}
-				if err := gpus.restore(ctx, g.Resource, g.exclusive()); err != nil {
+				if err := gpus.Restore(ctx, g.Resource, g.exclusive()); err != nil {
 					return err
 				}
 			}

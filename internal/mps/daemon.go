@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps/exclusive"
 )
 
 // startedMark, in the directory of a resource, exists while the daemon has its limits and serves
@@ -39,7 +40,7 @@ type daemon struct {
 	control
 	root  string // of all MPS state
 	group Group
-	gpus  *exclusiveGPUs
+	gpus  *exclusive.GPUs
 }
 
 // run starts the daemon, sets the limits, and watches the daemon until ctx ends; then run stops the
@@ -58,7 +59,7 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 		return err
 	}
 	if gpus := d.group.exclusive(); len(gpus) > 0 {
-		if err := d.gpus.claim(ctx, d.group.Resource, gpus); err != nil {
+		if err := d.gpus.Claim(ctx, d.group.Resource, gpus); err != nil {
 			return err
 		}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps/exclusive"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
@@ -95,9 +96,8 @@ func TestFailedStarts(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			modes := &computeModes{t: t, mark: filepath.Join(t.TempDir(), exclusiveMark),
-				modes: map[string]inventory.ComputeMode{}}
-			d := &daemon{control: c, group: tt.group, gpus: newExclusive(modes, modes.mark)}
+			modes := modesFunc(func() error { return nil })
+			d := &daemon{control: c, group: tt.group, gpus: exclusive.New(modes, filepath.Join(t.TempDir(), exclusiveMark))}
 			err := d.run(t.Context(), func(ready bool) { t.Errorf("ready: %v", ready) })
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("run() = %v, want %q", err, tt.want)
@@ -380,7 +380,7 @@ func TestStoppedDaemonLeavesNoReason(t *testing.T) {
 		return errors.New("the end")
 	})
 	live := func(ctx context.Context) error {
-		return s.runDaemon(ctx, newExclusive(modes, filepath.Join(root, exclusiveMark)),
+		return s.runDaemon(ctx, exclusive.New(modes, filepath.Join(root, exclusiveMark)),
 			&task{wanted: feed.New(g), current: feed.New(g)})
 	}
 	failed := filepath.Join(root, ClaimDir("uid-1-0"), failedMark)
@@ -398,7 +398,7 @@ func TestStoppedDaemonLeavesNoReason(t *testing.T) {
 	}
 }
 
-// A modesFunc is a Modes that fails.
+// A modesFunc says whether a mode can be set.
 type modesFunc func() error
 
 func (f modesFunc) SetComputeMode(context.Context, string, inventory.ComputeMode) (inventory.ComputeMode, error) {

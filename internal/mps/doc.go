@@ -2,7 +2,7 @@
 // nvidia-cuda-mps-control for each resource that is shared by MPS, and one for each claim that
 // requests MPS (ClaimDaemons). A Prober checks that the daemons of the resources respond. Only the
 // process of the Supervisor is privileged, because it sets compute modes; the device plugin, with
-// the Prober, is not.
+// the Prober, is not. Package exclusive sets the compute modes and restores them.
 //
 // The Supervisor and the Prober share the host's directory of MPS state, the root. It has
 //

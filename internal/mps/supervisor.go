@@ -15,12 +15,15 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps/exclusive"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 const (
 	// readyMark, in the root, exists while all daemons serve clients. Its text is the way of sharing.
 	readyMark = ".ready"
+	// exclusiveMark, in the root, is the mark of exclusive.GPUs.
+	exclusiveMark = ".exclusive"
 	// lockFile, in the root, is locked by the Supervisor of the root.
 	lockFile = ".lock"
 )
@@ -30,7 +33,7 @@ const (
 type Supervisor struct {
 	root   string
 	wanted *feed.Feed[[]Group]
-	modes  Modes
+	modes  exclusive.Modes
 
 	mu         sync.Mutex // guards all following fields
 	isServing  map[string]bool
@@ -40,7 +43,7 @@ type Supervisor struct {
 
 // NewSupervisor returns a Supervisor of the daemons below root, a directory. Run follows wanted; a
 // nil value means that the wanted groups are unknown.
-func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes Modes) *Supervisor {
+func NewSupervisor(root string, wanted *feed.Feed[[]Group], modes exclusive.Modes) *Supervisor {
 	return &Supervisor{root: root, wanted: wanted, modes: modes, isServing: map[string]bool{}, groups: -1}
 }
 
@@ -57,7 +60,7 @@ func (s *Supervisor) work(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	gpus := newExclusive(s.modes, filepath.Join(s.root, exclusiveMark))
+	gpus := exclusive.New(s.modes, filepath.Join(s.root, exclusiveMark))
 	tasks, claims := map[string]*task{}, map[string]*task{}
 	defer func() {
 		for _, t := range tasks {
@@ -106,7 +109,7 @@ func (s *Supervisor) work(ctx context.Context) error {
 // tasks, and starts missing tasks. A task is restarted if the daemon has a GPU that now belongs to
 // another resource. Only a daemon that needs a GPU of a stopping task waits. adjust returns the
 // number of stopping tasks.
-func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[string]*task,
+func (s *Supervisor) adjust(ctx context.Context, gpus *exclusive.GPUs, tasks map[string]*task,
 	groups []Group) (ending int) {
 	wanted, of := map[string]Group{}, map[string]string{}
 	for _, g := range groups {
@@ -149,13 +152,13 @@ func (s *Supervisor) adjust(ctx context.Context, gpus *exclusiveGPUs, tasks map[
 
 // restoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and no
 // daemon needs.
-func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusiveGPUs, groups []Group) {
+func (s *Supervisor) restoreUnwanted(ctx context.Context, gpus *exclusive.GPUs, groups []Group) {
 	all, err := devices(s.root)
 	if err == nil {
 		for _, g := range groups {
 			all[g.Resource] = g.uuids()
 		}
-		err = gpus.restoreUnwanted(ctx, slices.Concat(slices.Collect(maps.Values(all))...))
+		err = gpus.RestoreUnwanted(ctx, slices.Concat(slices.Collect(maps.Values(all))...))
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "GPUs without an MPS control daemon stay in exclusive mode")
@@ -171,7 +174,7 @@ type task struct {
 	isEnding bool // the task stops, or only removes the files of a claim
 }
 
-func (s *Supervisor) begin(ctx context.Context, gpus *exclusiveGPUs, g Group) *task {
+func (s *Supervisor) begin(ctx context.Context, gpus *exclusive.GPUs, g Group) *task {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &task{wanted: feed.New(g), current: feed.New(g), cancel: cancel, done: make(chan struct{})}
 	go func() {
@@ -180,7 +183,7 @@ func (s *Supervisor) begin(ctx context.Context, gpus *exclusiveGPUs, g Group) *t
 		pauses.Nudge = func() <-chan struct{} { _, changed := t.wanted.Latest(); return changed }
 		// Run returns an error only for a run that gives up; none does.
 		_ = supervise.Run(ctx, pauses, func(ctx context.Context) error { return s.runDaemon(ctx, gpus, t) })
-		err := gpus.restore(context.WithoutCancel(ctx), g.Resource, t.wanted.Value().exclusive())
+		err := gpus.Restore(context.WithoutCancel(ctx), g.Resource, t.wanted.Value().exclusive())
 		if err == nil && g.Claim != nil { // only the request remains
 			err = os.RemoveAll(filepath.Join(s.root, g.Resource))
 		}
@@ -196,7 +199,7 @@ var errReplaced = errors.New("another group is wanted")
 
 // runDaemon runs a daemon until it exits. It returns nil if the daemon does not serve the wanted
 // group any more.
-func (s *Supervisor) runDaemon(ctx context.Context, gpus *exclusiveGPUs, t *task) error {
+func (s *Supervisor) runDaemon(ctx context.Context, gpus *exclusive.GPUs, t *task) error {
 	group := t.wanted.Value()
 	t.current.Publish(group)
 	ctx, end := context.WithCancelCause(ctx)

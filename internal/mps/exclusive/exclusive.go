@@ -1,4 +1,7 @@
-package mps
+// Package exclusive reserves GPUs for MPS servers by the exclusive compute mode, and restores the
+// modes afterwards. A file, the mark, names the GPUs whose modes must be restored: the next process
+// restores what a killed process left behind.
+package exclusive
 
 import (
 	"context"
@@ -20,11 +23,6 @@ type Modes interface {
 	SetComputeMode(ctx context.Context, uuid string, mode inventory.ComputeMode) (inventory.ComputeMode, error)
 }
 
-// exclusiveMark, in the root, exists while GPUs are in a mode set for MPS, and lists their UUIDs, a
-// line each. At the start, a mark comes from a process that could not restore the modes. A GPU
-// stays in the mark until its mode is restored, even across processes.
-const exclusiveMark = ".exclusive"
-
 // maxMark limits the bytes read from a mark.
 const maxMark = 1 << 20
 
@@ -32,10 +30,11 @@ const maxMark = 1 << 20
 // first.
 const modesTimeout = 10 * time.Second
 
-// exclusiveGPUs reserves each GPU for one process, the MPS server, while a resource claims the GPU.
-type exclusiveGPUs struct {
+// GPUs reserves each GPU for one process, the MPS server, while a resource claims the GPU. Create it
+// with New. Its methods are safe for concurrent use.
+type GPUs struct {
 	modes Modes
-	mark  string
+	mark  string // exists while GPUs are in a mode set for MPS, and lists their UUIDs, a line each
 
 	mu          sync.Mutex      // guards all following fields
 	leftover    map[string]bool // GPUs of the mark found at the start, until claimed
@@ -44,8 +43,11 @@ type exclusiveGPUs struct {
 	original    map[string]inventory.ComputeMode // the modes to restore
 }
 
-func newExclusive(modes Modes, mark string) *exclusiveGPUs {
-	e := &exclusiveGPUs{
+// New returns GPUs that no resource claims yet. The mark is the path of a file. A mark that exists
+// comes from a process that could not restore the modes. A GPU stays in the mark until its mode is
+// restored, even across processes.
+func New(modes Modes, mark string) *GPUs {
+	e := &GPUs{
 		modes: modes, mark: mark, leftover: map[string]bool{}, claims: map[string][]string{},
 		original: map[string]inventory.ComputeMode{},
 	}
@@ -57,8 +59,9 @@ func newExclusive(modes Modes, mark string) *exclusiveGPUs {
 	return e
 }
 
-// claim reserves the GPUs for a resource, instead of the GPUs that the resource claimed before.
-func (e *exclusiveGPUs) claim(ctx context.Context, resource string, uuids []string) error {
+// Claim reserves the GPUs for a resource, instead of the GPUs that the resource claimed before. After
+// an error, some of the GPUs may be reserved.
+func (e *GPUs) Claim(ctx context.Context, resource string, uuids []string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.claims[resource] = uuids
@@ -85,38 +88,39 @@ func (e *exclusiveGPUs) claim(ctx context.Context, resource string, uuids []stri
 	return nil
 }
 
-// restore restores the modes of GPUs reserved for a resource by this process or an earlier one.
-func (e *exclusiveGPUs) restore(ctx context.Context, resource string, uuids []string) error {
+// Restore restores the modes of GPUs reserved for a resource by this process or an earlier one.
+func (e *GPUs) Restore(ctx context.Context, resource string, uuids []string) error {
 	var err error
 	if e.mayBeLeftover(uuids) {
-		err = e.claim(ctx, resource, uuids)
+		err = e.Claim(ctx, resource, uuids)
 	}
-	return errors.Join(err, e.release(ctx, resource))
+	return errors.Join(err, e.Release(ctx, resource))
 }
 
-func (e *exclusiveGPUs) mayBeLeftover(uuids []string) bool {
+func (e *GPUs) mayBeLeftover(uuids []string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.anyLeftover || slices.ContainsFunc(uuids, func(uuid string) bool { return e.leftover[uuid] })
 }
 
-// restoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and no
+// RestoreUnwanted restores the modes of GPUs that an earlier process left in exclusive mode and no
 // daemon needs.
-func (e *exclusiveGPUs) restoreUnwanted(ctx context.Context, wanted []string) error {
+func (e *GPUs) RestoreUnwanted(ctx context.Context, wanted []string) error {
 	e.mu.Lock()
 	leftover := slices.Collect(maps.Keys(e.leftover))
 	e.mu.Unlock()
 	var all error
 	for _, uuid := range leftover {
 		if !slices.Contains(wanted, uuid) {
-			all = errors.Join(all, e.restore(ctx, uuid, []string{uuid})) // one by one, because some GPUs may be lost
+			all = errors.Join(all, e.Restore(ctx, uuid, []string{uuid})) // one by one, because some GPUs may be lost
 		}
 	}
 	return all
 }
 
-// release restores the modes of the GPUs of a resource.
-func (e *exclusiveGPUs) release(ctx context.Context, resource string) error {
+// Release restores the modes of the GPUs of a resource, except those that another resource claims. A
+// GPU that fails delays no other GPU.
+func (e *GPUs) Release(ctx context.Context, resource string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.claims, resource)
@@ -124,7 +128,7 @@ func (e *exclusiveGPUs) release(ctx context.Context, resource string) error {
 }
 
 // releaseLocked restores the modes of the GPUs that no resource claims.
-func (e *exclusiveGPUs) releaseLocked(ctx context.Context) error {
+func (e *GPUs) releaseLocked(ctx context.Context) error {
 	claimed := slices.Concat(slices.Collect(maps.Values(e.claims))...)
 	var all error
 	for uuid, mode := range e.original {
@@ -142,7 +146,7 @@ func (e *exclusiveGPUs) releaseLocked(ctx context.Context) error {
 
 // markLocked writes the GPUs whose modes must be restored later, and the next ones, to the mark. It
 // removes an empty mark.
-func (e *exclusiveGPUs) markLocked(next []string) error {
+func (e *GPUs) markLocked(next []string) error {
 	uuids := slices.Concat(next, slices.Collect(maps.Keys(e.original)), slices.Collect(maps.Keys(e.leftover)))
 	slices.Sort(uuids)
 	var err error
@@ -157,7 +161,7 @@ func (e *exclusiveGPUs) markLocked(next []string) error {
 	return nil
 }
 
-func (e *exclusiveGPUs) set(ctx context.Context, uuid string,
+func (e *GPUs) set(ctx context.Context, uuid string,
 	mode inventory.ComputeMode) (inventory.ComputeMode, error) {
 	ctx, cancel := context.WithTimeout(ctx, modesTimeout)
 	defer cancel()
