@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -46,14 +44,10 @@ const waitingForRepair = "waiting for the other nodes' repairs to be read"
 // A repairs task has the Lease of this node with its repairs, and knows whether the repairs of the
 // cluster are stopped. A node without a broken GPU has no Lease, and reads them once at its start.
 type repairs struct {
-	client *kubeapi.Client
-	daemon daemon.View
-	alarm  *feed.Alarm
-	asks   *feed.Feed[struct{}] // published at the first request
-
-	mu        sync.Mutex // guards all following fields
-	requested time.Time  // time of the latest request
-	reason    string     // why no repair may begin; empty if it may
+	client    *kubeapi.Client
+	daemon    daemon.View
+	alarm     *feed.Alarm
+	admission *admission // to repair a GPU
 
 	// Used by the task alone.
 	listed    bool           // the Leases were read since the start
@@ -64,61 +58,34 @@ type repairs struct {
 }
 
 func newRepairs() *repairs {
-	return &repairs{alarm: new(feed.Alarm), asks: feed.New(struct{}{}), reason: waitingForRepair}
+	return &repairs{alarm: new(feed.Alarm), admission: newAdmission(waitingForRepair, waitingForRepair)}
 }
 
 // MayRepair returns why a repair of this node must not begin now; nil while the repairs of the cluster
 // are not stopped and the node has a slot. The caller repeats the request until then.
 func (c *Cluster) MayRepair(what string) error {
-	if reason := c.repairs.ask(); reason != "" {
-		return errors.New(reason)
+	if err := c.repairs.admission.request(what); err != nil {
+		return err
 	}
 	return c.MayChange(what)
-}
-
-// ask notes a request, and returns why no repair may begin.
-func (r *repairs) ask() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	isNew := time.Since(r.requested) >= requestLife
-	r.requested = time.Now()
-	if isNew {
-		r.reason = waitingForRepair
-		r.asks.Publish(struct{}{})
-	}
-	return r.reason
-}
-
-// isAsking reports whether the daemon asks for a repair.
-func (r *repairs) isAsking(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return now.Sub(r.requested) < requestLife
-}
-
-// answer sets why no repair may begin; empty if it may.
-func (r *repairs) answer(reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.reason = reason
 }
 
 // followRepairs keeps the Lease of this node until ctx ends.
 func (c *Cluster) followRepairs(ctx context.Context, d daemon.View) {
 	r := c.repairs
 	r.client, r.daemon, r.listed, r.own, r.askedAt = c.client, d, false, nil, time.Time{}
-	defer r.answer("this process does not lead")
+	defer r.admission.answer("this process does not lead", time.Time{})
 	wake := func() []<-chan struct{} {
 		_, node := r.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
 		_, repaired := d.Repairs.Latest()
-		_, asked := r.asks.Latest()
-		return []<-chan struct{}{node, configured, repaired, asked, r.alarm.Rings()}
+		_, requested := r.admission.begun.Latest()
+		return []<-chan struct{}{node, configured, repaired, requested, r.alarm.Rings()}
 	}
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "repairs of the cluster", wake, func(ctx context.Context) error {
 		err := r.step(ctx)
 		if err != nil {
-			r.answer(err.Error())
+			r.admission.answer(err.Error(), time.Time{})
 			r.nextRead = time.Time{}
 		}
 		return err
@@ -137,7 +104,7 @@ func (r *repairs) step(ctx context.Context) error {
 			return err
 		}
 	}
-	switch asking := r.isAsking(now); {
+	switch asking := r.admission.pending(now) != ""; {
 	case !asking:
 		r.askedAt, r.nextRead = time.Time{}, time.Time{}
 	case r.askedAt.IsZero():
@@ -157,7 +124,7 @@ func (r *repairs) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.answer(reason)
+	r.admission.answer(reason, time.Time{})
 	r.nextRead = now.Add(repairReread/2 + rand.N(repairReread/2))
 	return nil
 }

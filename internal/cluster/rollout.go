@@ -3,14 +3,12 @@ package cluster
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -42,22 +40,16 @@ const (
 	lastPoll  = time.Minute
 	// renewEvery is how often a node renews its slot.
 	renewEvery = time.Minute
-	// requestLife is how long a request for a slot counts. The daemon repeats its request each second
-	// while the change waits, and after a failure in up to five minutes.
-	requestLife = 10 * time.Second
 )
 
 // A rollout has the slot of this node. The daemon requests a slot with MayChange before a change
 // begins. The task takes a slot, and gives it back when the change is done. All state is in the
 // Lease: a process that starts reads whether the node has a slot.
 type rollout struct {
-	client *kubeapi.Client
-	daemon daemon.View
-	alarm  *feed.Alarm
-	asked  *feed.Feed[struct{}] // published at the first request
-
-	mu sync.Mutex // guards slotRequest
-	slotRequest
+	client    *kubeapi.Client
+	daemon    daemon.View
+	alarm     *feed.Alarm
+	admission *admission // to change the node
 
 	// Used by the task alone.
 	listed    bool           // the slots were read since the start
@@ -69,63 +61,31 @@ type rollout struct {
 	wellSince time.Time      // since when the earlier waves have been well; zero if they are not
 }
 
-// A slotRequest is what the daemon asked for, and the answer.
-type slotRequest struct {
-	change    string    // what the latest request is about
-	requested time.Time // time of the latest request
-	granted   bool
-	since     time.Time // when the node took its slot; zero if none is granted
-	reason    string    // why no slot is granted
-}
+// waitingForSlot is the answer before the slots were read.
+const waitingForSlot = "waiting for a slot of the cluster"
 
 func newRollout() *rollout {
-	return &rollout{alarm: new(feed.Alarm), asked: feed.New(struct{}{}),
-		slotRequest: slotRequest{reason: "waiting for a slot of the cluster"}}
+	return &rollout{alarm: new(feed.Alarm), admission: newAdmission(waitingForSlot, "")}
 }
 
 // MayChange requests a slot for a change of this node. It returns nil while the node has one, and
 // otherwise why not. The caller repeats the request until then.
-func (c *Cluster) MayChange(change string) error {
-	r := c.rollout
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	isNew := time.Since(r.requested) >= requestLife
-	r.change, r.requested = change, time.Now()
-	if isNew {
-		r.asked.Publish(struct{}{})
-	}
-	if r.granted {
-		return nil
-	}
-	return errors.New(r.reason)
-}
+func (c *Cluster) MayChange(change string) error { return c.rollout.admission.request(change) }
 
 // SlotSince returns when the node took its slot; zero if it has none. A slot that was taken away and
 // taken again has a later time.
 func (c *Cluster) SlotSince() time.Time {
-	c.rollout.mu.Lock()
-	defer c.rollout.mu.Unlock()
-	return c.rollout.since
+	_, since := c.rollout.admission.latest()
+	return since
 }
 
 // answer sets what MayChange and SlotSince return.
 func (r *rollout) answer(granted bool, reason string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.since = (time.Time{}); granted {
-		r.since = r.own.Acquired
+	if granted {
+		r.admission.answer("", r.own.Acquired)
+	} else {
+		r.admission.answer(cmp.Or(reason, waitingForSlot), time.Time{})
 	}
-	r.granted, r.reason = granted, cmp.Or(reason, "waiting for a slot of the cluster")
-}
-
-// request returns what a slot is requested for; empty if none is.
-func (r *rollout) request(now time.Time) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now.Sub(r.requested) >= requestLife {
-		return ""
-	}
-	return r.change
 }
 
 // followSlots keeps the slot of this node until ctx ends.
@@ -136,10 +96,10 @@ func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
 	wake := func() []<-chan struct{} {
 		_, node := r.client.Nodes().Latest()
 		_, configured := d.Configs.Latest()
-		_, asked := r.asked.Latest()
+		_, requested := r.admission.begun.Latest()
 		_, repairs := d.Repairs.Latest()
 		_, driver := d.DriverChange.Latest()
-		channels := []<-chan struct{}{node, configured, repairs, driver, asked, r.alarm.Rings()}
+		channels := []<-chan struct{}{node, configured, repairs, driver, requested, r.alarm.Rings()}
 		if d.MIG != nil {
 			_, divided := d.MIG.Latest()
 			channels = append(channels, divided)
@@ -158,7 +118,7 @@ func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
 // step takes, keeps or gives back the slot of this node.
 func (r *rollout) step(ctx context.Context) error {
 	c, node, now := r.daemon.Configs.Value(), r.client.Nodes().Value(), time.Now()
-	change, progress := r.request(now), r.progress(c)
+	change, progress := r.admission.pending(now), r.progress(c)
 	wanted := progress.wanted
 	switch {
 	case node.UID == "", !progress.enabled && r.own == nil, r.own == nil && now.Before(r.nextRead):
@@ -342,7 +302,7 @@ func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, reques
 
 // wait sets the reason, and schedules the next read of the slots.
 func (r *rollout) wait(ctx context.Context, reason string) {
-	r.answer(false, keeper.OneLine("waiting for a slot of the cluster: "+reason))
+	r.answer(false, keeper.OneLine(waitingForSlot+": "+reason))
 	r.poll = min(cmp.Or(r.poll, firstPoll), lastPoll)
 	delay := r.poll/2 + rand.N(r.poll)
 	r.nextRead = time.Now().Add(delay)
@@ -468,11 +428,9 @@ func (r *rollout) write(ctx context.Context, state slots.State, reason string, n
 	next := *r.own
 	next.Renewed, next.Annotations = now, maps.Clone(r.own.Annotations)
 	next.Annotations[slotState], next.Annotations[slotReason] = string(state), reason
-	r.mu.Lock()
-	if r.change != "" { // another layout may be wanted since the node took the slot
-		next.Annotations[slotChange] = keeper.OneLine(r.change)
+	if change, _ := r.admission.latest(); change != "" { // another layout may be wanted since the node took the slot
+		next.Annotations[slotChange] = keeper.OneLine(change)
 	}
-	r.mu.Unlock()
 	stored, err := r.client.UpdateLease(ctx, r.namespace, next)
 	if kubeapi.IsStale(err) {
 		if _, err := r.read(ctx, r.client.Nodes().Value()); err != nil {
