@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
@@ -24,8 +25,8 @@ const (
 	maxIndex   = 8 << 20 // bytes of modules.dep
 )
 
-// CurrentModules is the folder with the modules that gpu-driver loads at each boot, below the root.
-const CurrentModules = "var/lib/gpu-device-plugin/driver/current/lib/modules/"
+// CurrentModules is the folder with the modules that gpu-driver loads at each boot.
+const CurrentModules = driverapi.DefaultDirectory + "/" + driverapi.Current + "/lib/modules/"
 
 // moduleSet returns the driver's modules of a kernel release: those that modules.dep lists, and
 // those in the folders where installers put them.
@@ -58,7 +59,7 @@ func moduleSet(host root, release string) preflight.ModuleSet {
 	for _, place := range []string{
 		"home/kubernetes/bin/nvidia/drivers",       // of GKE's installer
 		"run/nvidia/driver/lib/modules/" + release, // of the operator's driver container
-		CurrentModules + release,
+		CurrentModules[1:] + release,
 	} {
 		outside.in(place, 0)
 	}

@@ -115,8 +115,8 @@ func owners(host root) ([]preflight.Owner, error) {
 	if host.Exists(gke) {
 		all = append(all, preflight.Owner{Kind: preflight.GKE, Evidence: "/" + gke})
 	}
-	if host.Exists(CurrentModules) {
-		all = append(all, preflight.Owner{Kind: preflight.GPUDriver, Evidence: "/" + CurrentModules})
+	if host.Exists(CurrentModules[1:]) {
+		all = append(all, preflight.Owner{Kind: preflight.GPUDriver, Evidence: CurrentModules})
 	}
 	if s := system(host); s.Image && len(all) == 0 {
 		all = append(all, preflight.Owner{Kind: preflight.Image, Evidence: "/etc/os-release: " + s.Name})

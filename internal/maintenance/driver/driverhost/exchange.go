@@ -51,13 +51,18 @@ func (h *Host) takeOut(ctx context.Context) (time.Duration, error) {
 		return 0, nil
 	case h.loaded() == "":
 		return 0, fmt.Errorf("driver %s was loaded by another program", state.Version)
-	case state.IsUsed() || h.isMapped(ctx):
+	}
+	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
+	// The kernel does not count a process that only maps libcuda among the users of the driver, and the next
+	// call of the process would fail with another driver.
+	isMapped := func(p preflight.Process) bool { return p.Library }
+	if state.IsUsed() || slices.ContainsFunc(facts.Processes.Value.Users, isMapped) {
 		if !h.isWhole { // a process was killed while it unloaded modules
 			if err := h.restore(ctx); err != nil {
 				return 0, err
 			}
 		}
-		return h.free(ctx)
+		return h.free(ctx, facts)
 	}
 	h.isWhole = false
 	switch err := h.kernel.Unload(h.progress); {
@@ -77,21 +82,8 @@ func (h *Host) restore(ctx context.Context) error {
 	return nil
 }
 
-// facts returns the facts about the node.
-func (h *Host) facts(ctx context.Context) preflight.Facts {
-	return driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
-}
-
-// isMapped reports whether a process has libcuda mapped. The kernel does not count such a process among
-// the users of the driver, and its next call would fail with another driver.
-func (h *Host) isMapped(ctx context.Context) bool {
-	return slices.ContainsFunc(h.facts(ctx).Processes.Value.Users,
-		func(p preflight.Process) bool { return p.Library })
-}
-
-// free stops the services that use the driver, and records its other users.
-func (h *Host) free(ctx context.Context) (time.Duration, error) {
-	facts := h.facts(ctx)
+// free stops the services that use the driver, and records its other users, according to the facts.
+func (h *Host) free(ctx context.Context, facts preflight.Facts) (time.Duration, error) {
 	facts.Devices.Missing, facts.Claims.Missing = "", ""
 	holders := preflight.Examine(facts).Holders
 	h.waits(inUse(holders), holders)

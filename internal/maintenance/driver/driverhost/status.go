@@ -218,7 +218,7 @@ func (h *Host) refusals(facts preflight.Facts) (all []string) {
 	}
 	for _, set := range facts.Sets.Value {
 		i := slices.IndexFunc(set.Files, func(f *preflight.ModuleFile) bool {
-			return !strings.HasPrefix(strings.TrimPrefix(f.Path, "/"), driverfacts.CurrentModules)
+			return !strings.HasPrefix(f.Path, driverfacts.CurrentModules)
 		})
 		if i >= 0 && set.Release == facts.Kernel.Value && len(all) == 0 {
 			all = append(all, fmt.Sprintf("the node has a driver of its own, which the next boot may load (%s): "+

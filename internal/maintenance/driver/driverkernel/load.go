@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
 
 // module is a module file of a driver folder.
@@ -33,9 +34,6 @@ type module struct {
 // required are the modules without which CUDA does not work. Another module that the kernel refuses
 // is left out.
 var required = []string{"nvidia", "nvidia_uvm"}
-
-// order is the order of modules that do not depend on each other.
-var order = []string{"nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
 
 // Load loads the modules of a driver folder that are not loaded yet, in the order of their
 // dependencies, and creates the device nodes. The folder must be at the same path on the node.
@@ -160,7 +158,7 @@ func moduleName(name string) string { return strings.ReplaceAll(name, "-", "_") 
 // inOrder returns modules so that each comes after those on which it depends.
 func inOrder(all []module) (sorted []module) {
 	slices.SortStableFunc(all, func(a, b module) int {
-		return cmp.Compare(slices.Index(order, a.name), slices.Index(order, b.name))
+		return cmp.Compare(slices.Index(preflight.OwnModules, a.name), slices.Index(preflight.OwnModules, b.name))
 	})
 	for len(all) > 0 {
 		i := slices.IndexFunc(all, func(m module) bool {
@@ -180,7 +178,7 @@ func (k *Kernel) loadModule(ctx context.Context, m module, release string) error
 	}
 	for _, name := range m.depends {
 		switch {
-		case k.isLoaded(name) || slices.Contains(order, name):
+		case k.isLoaded(name) || preflight.IsOwnModule(name):
 			// The kernel says if a module of the driver is missing.
 		case m.name == "nvidia_peermem":
 			return fmt.Errorf("the module %s of InfiniBand is not loaded", name)
@@ -203,6 +201,9 @@ func (k *Kernel) isLoaded(name string) bool {
 	return err == nil
 }
 
+const notSigned = "it demands signed modules, and knows no key with which this one is signed; sign the modules " +
+	"with a key that the nodes know, and pack the driver again"
+
 // explainLoad returns the sentence for a refusal of the kernel to load a module.
 func explainLoad(name, release string, err error) string {
 	refuses := "the kernel " + release + " refuses the module " + name + ": "
@@ -211,10 +212,8 @@ func explainLoad(name, release string, err error) string {
 		sentence string
 	}{
 		{unix.ENOEXEC, "it was built for another kernel or configuration of the kernel"},
-		{unix.EKEYREJECTED, "it demands signed modules, and knows no key with which this one is signed; sign the " +
-			"modules with a key that the nodes know, and pack the driver again"},
-		{unix.ENOKEY, "it demands signed modules, and knows no key with which this one is signed; sign the modules " +
-			"with a key that the nodes know, and pack the driver again"},
+		{unix.EKEYREJECTED, notSigned},
+		{unix.ENOKEY, notSigned},
 		{unix.EPERM, "it does not let this program load modules: the kernel is locked down, or gpu-driver does not " +
 			"run as root in a privileged container"},
 		{unix.ENODEV, "the driver found no GPU that it supports; the kernel log has the reason: dmesg | grep NVRM"},

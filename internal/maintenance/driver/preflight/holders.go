@@ -43,11 +43,11 @@ const (
 // kinds are the kinds of holders in the order of the report.
 var kinds = []string{KindPod, KindClaim, KindService, KindProcess, KindModule, KindConsole, KindScreen}
 
-// ownModules are the modules of the driver itself, which are unloaded with it.
-var ownModules = []string{"nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
+// OwnModules are the modules of the driver itself, which are unloaded with it, in the order of loading.
+var OwnModules = []string{"nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem"}
 
 // IsOwnModule reports whether a loaded module belongs to the driver.
-func IsOwnModule(name string) bool { return slices.Contains(ownModules, name) }
+func IsOwnModule(name string) bool { return slices.Contains(OwnModules, name) }
 
 // ownPrograms are the names of this project's programs, as the kernel cuts them.
 var ownPrograms = []string{"gpu-device-plug", "gpu-node-agent"}
@@ -184,11 +184,11 @@ func foreignModules(f *Facts, add func(kind, name, release string) *Holder) {
 		references[m.Name] = m.References
 	}
 	for _, m := range f.Loaded.Value {
-		if !slices.Contains(ownModules, m.Name) {
+		if !slices.Contains(OwnModules, m.Name) {
 			continue
 		}
 		for _, user := range m.Users {
-			if slices.Contains(ownModules, user) {
+			if slices.Contains(OwnModules, user) {
 				continue
 			}
 			h := add(KindModule, user, "unload the module: modprobe -r "+shellWord(user))
@@ -206,7 +206,7 @@ func foreignModules(f *Facts, add func(kind, name, release string) *Holder) {
 func references(f *Facts, r *judgment) {
 	direct := map[string]int{} // references by others than modules
 	for _, m := range f.Loaded.Value {
-		if n := m.References - len(m.Users); slices.Contains(ownModules, m.Name) && n > 0 {
+		if n := m.References - len(m.Users); slices.Contains(OwnModules, m.Name) && n > 0 {
 			direct[m.Name] = n
 		}
 	}
