@@ -55,24 +55,37 @@ const releasedByOthers = "the driver is released by quiesce or by a request on t
 // HoldReason is the reason of the holds on all devices during a change.
 const HoldReason = "the driver of the node is being changed"
 
-// A Folder is a driver that gpu-driver has on the node.
+// A Folder is a driver folder on the node or among the sources.
 type Folder struct {
-	Digest, Version string
-	// Archives are the SHA-256 digests of the archives that were unpacked to the folder.
-	Archives []string
-	// Problem is why the driver cannot be loaded on this node; empty if it can.
-	Problem string
+	Digest  string   `json:"digest"`
+	Version string   `json:"version"`
+	Kernels []string `json:"kernels,omitempty"` // releases for which the folder has modules
+	IsHere  bool     `json:"isHere"`            // it is in the directory, whole
+	Percent int      `json:"percent,omitempty"` // copied, by bytes; 0 if the folder is not being copied
+	// Archives are the SHA-256 digests of the archives that were unpacked to the folder, in hexadecimal.
+	Archives []string `json:"archives,omitempty"`
+	// Source is the path of the folder among the sources, such as an image volume; empty if the folder
+	// is not there.
+	Source string `json:"source,omitempty"`
+	// Problem says why the folder cannot be loaded on this node: no modules for the running kernel,
+	// modules that the kernel refuses, or a driver that does not support the node's GPUs; empty if it
+	// can.
+	Problem string `json:"problem,omitempty"`
 }
 
-// A Download is the progress of an archive that gpu-driver downloads.
+// A Download is an archive that is being downloaded and unpacked.
 type Download struct {
-	Archive     string // SHA-256 digest
-	Done, Total int64  // bytes; Total is 0 if it is not known
-	Percent     int    // of the download and the unpacking
-	// Problem is why the last try has failed; empty while it makes progress. IsFinal is true if another try
-	// does not help.
-	Problem string
-	IsFinal bool
+	Archive string `json:"archive"` // SHA-256 digest, in hexadecimal
+	Source  string `json:"source"`  // URL without its query
+	// Done is the number of bytes that are there, and Total those of the archive; 0 if it is not known.
+	Done    int64     `json:"done"`
+	Total   int64     `json:"total,omitempty"`
+	Percent int       `json:"percent"` // of the download and the unpacking
+	Since   time.Time `json:"since"`   // the first call
+	// Problem is why the last try has failed; empty while the download makes progress. IsFinal is true if
+	// somebody has to do something, and false if another try may work.
+	Problem string `json:"problem,omitempty"`
+	IsFinal bool   `json:"isFinal,omitempty"`
 }
 
 // A Phase is the progress of a change at gpu-driver, as package driverapi has it.

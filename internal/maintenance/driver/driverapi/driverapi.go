@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/control"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 )
 
 const (
@@ -88,51 +89,22 @@ type Status struct {
 	Download *Download `json:"download,omitempty"`
 }
 
-// A Download is an archive that is being downloaded and unpacked.
-type Download struct {
-	Archive string `json:"archive"` // SHA-256 digest, in hexadecimal
-	Source  string `json:"source"`  // URL without its query
-	// Done is the number of bytes that are there, and Total those of the archive; 0 if it is not known.
-	Done    int64     `json:"done"`
-	Total   int64     `json:"total,omitempty"`
-	Percent int       `json:"percent"` // of the download and the unpacking
-	Since   time.Time `json:"since"`   // the first call
-	// Problem is why the last try has failed; empty while the download makes progress. IsFinal is true if
-	// somebody has to do something, and false if another try may work.
-	Problem string `json:"problem,omitempty"`
-	IsFinal bool   `json:"isFinal,omitempty"`
-}
-
-// A Folder is a driver folder on the node or among the sources.
-type Folder struct {
-	Digest  string   `json:"digest"`
-	Version string   `json:"version"`
-	Kernels []string `json:"kernels,omitempty"` // releases for which the folder has modules
-	IsHere  bool     `json:"isHere"`            // it is in the directory, whole
-	Percent int      `json:"percent,omitempty"` // of CallPlace, by bytes; 0 if the folder is not being copied
-	// Archives are the SHA-256 digests of the archives that were unpacked to the folder, in hexadecimal.
-	Archives []string `json:"archives,omitempty"`
-	// Source is the path of the folder among the sources, such as an image volume; empty if the folder
-	// is not there.
-	Source string `json:"source,omitempty"`
-	// Problem says why the folder cannot be loaded on this node: no modules for the running kernel,
-	// modules that the kernel refuses, or a driver that does not support the node's GPUs; empty if it
-	// can.
-	Problem string `json:"problem,omitempty"`
-}
-
-// A Step is the progress of a change.
-type Step string
+// The types of package driverchange that a Status has.
+type (
+	Download = driverchange.Download
+	Folder   = driverchange.Folder
+	Step     = driverchange.Phase
+)
 
 // The steps of a change, in their order. Only Unproven, NextBoot and Failed wait for a call.
 const (
-	StepPlacing   Step = "placing"
-	StepUnloading Step = "unloading" // stops services, and takes modules out
-	StepLoading   Step = "loading"   // sets the link, loads modules, creates device nodes, starts services
-	StepUnproven  Step = "unproven"  // the driver is loaded; CallConfirm or CallRevert ends the change
-	StepReverting Step = "reverting" // loads the driver before it again
-	StepNextBoot  Step = "next-boot" // the next boot loads the driver
-	StepFailed    Step = "failed"    // the driver before it is loaded, or Reason says why none is
+	StepPlacing   = driverchange.Placing
+	StepUnloading = driverchange.Unloading // stops services, and takes modules out
+	StepLoading   = driverchange.Loading   // sets the link, loads modules, creates device nodes, starts services
+	StepUnproven  = driverchange.Unproven  // the driver is loaded; CallConfirm or CallRevert ends the change
+	StepReverting = driverchange.Reverting // loads the driver before it again
+	StepNextBoot  = driverchange.NextBoot  // the next boot loads the driver
+	StepFailed    = driverchange.Failed    // the driver before it is loaded, or Reason says why none is
 )
 
 // A Change is a change of the driver.

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -341,17 +340,9 @@ func (s *Swaps) publish(ctx context.Context, step policy.Step, version string, f
 // hostOf converts a status of gpu-driver to the types of the plan.
 func hostOf(told driverapi.Status) *policy.Host {
 	h := &policy.Host{LoadedVersion: told.LoadedVersion, LoadedDigest: told.LoadedDigest, Current: told.Current,
-		Refusals: slices.Clone(told.Refusals)}
-	for _, f := range told.Folders {
-		h.Folders = append(h.Folders, policy.Folder{Digest: f.Digest, Version: f.Version,
-			Archives: slices.Clone(f.Archives), Problem: f.Problem})
-	}
-	if d := told.Download; d != nil {
-		h.Download = &policy.Download{Archive: d.Archive, Done: d.Done, Total: d.Total, Percent: d.Percent,
-			Problem: d.Problem, IsFinal: d.IsFinal}
-	}
+		Folders: told.Folders, Refusals: told.Refusals, Download: told.Download}
 	if c := told.Change; c != nil {
-		h.Change = &policy.Change{To: c.To, Phase: policy.Phase(c.Step), Percent: c.Percent, Since: c.Since,
+		h.Change = &policy.Change{To: c.To, Phase: c.Step, Percent: c.Percent, Since: c.Since,
 			Reason: c.Reason}
 		for _, holder := range c.Holders {
 			h.Change.Holders = append(h.Change.Holders, holder.Kind+" "+holder.Name)
