@@ -230,7 +230,7 @@ func (r *rig) Repartition(ctx context.Context, uuid string, step inventory.MIGSt
 	}
 	for id := range r.offered() {
 		if ends[id] {
-			r.t.Errorf("%s ends %s of GPU %d, which is on offer", step.Action, id, found.Index)
+			r.t.Errorf("%s ends %s of GPU %d, which is offered", step.Action, id, found.Index)
 		}
 	}
 	for id, pod := range r.pods {

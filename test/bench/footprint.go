@@ -19,7 +19,7 @@ var footprintFigures = []figure{
 	{"the same with metrics, scraped every second", "under 30 MB", idleScraped},
 	{"resident memory and CPU, idle for 20 s, 8 GPUs, CUDA proven first", "1 MB more than without", idleProven},
 	{"resident memory and CPU, idle for 20 s, 7 of 8 × 141 GB in units, counted", "under 2 ms a second", idleUnits},
-	{"from the driver's answer to 8 GPUs proven and on offer (stand-in libcuda)", "within 15 s", proofs},
+	{"from the driver's answer to 8 GPUs proven and offered (stand-in libcuda)", "within 15 s", proofs},
 	{"binary, stripped", "under 22 MB", size},
 }
 

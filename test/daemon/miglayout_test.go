@@ -101,7 +101,7 @@ mig-configs:
 }
 
 // TestLayoutIsThereAfterARestart kills the daemon, and with it the simulated node: its GPUs are
-// whole again, as after a restart. None of them is on offer before the layout stands, which takes
+// whole again, as after a restart. None of them is offered before the layout stands, which takes
 // seconds.
 func TestLayoutIsThereAfterARestart(t *testing.T) {
 	t.Parallel()
@@ -113,7 +113,7 @@ func TestLayoutIsThereAfterARestart(t *testing.T) {
 	mark := s.Mark()
 	s.signal(s.Running(), syscall.SIGKILL)
 	<-s.Running().Ended()
-	s.until("nothing on offer", func() bool { return s.Allocatable(third) == 0 })
+	s.until("nothing offered", func() bool { return s.Allocatable(third) == 0 })
 	began := time.Now()
 	s.start()
 	s.until("divided GPUs", func() bool { return s.Allocatable(third) == 8 })
@@ -121,7 +121,7 @@ func TestLayoutIsThereAfterARestart(t *testing.T) {
 	for _, e := range s.Events(mark) {
 		for _, d := range e.Devices {
 			if e.Kind == standin.Listed && e.Resource == gpu && d.GetHealth() == "Healthy" {
-				t.Errorf("GPU %s was on offer before its layout stood", d.GetID())
+				t.Errorf("GPU %s was offered before its layout stood", d.GetID())
 			}
 		}
 	}

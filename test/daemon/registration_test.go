@@ -16,7 +16,7 @@ func TestLostAtStartWhilePodsHoldIt(t *testing.T) {
 	t.Parallel()
 	const divided = "nvidia.com/mig-7g.80gb"
 	s := serving(t, node.Setup{Profile: "a100-mig-mixed", Args: []string{"--mig-strategy=mixed"}})
-	s.until("the MIG device is on offer", func() bool { return s.Allocatable(divided) == 1 })
+	s.until("the MIG device is offered", func() bool { return s.Allocatable(divided) == 1 })
 	held := s.admitOf("work", divided, 1)[0]
 	if err := s.StopDaemon(); err != nil {
 		t.Fatal(err)

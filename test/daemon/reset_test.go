@@ -43,7 +43,7 @@ func (s *stage) smi(gpu, does string) {
 }
 
 // TestResets: a reset that works, one that fails, one that repairs another GPU, and GPUs that go
-// together. Others are on offer throughout.
+// together. Others are offered throughout.
 func TestResets(t *testing.T) {
 	t.Parallel()
 	s := serving(t, node.Setup{})

@@ -76,7 +76,7 @@ func ended(pid int) bool {
 	return err != nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) || strings.Contains(string(text), ") Z ")
 }
 
-// TestCUDAIsProvenFirst: GPUs are on offer once CUDA is proven on them. One that computes wrongly
+// TestCUDAIsProvenFirst: GPUs are offered once CUDA is proven on them. One that computes wrongly
 // and one that hangs take none of the others down, and stay so over a restart, in which nothing is
 // proven again.
 func TestCUDAIsProvenFirst(t *testing.T) {
@@ -238,7 +238,7 @@ func TestTwoProcessesProveOnce(t *testing.T) {
 	}
 }
 
-// TestANewNodeIsReady: with the stand-in for libcuda, 8 GPUs are proven and on offer within 15 s of
+// TestANewNodeIsReady: with the stand-in for libcuda, 8 GPUs are proven and offered within 15 s of
 // the driver's answer, and the steps are in their order. The bound is wide for a busy machine: make
 // bench has how long it takes.
 func TestANewNodeIsReady(t *testing.T) {
@@ -267,7 +267,7 @@ func TestANewNodeIsReady(t *testing.T) {
 		t.Errorf("steps %s", got)
 	}
 	if took := steps[4].Seconds - steps[0].Seconds; took > 15 {
-		t.Errorf("8 GPUs are on offer %.1f s after the driver's answer", took)
+		t.Errorf("8 GPUs are offered %.1f s after the driver's answer", took)
 	}
 	text := s.command("status")
 	if !strings.Contains(text, "steps: driver ") || !strings.Contains(text, "after the start of the daemon") {
@@ -276,7 +276,7 @@ func TestANewNodeIsReady(t *testing.T) {
 	t.Logf("%+v", steps)
 }
 
-// TestDriversThatAreNotAccepted: no device is on offer with a driver outside of the range, and pods
+// TestDriversThatAreNotAccepted: no device is offered with a driver outside of the range, and pods
 // that hold one keep it.
 func TestDriversThatAreNotAccepted(t *testing.T) {
 	t.Parallel()

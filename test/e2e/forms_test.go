@@ -24,7 +24,7 @@ func oneFormAtATime(ctx context.Context, t *testing.T, n *node.Node, kubelet pod
 		whole  = "version: v1\nflags: {migStrategy: mixed}\n"
 	)
 	setConfig(ctx, t, n, whole)
-	// A replica whose pod has just ended counts as held, and is on offer, until that is seen.
+	// A replica whose pod has just ended counts as held, and is offered, until that is seen.
 	waitForms(ctx, t, kubelet, func(whole, replicas int) bool { return whole == gpus && replicas == 0 })
 	runPod(ctx, t, n, "form-whole", gpu, 1)
 	inOneForm(ctx, t, n, kubelet)

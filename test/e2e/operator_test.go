@@ -187,7 +187,7 @@ func underOperator(
 		t.Errorf("the pod has %v, want one GPU and %s", found, hosts)
 	}
 	deletePod(ctx, t, n, "with-the-hosts-driver")
-	// A pod may have had a share of before. Its GPU is on offer neither in shares nor whole until the
+	// A pod may have had a share of before. Its GPU is offered neither in shares nor whole until the
 	// kubelet has taken the share off offer.
 	waitNodeCapacity(ctx, t, n, gpu, gpus)
 

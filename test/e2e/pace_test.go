@@ -112,7 +112,7 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	waitAllocatable(ctx, t, kubelet, units, each, stepLimit)
 	waitNodeCapacity(ctx, t, n, units, inUnits*each)
 	if says := daemonExec(ctx, t, n, "status"); !strings.HasPrefix(says, "ready: ") {
-		t.Errorf("with units of one GPU on offer, status says %q", says)
+		t.Errorf("with units of one GPU offered, status says %q", says)
 	}
 
 	gpuOfPod := func(name string) string {
@@ -125,7 +125,7 @@ func partsOfGPUs(ctx context.Context, t *testing.T, n *node.Node, kubelet podres
 	runPod(ctx, t, n, "part-1", units, wanted)
 	runPod(ctx, t, n, "part-2", units, wanted)
 	emptiest := each                              // free units there
-	if gpuOfPod("part-1") != gpuOfPod("part-2") { // the emptiest was on offer again before the second one came
+	if gpuOfPod("part-1") != gpuOfPod("part-2") { // the emptiest was offered again before the second one came
 		emptiest -= wanted
 	}
 	waitAllocatable(ctx, t, kubelet, units, 2*wanted+emptiest, stepLimit)

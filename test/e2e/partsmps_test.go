@@ -30,7 +30,7 @@ func controlProgram(t *testing.T) string {
 }
 
 // partsByMPS: a container with units is a client of the control daemon of its GPU, has its limits
-// in its environment, and can ask that daemon. While the daemon is away no units are on offer; then
+// in its environment, and can ask that daemon. While the daemon is away no units are offered; then
 // the same container finds the next one.
 func partsByMPS(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	const (

@@ -51,7 +51,7 @@ func withoutTheRuntime(ctx context.Context, t *testing.T, n *node.Node, _ podres
 	helm(ctx, t, n, install...)
 	wait(ctx, t, func(ctx context.Context) error { return rolledOut(ctx, n) })
 	waitDevices(ctx, t, n, gpus/2)
-	phase("GPUs on offer without NVIDIA's runtime", start)
+	phase("GPUs offered without NVIDIA's runtime", start)
 	makeNodes(t, driverRoot, simulatedGPUs(ctx, t, n))
 	makeTemplate(ctx, t, n, "without", oneGPU)
 	var pods []*corev1.Pod

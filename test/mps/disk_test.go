@@ -54,7 +54,7 @@ func (m *machine) hang(folder string) (heal func()) {
 }
 
 // TestUnitsWithADiskThatFails: while the disk of a control daemon is full or hangs, units of its
-// GPU are not on offer, and status says why and what helps. Whole GPUs and the other GPU in units
+// GPU are not offered, and status says why and what helps. Whole GPUs and the other GPU in units
 // go on, and the units come back with the disk. No process is ended meanwhile: the kernel has one
 // wait that looks into a folder which another process looked into first.
 func TestUnitsWithADiskThatFails(t *testing.T) {

@@ -64,7 +64,7 @@ func (m *machine) receipt(sentence string) {
 }
 
 // TestUnitsWithControlDaemons: each GPU in units has a control daemon. While that is away, its
-// units are not on offer.
+// units are not offered.
 func TestUnitsWithControlDaemons(t *testing.T) {
 	m := newMachine(t, "gpu-device-plugin")
 	m.configure(unitConfiguration)

@@ -222,7 +222,7 @@ func (s *stage) checkExtrasLocked(want map[key]wanted, view map[key]bool, holder
 		if g != nil && !s.settledLocked(g, now) {
 			continue
 		}
-		// Where a pod holds a device that left the plan, as many replicas stay on offer as the node has
+		// Where a pod holds a device that left the plan, as many replicas stay offered as the node has
 		// devices in the new form.
 		if healthy && (g == nil || !s.heldLocked(g)) {
 			s.violateLocked("%s is Healthy, and nobody offers it", k)

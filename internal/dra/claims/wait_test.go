@@ -213,7 +213,7 @@ func TestReadClaim(t *testing.T) {
 	}
 }
 
-// TestKubeletIsSilent: where all GPUs are in slices, nothing was on offer as a resource since they
+// TestKubeletIsSilent: where all GPUs are in slices, nothing was offered as a resource since they
 // were handed over. A claim is prepared there also when kubelet does not say which pods hold GPUs,
 // and that is counted; it is not where a GPU is the device plugin's.
 func TestKubeletIsSilent(t *testing.T) {

@@ -38,7 +38,7 @@ func TestOnlyGPUsOfTheDevicePluginAreOffered(t *testing.T) {
 	n.await(t, "GPU-0 GPU-1 | ", gpu)
 	if _, err := n.daemon.Holders(t.Context(), []string{"GPU-0", "GPU-1"}); err == nil ||
 		!strings.Contains(err.Error(), "is still offered") {
-		t.Errorf("users of GPUs that are on offer: %v", err)
+		t.Errorf("users of GPUs that are offered: %v", err)
 	}
 	follow(dra.LeavesPlugin, dra.LeavesPlugin)
 	n.await(t, " | GPU-0 GPU-1", gpu)

@@ -23,16 +23,14 @@ const (
 
 // An Accountant reads the kubelet's own account of the devices of this node.
 type Accountant interface {
-	// Allocatable returns the IDs of the devices that the kubelet considers
-	// healthy, by resource.
+	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)
 	// Held returns the devices held by pods, according to the kubelet. The question
 	// to the kubelet begins after the call.
 	Held(ctx context.Context) ([]kubelet.HeldDevice, error)
-	// Allocating is called when the kubelet begins a call that allocates devices.
-	// The returned function is called at the end of that call. more says that a
-	// call of Allocate follows. Held must not ask the kubelet between the two. Both
-	// return at once.
+	// Allocating is called when the kubelet begins a call that allocates devices. The returned
+	// function is called at the end of that call. more says that a call of Allocate follows. Held
+	// must not ask the kubelet between the two. Both return at once.
 	Allocating() (ended func(more bool))
 }
 

@@ -100,7 +100,7 @@ func TestALastingDifferenceBeginsANewLifeNowAndThen(t *testing.T) {
 		before := n.Mark()
 		d.status(t, "registering again did not help", func(s serve.Status) bool {
 			step(100*time.Millisecond, 9*time.Second)
-			return strings.Contains(s.Problem, "registering again did not end that")
+			return strings.Contains(s.Problem, "a new registration did not repair this")
 		})
 		if got := n.Events(before); len(got) != 0 {
 			t.Errorf("kubelet saw %v after the first new life", got)
@@ -149,7 +149,7 @@ func TestAListThatWaitsForAnAccount(t *testing.T) {
 			}
 			then(account)
 			began := c.Now()
-			poll.Until(t, "one device is on offer", func() bool {
+			poll.Until(t, "one device is offered", func() bool {
 				quiet.Wait(100 * time.Millisecond)
 				c.Step(100 * time.Millisecond)
 				return n.Allocatable(gpu) == 1 || c.Since(began) > 20*time.Second

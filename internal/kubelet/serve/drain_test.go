@@ -53,7 +53,7 @@ func TestAChangeUnderConstantLoadEnds(t *testing.T) {
 	}
 }
 
-// TestPodsThatStay: a GPU whose pod stays is on offer in its old form again, and is left alone from
+// TestPodsThatStay: a GPU whose pod stays is offered in its old form again, and is left alone from
 // then on.
 func TestPodsThatStay(t *testing.T) {
 	t.Parallel()
@@ -68,7 +68,7 @@ func TestPodsThatStay(t *testing.T) {
 	}
 	s.admit("again") // the pods hold both GPUs, and one was given since the change
 	until(t, s.clock, "a GPU is withdrawn", func() bool { return s.Allocatable(gpu) == 1 })
-	withdrawn := until(t, s.clock, "it is on offer again", func() bool { return s.Allocatable(gpu) == 2 })
+	withdrawn := until(t, s.clock, "it is offered again", func() bool { return s.Allocatable(gpu) == 2 })
 	if withdrawn < 25*time.Second || withdrawn > 35*time.Second {
 		t.Errorf("it was withdrawn for %v, want 30s", withdrawn)
 	}

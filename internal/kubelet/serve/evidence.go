@@ -44,9 +44,8 @@ func (a *accounts) connections() uint64 {
 
 // readOthers adds to the reading whether other plugins serve devices.
 //
-// PodResources shows the kubelet's memory. The checkpoint may have devices of a
-// stopped plugin. Neither shows a plugin whose devices are all Unhealthy, but such
-// a plugin listens.
+// PodResources shows the kubelet's memory. The checkpoint may have devices of a stopped plugin.
+// Neither shows a plugin whose devices are all Unhealthy, but such a plugin listens.
 func (a *accounts) readOthers(ctx context.Context, r *listing.Reading) {
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
@@ -57,8 +56,7 @@ func (a *accounts) readOthers(ctx context.Context, r *listing.Reading) {
 	r.Healthy, r.Alone = healthy, len(a.Registrar.Listening(ctx)) == 0
 }
 
-// accountOf returns what a checkpoint says about the devices that pods hold and
-// about all devices.
+// accountOf returns what a checkpoint says about the devices that pods hold and about all devices.
 func accountOf(checkpoint kubelet.Checkpoint) holders.Account {
 	a := holders.Account{Listed: checkpoint.Healthy, Held: make(map[holders.Key]holders.Holder, len(checkpoint.Held)),
 		Nodes: make(map[holders.Key][]int64, len(checkpoint.Held))}

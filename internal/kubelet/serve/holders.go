@@ -57,60 +57,59 @@ func (u *holderReader) read(ctx context.Context) reading {
 // users are unknown: a device is still offered, the kubelet has not read the list
 // or does not answer, or the kubelet may have allocated a device a short time ago.
 func (s *Servers) Holders(ctx context.Context, uuids []string) ([]kubelet.HeldDevice, error) {
-	asked := func(id string) bool {
+	isWanted := func(id string) bool {
 		uuid, _ := resource.SplitID(id)
 		return slices.Contains(uuids, uuid)
 	}
-	onOffer := s.onOffer(asked)
-	told := s.holderReader.read(ctx)
-	a := told.account
-	users, again, given := s.users(a, asked, onOffer != nil)
+	offered := s.stillOffered(isWanted)
+	accounts := s.holderReader.read(ctx)
+	a := accounts.account
+	users, outdated, recent := s.users(a, isWanted, offered != nil)
 	held := make([]kubelet.HeldDevice, 0, len(users))
 	for key, holder := range users {
 		held = append(held, kubelet.HeldDevice{Resource: key.Resource, ID: key.ID, Pod: holder.Pod})
 	}
 	order.Sort(held, func(a, b kubelet.HeldDevice) int { return strings.Compare(a.ID+a.Pod, b.ID+b.Pod) })
-	if again {
+	if outdated {
 		s.sendAgain()
 	}
 	switch {
-	case onOffer != nil:
-		return held, onOffer
-	case a.NoCheckpoint && told.err == nil && len(told.healthy) == 0:
+	case offered != nil:
+		return held, offered
+	case a.NoCheckpoint && accounts.err == nil && len(accounts.healthy) == 0:
 		return held, nil // a kubelet that never had a device
 	case a.UnknownBecause != "":
 		return held, fmt.Errorf("it is not known which devices pods hold: %s", a.UnknownBecause)
-	case told.err != nil:
-		return held, fmt.Errorf("it is not known which devices pods may get: %w", told.err)
+	case accounts.err != nil:
+		return held, fmt.Errorf("it is not known which devices pods may get: %w", accounts.err)
 	}
-	for _, ids := range told.healthy {
-		if i := slices.IndexFunc(ids, asked); i >= 0 {
+	for _, ids := range accounts.healthy {
+		if i := slices.IndexFunc(ids, isWanted); i >= 0 {
 			return held, fmt.Errorf("the kubelet still offers device %s", ids[i])
 		}
 	}
-	return held, given
+	return held, recent
 }
 
-// users returns the known holders of the devices, whether the lists are to be sent
-// again because the checkpoint may be outdated, and an error if a pod has just been
-// given one of the devices.
-func (s *Servers) users(a holders.Account, asked func(id string) bool, offered bool) (
-	users map[holders.Key]holders.Holder, again bool, given error,
+// users returns the known holders of the devices, whether the lists are to be sent again because
+// the checkpoint may be outdated, and an error if a pod has just been given one of the devices.
+func (s *Servers) users(a holders.Account, isWanted func(id string) bool, offered bool) (
+	users map[holders.Key]holders.Holder, outdated bool, recent error,
 ) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.collaborators.Clock.Now()
-	users, outdated, given := s.holders.Of(a, asked, offered, s.listing.HoldingStates(), now)
-	return users, s.usersPacing.Due(now, outdated), given
+	users, outdated, recent = s.holders.Of(a, isWanted, offered, s.listing.HoldingStates(), now)
+	return users, s.usersPacing.Due(now, outdated), recent
 }
 
-// onOffer returns an error if a list of Servers still offers one of the devices.
-func (s *Servers) onOffer(asked func(id string) bool) error {
+// stillOffered returns an error if a list of Servers still offers one of the devices.
+func (s *Servers) stillOffered(isWanted func(id string) bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, entry := range s.resources {
 		for _, d := range entry.list.views.Value().response.Devices {
-			if d.GetHealth() == pluginapi.Healthy && asked(d.GetID()) {
+			if d.GetHealth() == pluginapi.Healthy && isWanted(d.GetID()) {
 				return fmt.Errorf("device %s is still offered", d.GetID())
 			}
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestHolders follows devices from being on offer to being free for certain, with a pod on one of
+// TestHolders follows devices from being offered to being free for certain, with a pod on one of
 // them.
 func TestHolders(t *testing.T) {
 	t.Parallel()
@@ -59,11 +59,11 @@ func TestHolders(t *testing.T) {
 			n.awaitAllocatable(t, 0)
 			c.Step(100 * time.Millisecond) // an answer of before is too old
 		}
-		says("on offer", "is still offered")
+		says("offered", "is still offered")
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "p", Name: "c", Resource: gpu, Count: 1}); err != nil {
 			t.Fatal(err)
 		}
-		says("held, and others on offer", "is still offered", "default/p")
+		says("held, and others offered", "is still offered", "default/p")
 		withdraw()
 		says("held, and no other may be given", "", "default/p")
 		n.Remove("p")
@@ -99,7 +99,7 @@ func TestHolders(t *testing.T) {
 
 		// A pod that was never shown: kubelet may be writing it down.
 		d.offer(3)
-		says("on offer again", "is still offered")
+		says("offered again", "is still offered")
 		n.awaitAllocatable(t, 3)
 		given := c.Now()
 		if _, err := n.Admit(t.Context(), standin.Container{Pod: "short", Name: "c", Resource: gpu, Count: 1}); err != nil {

@@ -11,14 +11,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A list sends the devices of one resource to the kubelet, over all registrations
-// of its server.
+// A list sends the devices of one resource to the kubelet, over all registrations of its server.
 type list struct {
 	name  string
 	views *feed.Feed[*view]
 	last  atomic.Pointer[pluginapi.ListAndWatchResponse] // the last response that was sent
-	// changes when the last list is to be sent again, so that the kubelet writes
-	// its checkpoint
+	// changes when the last list is to be sent again, so that the kubelet writes its checkpoint
 	resend *feed.Feed[uint64]
 }
 

@@ -1,5 +1,7 @@
 package serve
 
+// Inside: what the inside tests of registrations share.
+
 import (
 	"context"
 	"time"
@@ -15,8 +17,6 @@ import (
 )
 
 const gpuName = "nvidia.com/gpu"
-
-func keyOf(resource, id string) holders.Key { return holders.Key{Resource: resource, ID: id} }
 
 // oneGPU is a resource with one device.
 func oneGPU() resource.Resource {
@@ -44,11 +44,6 @@ type emptyAccount struct{ noCalls }
 func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
 func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
 
-// noPeers is the directory of a node on which nobody else is.
-type noPeers struct{ Registrar }
-
-func (noPeers) Peers(string) kubelet.Peers { return kubelet.Peers{} }
-
 // A noted account notes when it is asked, and answers the question of that number.
 type notedAccount struct {
 	emptyAccount
@@ -62,7 +57,7 @@ func (a *notedAccount) Allocatable(context.Context) (map[string][]string, error)
 	return map[string][]string{oneGPU().Name: ids}, err
 }
 
-// sentList returns a life whose list has one GPU, which was sent.
+// sentList returns a registration whose list has one GPU, which was sent.
 func sentList(d Registrar, a Accountant) *registration {
 	l := &registration{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
 		Incarnation: feed.New(uint64(1)),

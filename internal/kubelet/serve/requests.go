@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	// maxRequests is how many requests a server reads and answers at a time. The
-	// kubelet sends its requests one by one. A request of maxRequest bytes takes
-	// twice as much memory.
+	// maxRequests is how many requests a server reads and answers at a time. The kubelet sends its
+	// requests one by one. A request of maxRequest bytes takes twice as much memory.
 	maxRequests = 4
 	// maxPreStart bounds a request of PreStartContainer, in bytes. It names the
 	// devices of one container. An answer may take seconds, so the request no

@@ -14,16 +14,14 @@ import (
 // This file reads the kubelet's accounts for devices and resources that left the
 // plan. Package listing decides when a list drops a device.
 
-// adoptTimeout bounds the wait for PodResources before the first registration if
-// the checkpoint cannot be read. It is short because pods admitted before the
-// registration fail.
+// adoptTimeout bounds the wait for PodResources before the first registration if the checkpoint
+// cannot be read. It is short because pods admitted before the registration fail.
 const adoptTimeout = time.Second
 
-// adopt adds to the list, as retiring, the devices of the resource that the kubelet
-// knows and the plan lacks. An earlier process listed them, or a process that is
-// about to end. adopt is called before each registration. The checkpoint has all
-// such devices. If the checkpoint cannot be read, adopt asks PodResources, before
-// the first registration only.
+// adopt adds to the list, as retiring, the devices of the resource that the kubelet knows and the
+// plan lacks. An earlier process listed them, or a process that is about to end. adopt is called
+// before each registration. The checkpoint has all such devices. If the checkpoint cannot be read,
+// adopt asks PodResources, before the first registration only.
 func (s *Servers) adopt(ctx context.Context, entry *servedResource) {
 	s.mu.Lock()
 	first := !entry.adopted
@@ -193,10 +191,9 @@ func (s *Servers) hasUnserved() bool {
 	return s.listing.HasUnserved()
 }
 
-// waits reports whether new evidence is awaited, and whether servers will stop with
-// the next tick. With a tick, waits stops the servers of retired resources without
-// devices once the empty list was sent: the kubelet has received the list by the
-// next tick.
+// waits reports whether new evidence is awaited, and whether servers will stop with the next tick.
+// With a tick, waits stops the servers of retired resources without devices once the empty list was
+// sent: the kubelet has received the list by the next tick.
 func (s *Servers) waits(ticked bool) (waits, ending bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,14 +26,11 @@ import (
 type Registrar interface {
 	// NewEndpoint returns the path of a socket that was never used before.
 	NewEndpoint(resource string) string
-	// Peers returns the sockets of other servers of a resource in the kubelet's
-	// directory.
+	// Peers returns the sockets of other servers of a resource in the kubelet's directory.
 	Peers(resource string) kubelet.Peers
-	// Listening returns the sockets of other GPU device plugins that accept
-	// connections.
+	// Listening returns the sockets of other GPU device plugins that accept connections.
 	Listening(ctx context.Context) []string
-	// Refuses reports whether the socket of that name is gone or refuses
-	// connections.
+	// Refuses reports whether the socket of that name is gone or refuses connections.
 	Refuses(ctx context.Context, name string) bool
 	// AwaitEnd waits until no server listens on the socket of that name. It returns
 	// an error if ctx ends first.
@@ -42,19 +39,17 @@ type Registrar interface {
 	// before this process.
 	CallEarlier(ctx context.Context, resource string,
 		call func(context.Context, pluginapi.DevicePluginClient) error) error
-	// LockRegistrations keeps other processes from registering until unlock is
-	// called, or until they have waited for kubelet.LockTimeout. It waits no longer
-	// for their registrations itself, and locked is false then. unlock may be
-	// called more than once.
+	// LockRegistrations keeps other processes from registering until unlock is called, or until
+	// they have waited for kubelet.LockTimeout. It waits no longer for their registrations itself,
+	// and locked is false then. unlock may be called more than once.
 	LockRegistrations(ctx context.Context) (unlock func(), locked bool)
 	// Register registers the socket at path endpoint for a resource, only with the
 	// kubelet of the given incarnation. It is called once for each endpoint.
 	Register(ctx context.Context, incarnation uint64, resource, endpoint string,
 		options *pluginapi.DevicePluginOptions) error
-	// Detach prepares the end of this process's stream of a resource, while another
-	// process takes the resource over. Without Detach, a kubelet up to 1.36 treats
-	// the end of this stream as the end of the other process. On the error
-	// kubelet.ErrNotYet, call Detach again.
+	// Detach prepares the end of this process's stream of a resource, while another process takes
+	// the resource over. Without Detach, a kubelet up to 1.36 treats the end of this stream as the
+	// end of the other process. On the error kubelet.ErrNotYet, call Detach again.
 	Detach(ctx context.Context, incarnation uint64, resource string) error
 }
 
@@ -70,21 +65,18 @@ type Inspector interface {
 type Collaborators struct {
 	Registrar  Registrar
 	Accountant Accountant
-	// Connections returns a number that changes with each connection of the
-	// Accountant to a kubelet; nil if unknown. A starting kubelet answers before
-	// Incarnation changes.
+	// Connections returns a number that changes with each connection of the Accountant to a
+	// kubelet; nil if unknown. A starting kubelet answers before Incarnation changes.
 	Connections func() uint64
-	// Checkpoint returns the kubelet's checkpoint; nil if the checkpoint cannot be
-	// read here.
+	// Checkpoint returns the kubelet's checkpoint; nil if the checkpoint cannot be read here.
 	Checkpoint func() (kubelet.Checkpoint, error)
 	// CheckpointVersion returns a text that changes whenever the kubelet writes its
 	// checkpoint; empty if unknown. A nil function means never known.
 	CheckpointVersion func() string
 	Inspector         Inspector
-	// MayGive returns why no device plugin may give these devices to a pod now, as
-	// a sentence, or nil. Each call of Allocate calls MayGive under the lock of
-	// Servers: it returns at once, and calls no method of Servers. A nil function
-	// allows all GPUs.
+	// MayGive returns why no device plugin may give these devices to a pod now, as a sentence, or
+	// nil. Each call of Allocate calls MayGive under the lock of Servers: it returns at once, and
+	// calls no method of Servers. A nil function allows all GPUs.
 	MayGive func(devices []resource.Device) error
 	// KeepsOneClient reports whether a kubelet treats the end of any stream of a
 	// resource as the end of the server that registered last. The argument is the
@@ -112,8 +104,7 @@ type Options struct {
 	// Inspect makes the kubelet ask before each start of a container whether its
 	// devices may be used.
 	Inspect bool
-	// AnnounceShrink makes each removal of devices wait for a call of
-	// ApproveShrink.
+	// AnnounceShrink makes each removal of devices wait for a call of ApproveShrink.
 	AnnounceShrink bool
 }
 
@@ -128,8 +119,7 @@ const (
 	// PhaseYielding: the server sends no lists, because a later process of this
 	// program serves the resource.
 	PhaseYielding Phase = "standing by: another server has registered"
-	// PhaseOtherPlugin: the server sends no lists, because another program serves
-	// the resource.
+	// PhaseOtherPlugin: the server sends no lists, because another program serves the resource.
 	PhaseOtherPlugin Phase = "standing by: another program has registered"
 )
 
@@ -137,8 +127,7 @@ const (
 type Status struct {
 	Resource string
 	Phase    Phase
-	// Devices counts the devices in the list. Healthy counts the allocatable
-	// devices among them.
+	// Devices counts the devices in the list. Healthy counts the allocatable devices among them.
 	Devices, Healthy int
 	// Unoffered counts the units of healthy GPUs listed as Unhealthy, because the
 	// free units of another GPU are offered first.
@@ -151,8 +140,7 @@ type Status struct {
 	// Problem is why the last registration failed or ended, or how the kubelet's
 	// account differs; empty if there is no problem.
 	Problem string
-	// Retiring are the devices that left the plan and are still listed, sorted by
-	// ID.
+	// Retiring are the devices that left the plan and are still listed, sorted by ID.
 	Retiring []listing.RetiringDevice
 }
 
@@ -215,14 +203,12 @@ func NewServers(c Collaborators) *Servers {
 // devices whose GPU may be held in another form.
 func (s *Servers) Offered() *feed.Feed[resource.Plan] { return s.offered }
 
-// Apply makes Servers serve the plan. When Apply returns, the changes are on their
-// way to the kubelet. Apply waits only for the disk, when it reads the checkpoint
-// for the first time.
+// Apply makes Servers serve the plan. When Apply returns, the changes are on their way to the
+// kubelet. Apply waits only for the disk, when it reads the checkpoint for the first time.
 //
-// The epoch numbers the configuration of the plan. A resource missing from the plan
-// of a later epoch is retired: its server stops. A resource missing from a later
-// plan of the same epoch has only lost its devices: its server stays until the
-// devices return.
+// The epoch numbers the configuration of the plan. A resource missing from the plan of a later
+// epoch is retired: its server stops. A resource missing from a later plan of the same epoch has
+// only lost its devices: its server stays until the devices return.
 func (s *Servers) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.readOnce() // what pods hold is known before anything is offered
 	s.mu.Lock()
@@ -246,9 +232,8 @@ func (s *Servers) Apply(plan resource.Plan, o Options, epoch uint64) {
 	s.wakeReaper()
 }
 
-// decide takes over the next state. It publishes what the kubelet and pods are to
-// get from now on, and reports whether this is a new decision. Resources that the
-// state has added get a server.
+// decide takes over the next state. It publishes what the kubelet and pods are to get from now on,
+// and reports whether this is a new decision. Resources that the state has added get a server.
 func (s *Servers) decide(next listing.State) (changed bool) {
 	before := s.listing.Latest()
 	s.listing = next
@@ -368,8 +353,7 @@ func (s *Servers) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// unstarted returns the resources added since its last call, and marks them as
-// started.
+// unstarted returns the resources added since its last call, and marks them as started.
 func (s *Servers) unstarted() []*servedResource {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -390,8 +374,7 @@ func (s *Servers) serve(ctx context.Context, entry *servedResource) error {
 		if err := s.live(ctx, entry); err != nil {
 			return err
 		}
-		// If the resource returns, the kubelet must not take its next registration
-		// for this one.
+		// If the resource returns, the kubelet must not take its next registration for this one.
 		select {
 		case <-ctx.Done():
 			return nil
@@ -403,8 +386,7 @@ func (s *Servers) serve(ctx context.Context, entry *servedResource) error {
 	}
 }
 
-// live runs the registrations of one resource until ctx ends or the resource is
-// retired.
+// live runs the registrations of one resource until ctx ends or the resource is retired.
 func (s *Servers) live(ctx context.Context, entry *servedResource) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

@@ -33,7 +33,7 @@ type service struct {
 	pluginapi.UnimplementedDevicePluginServer
 	*registration
 	log     klog.Logger
-	inspect bool // what the kubelet was told when it registered us
+	inspect bool // PreStartRequired as sent at the registration
 	// The first stream belongs to the kubelet: no other program knows the socket's
 	// name before the kubelet.
 	first sync.Once
@@ -168,7 +168,8 @@ func (s *service) editsFor(
 	if err == nil {
 		e, err = containeredits.For(devices, o)
 	}
-	// The receipt needs it: the kubelet keeps the answer as long as the container.
+	// `status --holders` prints since when a container has its units. The kubelet keeps the answer as
+	// long as the container.
 	if err == nil && answer.Resource.InUnits() {
 		e.Annotations = maps.Clone(e.Annotations)
 		if e.Annotations == nil {
@@ -201,14 +202,14 @@ func codeOf(err error) codes.Code {
 func (s *service) forward(
 	ctx context.Context, l listing.List, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	asked := 0
+	count := 0
 	for _, container := range ids {
 		if slices.ContainsFunc(container, func(id string) bool { return !l.Resource.Lacks(id) }) {
 			return fs.ErrNotExist
 		}
-		asked += len(container)
+		count += len(container)
 	}
-	if asked == 0 {
+	if count == 0 {
 		return fs.ErrNotExist
 	}
 	err := s.Registrar.CallEarlier(ctx, s.list.name, call)
@@ -247,8 +248,7 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 	return response, nil
 }
 
-// inspectTimeout bounds an inspection. The kubelet waits up to 30 s, and the
-// container with it.
+// inspectTimeout bounds an inspection. The kubelet waits up to 30 s, and the container with it.
 const inspectTimeout = 5 * time.Second
 
 // PreStartContainer refuses a container whose devices must not be used now. The
@@ -267,7 +267,7 @@ func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreS
 			return nil, s.refuse(view.Unknown(id))
 		}
 		if device.Sharing == resource.Percentage {
-			return &pluginapi.PreStartContainerResponse{}, nil // no GPU is known by it
+			return &pluginapi.PreStartContainerResponse{}, nil // its ID names no GPU
 		}
 		devices = append(devices, device)
 	}

@@ -204,7 +204,7 @@ func TestWhatDoesNotWait(t *testing.T) {
 			t.Errorf("change %d waits, want 1", got)
 		}
 		s.offers(1, true, 0, 1)
-		poll.Until(t, "nothing is on offer", func() bool { return s.Allocatable(gpu) == 0 })
+		poll.Until(t, "nothing is offered", func() bool { return s.Allocatable(gpu) == 0 })
 		if got := s.daemon.PendingShrink().Value(); got != 0 {
 			t.Errorf("change %d waits for devices that are sick", got)
 		}
@@ -224,7 +224,7 @@ func TestAKeptDeviceBeginsToDepartWhenItGoes(t *testing.T) {
 	s.daemon.ApproveShrink(1)
 	s.awaitAllocatable(t, 4)
 	if _, listed := s.Devices(gpu)[gone]; !listed {
-		t.Error("a device that was on offer until now is dropped at once")
+		t.Error("a device that was offered until now is dropped at once")
 	}
 	until(t, s.clock, "it is dropped", func() bool { _, listed := s.Devices(gpu)[gone]; return !listed })
 }

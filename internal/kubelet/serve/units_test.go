@@ -157,12 +157,12 @@ func (n *unitNode) held() int {
 	return held
 }
 
-// settle waits until what is on offer beside what pods hold is free on one GPU, the emptiest. Until
+// settle waits until what is offered beside what pods hold is free on one GPU, the emptiest. Until
 // a list has come after the end of a pod, a scheduler counts its units as free, too.
 func (n *unitNode) settle(t *testing.T) {
 	t.Helper()
 	until(t, n.clock, fmt.Sprintf("%d held and %v free", n.held(), n.free()), func() bool {
-		held, onOffer := map[string]bool{}, make([]int, n.gpus)
+		held, offered := map[string]bool{}, make([]int, n.gpus)
 		for _, ids := range n.pods {
 			for _, unit := range ids {
 				held[unit] = true
@@ -170,17 +170,17 @@ func (n *unitNode) settle(t *testing.T) {
 		}
 		for unit, healthy := range n.Devices(mem) {
 			if healthy && !held[unit] {
-				onOffer[gpuOf(unit)]++
+				offered[gpuOf(unit)]++
 			}
 			if !healthy && held[unit] {
 				return false
 			}
 		}
 		total := 0
-		for _, count := range onOffer {
+		for _, count := range offered {
 			total += count
 		}
-		return total == slices.Max(n.free()) && slices.Max(onOffer) == total
+		return total == slices.Max(n.free()) && slices.Max(offered) == total
 	})
 }
 
@@ -203,7 +203,7 @@ func (n *unitNode) admit(t *testing.T, pod string, count int) {
 	t.Helper()
 	got, err := n.Admit(t.Context(), standin.Container{Pod: pod, Name: "c", Resource: mem, Count: count})
 	if err != nil {
-		t.Fatalf("a pod of %d of %v free, %d on offer: %v", count, n.free(), n.Allocatable(mem)-n.held(), err)
+		t.Fatalf("a pod of %d of %v free, %d offered: %v", count, n.free(), n.Allocatable(mem)-n.held(), err)
 	}
 	for other, ids := range n.pods {
 		for _, unit := range got.IDs {
@@ -235,7 +235,7 @@ func newUnitNode(t *testing.T, v standin.Version, gpus, size int) (*unitNode, *d
 	return n, d
 }
 
-// serve starts the kubelet of a node and a daemon, and waits until all GPUs are on offer.
+// serve starts the kubelet of a node and a daemon, and waits until all GPUs are offered.
 func (n *unitNode) serve(t *testing.T, v standin.Version) *daemon {
 	t.Helper()
 	n.clock, n.pods = clocktesting.NewFakeClock(time.Now()), map[string][]string{}
@@ -298,7 +298,7 @@ func TestPodsOfUnitsFit(t *testing.T) {
 			n.settle(t)
 			for _, s := range d.Status() {
 				if s.Resource == mem && s.Healthy+s.Unoffered != s.Devices {
-					t.Errorf("%d units Healthy and %d not on offer of %d, and all GPUs are well", s.Healthy, s.Unoffered, s.Devices)
+					t.Errorf("%d units Healthy and %d not offered of %d, and all GPUs are well", s.Healthy, s.Unoffered, s.Devices)
 				}
 			}
 			others()
@@ -335,7 +335,7 @@ func (c *pausesClock) begun(d time.Duration) bool {
 
 // After a time without a change the accounts are read every 5 s. When a pod comes, they are read
 // within a second, and not after what is left of the 5 s: until then the free units of another GPU
-// are not on offer.
+// are not offered.
 func TestUnitsAfterAQuietTime(t *testing.T) {
 	t.Parallel()
 	c := &pausesClock{FakeClock: clocktesting.NewFakeClock(time.Now())}
@@ -350,7 +350,7 @@ func TestUnitsAfterAQuietTime(t *testing.T) {
 	n.settle(t)
 }
 
-// A container may get more units than the init container of its pod had: the GPU stays on offer
+// A container may get more units than the init container of its pod had: the GPU stays offered
 // between the two.
 func TestUnitsOfAnInitContainer(t *testing.T) {
 	t.Parallel()

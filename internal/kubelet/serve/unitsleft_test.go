@@ -17,7 +17,7 @@ import (
 
 // Units that left the plan.
 
-// With fewer units than pods hold, all that is on offer is what there is.
+// With fewer units than pods hold, all that is offered is what there is.
 func TestAReserveThatGrows(t *testing.T) {
 	t.Parallel()
 	n, d := newUnitNode(t, standin.V137, 2, 8)
@@ -28,7 +28,7 @@ func TestAReserveThatGrows(t *testing.T) {
 	less := byMPS
 	less.ReserveMiB = 4 << 10
 	n.apply(d, less) // 5 units of each: 2 and 3 of those that are held are more
-	until(t, n.clock, "all that is held stays on offer", func() bool { return n.Allocatable(mem) == 15 })
+	until(t, n.clock, "all that is held stays offered", func() bool { return n.Allocatable(mem) == 15 })
 	for _, pod := range []string{"a", "b"} {
 		for unit, healthy := range n.PodStatus(pod)[mem] {
 			if !healthy {
@@ -45,7 +45,7 @@ func TestAReserveThatGrows(t *testing.T) {
 	n.settle(t)
 }
 
-// TestUnitsThatLeaveAFreeGPU: what is on offer once the reserve has grown is given at once.
+// TestUnitsThatLeaveAFreeGPU: what is offered once the reserve has grown is given at once.
 func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
 	t.Parallel()
 	n, d := newUnitNode(t, standin.V137, 1, 8)
@@ -53,7 +53,7 @@ func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
 	less := byMPS
 	less.ReserveMiB = 4 << 10
 	n.apply(d, less)
-	until(t, n.clock, "only 5 units are on offer", func() bool {
+	until(t, n.clock, "only 5 units are offered", func() bool {
 		for unit, healthy := range n.Devices(mem) {
 			if _, number, _ := strings.Cut(unit, "::"); healthy != (number < "5") {
 				return false
@@ -64,8 +64,8 @@ func TestUnitsThatLeaveAFreeGPU(t *testing.T) {
 	n.admit(t, "a", 5)
 }
 
-// TestUnitsThatLeaveBesideAnotherGPU: units that left the plan and that no pod holds are not on
-// offer beside the free units of another GPU. A pod of all that is on offer is given it.
+// TestUnitsThatLeaveBesideAnotherGPU: units that left the plan and that no pod holds are not
+// offered beside the free units of another GPU. A pod of all that is offered is given it.
 func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -87,7 +87,7 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 					d = n.startDaemon(t, n.clock)
 				}
 				mark := n.Mark()
-				n.apply(d, less) // 3 of the one GPU and 5 of the other are free, and 3 of that one were on offer
+				n.apply(d, less) // 3 of the one GPU and 5 of the other are free, and 3 of that one were offered
 				n.size = 5
 				until(t, n.clock, "a list in which units that left come last", func() bool {
 					return slices.ContainsFunc(n.Events(mark), func(e standin.Event) bool {
@@ -95,7 +95,7 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 					})
 				})
 				if free := n.Allocatable(mem) - n.held(); free != 5 {
-					t.Errorf("%d units are on offer, want 5", free)
+					t.Errorf("%d units are offered, want 5", free)
 				}
 				n.admit(t, "c", 5)
 			})
@@ -104,7 +104,7 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 }
 
 // TestUnitsThatLeaveWhileTheyAreAllocated: kubelet chose them before it received the list that has
-// them not on offer. The pod is given them, and they count as held from then on, also before its
+// them not offered. The pod is given them, and they count as held from then on, also before its
 // accounts were read.
 func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 	t.Parallel()
@@ -121,7 +121,7 @@ func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 		n.WhileAllocating(func(now standin.Moment) {
 			if now == standin.BeforeAllocate {
 				n.apply(d, less)
-				poll.Until(t, "a reading that waits, and 5 units on offer",
+				poll.Until(t, "a reading that waits, and 5 units offered",
 					func() bool { return n.waiting.Load() > 0 && n.Allocatable(mem) == 5 })
 				return
 			}
@@ -140,9 +140,9 @@ func TestUnitsThatLeaveWhileTheyAreAllocated(t *testing.T) {
 	})
 }
 
-// TestUnitsThatLeaveBeforeTheAccountsWereRead: a pod may hold any of them, so they stay on offer,
+// TestUnitsThatLeaveBeforeTheAccountsWereRead: a pod may hold any of them, so they stay offered,
 // in place of others, until kubelet's accounts show that none does, or cannot be read for 10 s.
-// What is on offer is never more than the GPU has.
+// What is offered is never more than the GPU has.
 func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
 	t.Parallel()
 	for name, unreadable := range map[string]bool{"they are read": false, "they cannot be read": true} {
@@ -165,14 +165,14 @@ func TestUnitsThatLeaveBeforeTheAccountsWereRead(t *testing.T) {
 					}
 				}
 				if e.Kind == standin.Listed && e.Resource == mem && healthy != 5 {
-					t.Errorf("a list has %d units on offer, and the GPU has 5", healthy)
+					t.Errorf("a list has %d units offered, and the GPU has 5", healthy)
 				}
 			}
 		})
 	}
 }
 
-// left returns how many units that left a GPU, which had 8 and has 5, are on offer.
+// left returns how many units that left a GPU, which had 8 and has 5, are offered.
 func (n *unitNode) left() (count int) {
 	for unit, healthy := range n.Devices(mem) {
 		if _, number, _ := strings.Cut(unit, "::"); healthy && number >= "5" {
@@ -202,7 +202,7 @@ func TestUnitsThatLeaveAnInitContainer(t *testing.T) {
 	poll.Until(t, "another one", func() bool { return n.readings.Load() > last+1 })
 	quiet.Wait(time.Second)
 	if left := n.left(); left != 3 {
-		t.Errorf("%d units that left are on offer, and the container may hold all 3", left)
+		t.Errorf("%d units that left are offered, and the container may hold all 3", left)
 	}
 	n.unreadable.Store(false)
 	until(t, n.clock, "all that the container holds", func() bool { return n.Allocatable(mem) == 8 })
@@ -248,7 +248,7 @@ func TestUnitsOfAnInitContainerCount(t *testing.T) {
 }
 
 // TestAUnitThatLeftIsGivenOnceMore: the pod that held it has ended a moment ago, and the list still
-// has it on offer in place of another unit of its GPU. A pod that needs it does not fail, and the
+// has it offered in place of another unit of its GPU. A pod that needs it does not fail, and the
 // node has no more units than the plan.
 func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
 	t.Parallel()
@@ -275,7 +275,7 @@ func TestAUnitThatLeftIsGivenOnceMore(t *testing.T) {
 		n.settle(t)
 		n.Remove("c")
 		delete(n.pods, "c")
-		until(t, n.clock, "the unit that left is not on offer", func() bool { return !n.Devices(mem)[left] })
+		until(t, n.clock, "the unit that left is not offered", func() bool { return !n.Devices(mem)[left] })
 		n.settle(t)
 		n.admit(t, "d", 7)
 	})
@@ -294,7 +294,7 @@ func TestAGPUThatWasInUnits(t *testing.T) {
 		n.clock.Step(time.Second)
 	}
 	if n.Allocatable("nvidia.com/gpu.shared") != 0 {
-		t.Error("the GPU is on offer in another form while a pod has units of it")
+		t.Error("the GPU is offered in another form while a pod has units of it")
 	}
 	if _, err := n.Admit(t.Context(), standin.Container{Pod: "b", Name: "c", Resource: mem, Count: 1}); err == nil {
 		t.Error("a unit was given that is not in the plan")
@@ -307,7 +307,7 @@ func TestAGPUThatWasInUnits(t *testing.T) {
 }
 
 // TestUnitsThatLeaveWait: until the change may proceed, pods that were sent by the old count get
-// units, and what is on offer is never more than one GPU has free.
+// units, and what is offered is never more than one GPU has free.
 func TestUnitsThatLeaveWait(t *testing.T) {
 	t.Parallel()
 	bothVersions(t, func(t *testing.T, v standin.Version) {
@@ -356,7 +356,7 @@ func TestUnitsThatLeaveWait(t *testing.T) {
 	})
 }
 
-// TestUnitsOfAGPUThatLeavesWait: what is on offer until then is what one GPU has free: one that
+// TestUnitsOfAGPUThatLeavesWait: what is offered until then is what one GPU has free: one that
 // stays in units, if there is one.
 func TestUnitsOfAGPUThatLeavesWait(t *testing.T) {
 	t.Parallel()

@@ -19,8 +19,8 @@ import (
 )
 
 // A container that is refused because its units are of two GPUs holds none of them: what is free on
-// one GPU is on offer as soon as the accounts were read, and no unit beside it. The kubelet asks
-// for no preference where a container asks for all that is on offer.
+// one GPU is offered as soon as the accounts were read, and no unit beside it. The kubelet asks
+// for no preference where a container asks for all that is offered.
 func TestUnitsOfARefusedContainer(t *testing.T) {
 	t.Parallel()
 	n := &unitNode{node: newNode(t), clock: clocktesting.NewFakeClock(time.Now()), gpus: 2, size: 8,
@@ -32,7 +32,7 @@ func TestUnitsOfARefusedContainer(t *testing.T) {
 	n.settle(t)
 	n.admit(t, "b", 5)
 	n.settle(t)
-	n.Remove("a") // its units are on offer until the accounts were read
+	n.Remove("a") // its units are offered until the accounts were read
 	delete(n.pods, "a")
 	var all []string
 	for unit, healthy := range n.Devices(mem) {
@@ -46,7 +46,7 @@ func TestUnitsOfARefusedContainer(t *testing.T) {
 	}
 	n.settle(t)
 	if took := time.Since(began); took > 8*time.Second { // what is given counts for ten
-		t.Errorf("what is free on one GPU alone is on offer after %v", took)
+		t.Errorf("what is free on one GPU alone is offered after %v", took)
 	}
 }
 

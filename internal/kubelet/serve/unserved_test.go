@@ -52,7 +52,7 @@ func (n *node) registrations(resource string, after int) int {
 }
 
 // A pod holds a MIG device, and the daemon starts again while nothing can be read that would tell
-// of the resource. The device is listed, and not on offer, until the pod ends or the device comes
+// of the resource. The device is listed, and not offered, until the pod ends or the device comes
 // back.
 func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 	t.Parallel()

@@ -17,9 +17,8 @@ type Holder struct {
 // Reason says that the holder's pod holds the device.
 func (h Holder) Reason() string { return "pod " + h.Pod + " holds it" }
 
-// A Source is the kubelet that named the holders of devices. A holder has ended
-// only if the same kubelet no longer names the holder. The zero value means no
-// kubelet.
+// A Source is the kubelet that named the holders of devices. A holder has ended only if the same
+// kubelet no longer names the holder. The zero value means no kubelet.
 type Source struct{ Incarnation, Connections uint64 }
 
 // An Account is what the kubelet's checkpoint and PodResources say, at one moment,
@@ -29,13 +28,11 @@ type Account struct {
 	Source  Source    // of what PodResources has told
 	Began   time.Time // when the accounts were read; zero if they were not
 	Held    map[Key]Holder
-	// Listed are the devices that the checkpoint counts as healthy, by resource.
-	// Nodes are the devices that pods hold according to the checkpoint, with their
-	// NUMA nodes.
+	// Listed are the devices that the checkpoint counts as healthy, by resource. Nodes are the
+	// devices that pods hold according to the checkpoint, with their NUMA nodes.
 	Listed map[string][]string
 	Nodes  map[Key][]int64
-	// UnknownBecause is why a pod may hold a device missing from Held; empty if no
-	// pod can.
+	// UnknownBecause is why a pod may hold a device missing from Held; empty if no pod can.
 	UnknownBecause string
 	Partial        bool // there is a gap, and Held is what one of the accounts says
 	Unreadable     bool // the checkpoint cannot be read

@@ -7,21 +7,18 @@ import (
 )
 
 const (
-	// FreeFor is how long no pod must be known to hold a device that left the plan,
-	// before the list drops the device. The kubelet crashes when the last list
-	// lacks a device that the kubelet is allocating or that a pod holds. During an
-	// allocation, the kubelet's checkpoint does not name the pod yet. An allocation
-	// takes much less than FreeFor.
+	// FreeFor is how long no pod must be known to hold a device that left the plan, before the list
+	// drops the device. The kubelet crashes when the last list lacks a device that the kubelet is
+	// allocating or that a pod holds. During an allocation, the kubelet's checkpoint does not name
+	// the pod yet. An allocation takes much less than FreeFor.
 	FreeFor = 10 * time.Second
-	// unreadableFor is how long the kubelet's checkpoint must be unreadable, while
-	// the kubelet runs, before a device about which nothing is known no longer
-	// counts as held.
+	// unreadableFor is how long the kubelet's checkpoint must be unreadable, while the kubelet
+	// runs, before a device about which nothing is known no longer counts as held.
 	unreadableFor = 10 * time.Second
 )
 
-// Holders are the holders of all devices, as far as known: the grants of this
-// process, and what the kubelet's accounts said. New returns Holders about which no
-// account was read.
+// Holders are the holders of all devices, as far as known: the grants of this process, and what the
+// kubelet's accounts said. New returns Holders about which no account was read.
 type Holders struct {
 	grants         map[Key]grant
 	occupied       map[Key]occupation // units that the accounts need not show yet
@@ -59,7 +56,7 @@ func (h *Holders) Ask(device Key, now time.Time) {
 	h.grants[device] = g
 }
 
-// Give records that a pod gets a device for which the kubelet asks.
+// Give records that a pod gets a device that the kubelet has asked for.
 func (h *Holders) Give(device Key, now time.Time) {
 	g := h.grants[device]
 	g.given = now
@@ -77,8 +74,7 @@ func (h *Holders) Occupy(resource string, ids []string, now time.Time) {
 // Begin records the checkpoint as it was before anything was offered.
 func (h *Holders) Begin(a Account) { h.complete, h.named = a, a.Held }
 
-// Tell records a reading of the accounts. It reports whether that changed which
-// warnings apply.
+// Tell records a reading of the accounts. It reports whether that changed which warnings apply.
 func (h *Holders) Tell(a Account, now time.Time) (changed bool) {
 	silence, asked := h.unreadable.Reason, !h.noPodResources
 	h.unreadable.Update(a.Unreadable, now, unreadableFor, a.UnknownBecause)

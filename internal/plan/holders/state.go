@@ -16,13 +16,12 @@ const (
 	// given: the accounts name no pod, but the kubelet may have allocated the
 	// device a short time ago. The accounts do not show an allocation at once.
 	given
-	// ended: only the checkpoint names a pod, and PodResources has shown that the
-	// pod has ended.
+	// ended: only the checkpoint names a pod, and PodResources has shown that the pod has ended.
 	ended
 	// free: the accounts have named no pod since a known time.
 	free
 	// unheld: the accounts cannot be read, and no pod can hold the device: the
-	// device was never on offer, or was free and not allocated since.
+	// device was never offered, or was free and not allocated since.
 	unheld
 	holdings // their number
 )
@@ -58,12 +57,10 @@ var transitions = [holdings][observations]holding{
 // Counts reports whether the device counts as held by a pod.
 func (h holding) Counts() bool { return h == unread || h == held || h == given }
 
-// CannotBeHeld reports whether no pod can hold the device until the kubelet
-// allocates it again.
+// CannotBeHeld reports whether no pod can hold the device until the kubelet allocates it again.
 func (h holding) CannotBeHeld() bool { return h == ended || h == free || h == unheld }
 
-// A State says who holds a device that left the plan, as far as known, and since
-// when.
+// A State says who holds a device that left the plan, as far as known, and since when.
 type State struct {
 	holding
 	lastAllocate time.Time // the last possible Allocate that the kubelet's accounts need not show yet
@@ -76,8 +73,7 @@ type State struct {
 // waitsForReading is why a device is still listed before the first reading.
 const waitsForReading = "kubelet's checkpoint was not read since the device left the plan"
 
-// waitsForAllocate is why a device counts as held that a pod may have received a
-// short time ago.
+// waitsForAllocate is why a device counts as held that a pod may have received a short time ago.
 const waitsForAllocate = "kubelet may have allocated it within the last 10s"
 
 // Adopted is the state of a device that another process listed: that process may
@@ -87,21 +83,18 @@ func Adopted(now time.Time) State { return State{lastAllocate: now, waitsFor: wa
 // WaitsFor says why the device is still listed.
 func (s State) WaitsFor() string { return s.waitsFor }
 
-// Allocate returns the state after a call of Allocate that gives the device to a
-// pod.
+// Allocate returns the state after a call of Allocate that gives the device to a pod.
 func (s State) Allocate(now time.Time) State {
 	s.holding = transitions[s.holding][allocates]
 	s.lastAllocate, s.confirmedBy, s.waitsFor = now, Source{}, waitsForAllocate
 	return s
 }
 
-// Read returns the state of a device after a reading of the accounts, which h was
-// told. The accounts need not show events after the beginning of the reading, which
-// may be long before now.
+// Read returns the state of a device after a reading of the accounts, which h was told. The
+// accounts need not show events after the beginning of the reading, which may be long before now.
 func (s State) Read(h *Holders, a Account, device Key, now time.Time) State {
 	holder, named := a.Held[device]
-	// The checkpoint may still name the pod of an earlier Allocate. PodResources
-	// does not.
+	// The checkpoint may still name the pod of an earlier Allocate. PodResources does not.
 	if named && !holder.CheckpointOnly && a.Began.After(s.lastAllocate) {
 		s.confirmedBy, s.lastAllocate = a.Source, time.Time{}
 	}

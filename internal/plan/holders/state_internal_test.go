@@ -36,7 +36,7 @@ func TestTheTableOfHoldings(t *testing.T) {
 }
 
 // TestAHolderIsNotForgottenWithTheAccounts: once a pod was named, the device counts as held when
-// the accounts cannot be read, also if it was never on offer here: another process may have given
+// the accounts cannot be read, also if it was never offered here: another process may have given
 // it.
 func TestAHolderIsNotForgottenWithTheAccounts(t *testing.T) {
 	t.Parallel()

@@ -17,14 +17,12 @@ type Answer struct {
 	refusal error // why the call gets nothing; nil if it may get devices
 }
 
-// Allocate records a call of Allocate for devices of a resource, by container, and
-// returns the answer. From now on the devices of the call count as held. mayGive
-// returns why the node must not give these devices to a pod now, or nil; a nil
-// function allows all.
+// Allocate records a call of Allocate for devices of a resource, by container, and returns the
+// answer. From now on the devices of the call count as held. mayGive returns why the node must not
+// give these devices to a pod now, or nil; a nil function allows all.
 //
-// The kubelet may have chosen a retiring device just before it received the list
-// with the GPU's new form. Then the device is on offer again, unless the GPU was
-// allocated in its new form meanwhile.
+// The kubelet may have chosen a retiring device just before it received the list with the GPU's new
+// form. Then the device is offered again, unless the GPU was allocated in its new form meanwhile.
 func (s State) Allocate(
 	name string, containers [][]string, mayGive func([]resource.Device) error, h *holders.Holders, now time.Time,
 ) (State, Answer) {
@@ -86,8 +84,8 @@ func (l List) refuses(containers [][]string, mayGive func([]resource.Device) err
 	return false, nil
 }
 
-// give records that a pod gets a device for which the kubelet asks, if the device may be given.
-// It reports whether the lists change.
+// give records the allocation of a device, if the device may be allocated. It reports whether the
+// lists change.
 func (n *step) give(name string, l *list, id string) (changed bool) {
 	key := holders.Key{Resource: name, ID: id}
 	device, planned := l.resource.Device(id)
@@ -143,7 +141,7 @@ const (
 	Invalid Refusal = iota
 	// Unknown: no list has the device.
 	Unknown
-	// Withheld: the device may not be given now.
+	// Withheld: the device may not be allocated now.
 	Withheld
 )
 
@@ -215,9 +213,8 @@ func (l List) allocatable(id string) (resource.Device, bool) {
 	return d.device, true
 }
 
-// asPlanned returns a unit that left the plan in the form of its GPU's current
-// units. It returns false if the GPU no longer has such units: nothing may enforce
-// the limit then.
+// asPlanned returns a unit that left the plan in the form of its GPU's current units. It returns
+// false if the GPU no longer has such units: nothing may enforce the limit then.
 func (l List) asPlanned(left resource.Device) (resource.Device, bool) {
 	i := slices.IndexFunc(l.Resource.Devices, func(d resource.Device) bool { return d.UUID == left.UUID })
 	if i < 0 {
@@ -228,8 +225,7 @@ func (l List) asPlanned(left resource.Device) (resource.Device, bool) {
 	return unit, true
 }
 
-// PossiblyHeld returns a device that a pod may hold: a device of the plan, or a
-// retiring device.
+// PossiblyHeld returns a device that a pod may hold: a device of the plan, or a retiring device.
 func (l List) PossiblyHeld(id string) (resource.Device, bool) {
 	if device, planned := l.Resource.Device(id); planned {
 		return device, true
@@ -257,11 +253,10 @@ func (l List) Unknown(id string) error {
 		l.Resource.Name, id)
 }
 
-// Prefer returns the best `size` available devices for a container. Devices missing
-// from the plan come last: they left the plan, or the kubelet chose among them just
-// before it received the list. A required device missing from the plan is no error,
-// because the kubelet would fail the pod. The following Allocate
-// decides, and names unknown IDs.
+// Prefer returns the best `size` available devices for a container. Devices missing from the plan
+// come last: they left the plan, or the kubelet chose among them just before it received the list.
+// A required device missing from the plan is no error, because the kubelet would fail the pod. The
+// following Allocate decides, and names unknown IDs.
 func (l List) Prefer(available, required []string, size int) ([]string, error) {
 	if l.Resource.InUnits() {
 		return l.Resource.Prefer(available, required, size) // retiring units are of the same GPU, or not given

@@ -55,8 +55,8 @@ type Verdict struct {
 	Pause  time.Duration // until the next comparison, if the registration stays
 	// Difference describes how the account differs from the list; empty if it does not.
 	Difference string
-	// Began says that the two were equal before. No list may be sent from now on, because the cause
-	// of the difference is unknown. Resume says that lists may be sent again.
+	// Began says that the difference is new. No list may be sent from now on, because its cause is
+	// unknown. Resume says that lists may be sent again.
 	Began, Resume bool
 }
 
@@ -64,12 +64,14 @@ type Verdict struct {
 type Action int
 
 const (
-	Stay          Action = iota // the registration stays
-	RegisterAgain               // the kubelet does not use the list
-	// AwaitOther: one of the Suspects may serve the resource. Register again when it has ended.
+	// Stay means that the registration stays.
+	Stay Action = iota
+	// RegisterAgain means that the kubelet does not use the list.
+	RegisterAgain
+	// AwaitOther means that one of the Suspects may serve the resource. Register again after its end.
 	AwaitOther
-	// OtherEnded: a program that registered later has ended, and the kubelet may have stopped this
-	// server with it. Register again.
+	// OtherEnded means that a program which registered later has ended, and the kubelet may have
+	// stopped this server with it. Register again.
 	OtherEnded
 )
 
@@ -171,8 +173,8 @@ func (c *Comparison[Socket]) Compare(allocatable, list []string, now time.Time) 
 
 // differ returns the Verdict about a difference between the account and the list.
 func (c *Comparison[Socket]) differ(allocatable, list []string, now time.Time) Verdict {
-	v := Verdict{Began: !c.Differs(),
-		Difference: fmt.Sprintf("the kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))}
+	v := Verdict{Began: !c.Differs(), Difference: fmt.Sprintf(
+		"the kubelet counts %d healthy devices, and the list has %d", len(allocatable), len(list))}
 	if v.Began {
 		c.since, c.Suspects, c.retry = now, nil, retrySoon
 		for socket, came := range c.others {
@@ -201,7 +203,7 @@ func (c *Comparison[Socket]) differ(allocatable, list []string, now time.Time) V
 		return v
 	}
 	v.Pause, v.Resume = min(wait, CompareLater), true
-	v.Difference += "; registering again did not end that, and is tried again at " +
+	v.Difference += "; a new registration did not repair this, and the next one is at " +
 		now.Add(wait).UTC().Format(time.RFC3339)
 	return v
 }

@@ -149,8 +149,8 @@ func TestWhatAComparisonSays(t *testing.T) {
 		{"1.2s ended B", "", "", true},
 		{"2s other = 100ms began", "the kubelet counts 2 healthy devices, and the list has 2", "", true},
 		{"3s other = register", "the kubelet counts 2 healthy devices, and the list has 2", "", true},
-		{"4s other = 9s resume", "the kubelet counts 2 healthy devices, and the list has 2; registering again did not " +
-			"end that, and is tried again at 2001-09-09T01:46:53Z", "", true},
+		{"4s other = 9s resume", "the kubelet counts 2 healthy devices, and the list has 2; a new registration did " +
+			"not repair this, and the next one is at 2001-09-09T01:46:53Z", "", true},
 	} {
 		if c.last = (listing.Verdict{}); c.do(t, step.line) != "" || c.last.Difference != step.difference ||
 			strings.Join(c.Newcomers(), " ") != step.newcomers || c.Agreed != step.agreed {

@@ -13,8 +13,7 @@ const (
 	// settleTime is the time after a change until the kubelet no longer gives
 	// devices chosen before.
 	settleTime = 5 * time.Second
-	// drainAfter is how long GPUs wait for successive pods before the first GPU is
-	// withdrawn.
+	// drainAfter is how long GPUs wait for successive pods before the first GPU is withdrawn.
 	drainAfter = 10 * time.Second
 	// drainFor is how long a GPU is withdrawn at first. Each further time is twice
 	// as long, up to drainMost.
@@ -33,7 +32,7 @@ type drain struct {
 	tried map[string]int
 }
 
-// withdraws reports whether the old form of a GPU is not on offer.
+// withdraws reports whether the old form of a GPU is not offered.
 func (d drain) withdraws(gpu string) bool { return d.gpu != "" && d.gpu == gpu }
 
 // dueAt returns when another GPU is to be withdrawn; zero for never.
@@ -60,9 +59,8 @@ func (d *drain) begin(now time.Time) {
 	d.tried[d.gpu]++
 }
 
-// withdraw chooses the GPU to withdraw: of the GPUs that wait for successive pods,
-// the GPU withdrawn least often. With announced changes, the withdrawal waits for
-// the approval.
+// withdraw chooses the GPU to withdraw: of the GPUs that wait for successive pods, the GPU
+// withdrawn least often. With announced changes, the withdrawal waits for the approval.
 func (n *step) withdraw(old map[resource.Device]*oldForm) {
 	d := &n.drain
 	if d.gpu != "" && d.isDue(n.now) {
@@ -70,7 +68,7 @@ func (n *step) withdraw(old map[resource.Device]*oldForm) {
 	}
 	waits, busy := false, map[string]bool{}
 	for _, f := range old {
-		if len(f.held) == 0 || f.keptOnOffer || n.waitFor(f) == 0 {
+		if len(f.held) == 0 || f.isKept || n.waitFor(f) == 0 {
 			continue
 		}
 		waits = true

@@ -121,7 +121,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c.now = c.now.Add(growsAfter - 1)
 		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, Began: c.now}})
 		c.lists("G0::0")
-		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was on offer in another form a moment ago") {
+		if got := c.allocate("G0::1"); !strings.Contains(got, "its GPU was offered in another form a moment ago") {
 			t.Errorf("Allocate: %s", got)
 		}
 		c.now = c.now.Add(1)
@@ -145,7 +145,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c.plan(1)
 		c.lists("G0") // no pod can hold the new form
 	})
-	t.Run("back again after the new form was on offer", func(t *testing.T) {
+	t.Run("back again after the new form was offered", func(t *testing.T) {
 		t.Parallel()
 		c := shared(t)
 		c.holds()
@@ -192,7 +192,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c.plan(1)
 		c.lists("G0")
 		if got := c.allocate("G0::0"); !strings.HasPrefix(got, "refused") {
-			t.Errorf("Allocate of a form that never was on offer: %s", got)
+			t.Errorf("Allocate of a form that never was offered: %s", got)
 		}
 		c.lists("G0")
 	})
@@ -250,8 +250,7 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	if !c.HasRetiring(gpuName) {
 		t.Error("a device was dropped that kubelet's checkpoint names")
 	}
-	// Given again, it may be held by an init container, which PodResources never
-	// shows.
+	// Given again, it may be held by an init container, which PodResources never shows.
 	c.allocate("G0")
 	for range 20 {
 		c.reads()
@@ -259,8 +258,7 @@ func TestTheEndOfAPodIsSeenBeforeKubeletWritesItsCheckpoint(t *testing.T) {
 	c.lists("G0")
 }
 
-// What an earlier process listed is given out by this one, too, until its end is
-// seen.
+// What an earlier process listed is given out by this one, too, until its end is seen.
 func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 2)
@@ -279,9 +277,8 @@ func TestAnAdoptedDeviceIsGivenOut(t *testing.T) {
 	c.lists("G0::0", "G0::1", "G1")
 }
 
-// TestARefusedDeviceIsNotHeld: a pod holds the GPU in another form. A call for the
-// device of a form before that, which kubelet chose earlier, is refused and leaves
-// nothing behind.
+// TestARefusedDeviceIsNotHeld: a pod holds the GPU in another form. A call for the device of a form
+// before that, which kubelet chose earlier, is refused and leaves nothing behind.
 func TestARefusedDeviceIsNotHeld(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -302,9 +299,8 @@ func TestARefusedDeviceIsNotHeld(t *testing.T) {
 	c.lists("G0::0")
 }
 
-// TestADeviceThatAnotherProcessGaveIsGivenAgain: this process never offered the
-// device, and an account names a pod for it. The next pod counts as holding it,
-// too, before an account says so.
+// TestADeviceThatAnotherProcessGaveIsGivenAgain: this process never offered the device, and an
+// account names a pod for it. The next pod counts as holding it, too, before an account says so.
 func TestADeviceThatAnotherProcessGaveIsGivenAgain(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -379,7 +375,7 @@ func TestPreferredAreDevicesOfThePlan(t *testing.T) {
 }
 
 // A call that kubelet made for a device which is withheld is refused, and changes
-// nothing: the pod's device is on offer as before.
+// nothing: the pod's device is offered as before.
 func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -393,7 +389,7 @@ func TestACallForAWithheldDeviceChangesNothing(t *testing.T) {
 		t.Error("the withheld device counts as held")
 	}
 	if got := c.allocate("G0"); got != "G0" {
-		t.Errorf("Allocate of the device on offer: %s", got)
+		t.Errorf("Allocate of the offered device: %s", got)
 	}
 }
 

@@ -96,8 +96,7 @@ func (n *node) allocateOf(name string, ids ...string) string {
 	return devices[0].UUID
 }
 
-// account is an account of the first kubelet, in which both sources name all
-// holders.
+// account is an account of the first kubelet, in which both sources name all holders.
 func (n *node) account() holders.Account {
 	return holders.Account{Kubelet: 1, Source: holders.Source{Incarnation: 1, Connections: 1}, Began: n.now, Held: n.held}
 }

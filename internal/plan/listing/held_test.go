@@ -12,9 +12,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Without PodResources, kubelet sees the end of a pod when it gives a device to the
-// next one. A pod that asks for a resource of which nothing is on offer would wait
-// for ever.
+// Without PodResources, kubelet sees the end of a pod when it gives a device to the next one. A pod
+// that asks for a resource of which nothing is offered would wait for ever.
 func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 	t.Parallel()
 	const other = gpuName + ".shared"
@@ -170,8 +169,7 @@ func TestWhatAnotherPluginOffers(t *testing.T) {
 	}
 }
 
-// TestAMIGDeviceIsNotGivenBesideItsGPU, nor twice, where another plugin offers one
-// of them.
+// TestAMIGDeviceIsNotGivenBesideItsGPU, nor twice, where another plugin offers one of them.
 func TestAMIGDeviceIsNotGivenBesideItsGPU(t *testing.T) {
 	t.Parallel()
 	const mig = "nvidia.com/mig-1g.10gb"
@@ -203,8 +201,7 @@ func TestWhatAnotherPluginOffersIsItsOwn(t *testing.T) {
 	c.lists()
 }
 
-// TestARetiringDeviceThatAnotherPluginOffers is neither Healthy nor given: a pod
-// may use its GPU.
+// TestARetiringDeviceThatAnotherPluginOffers is neither Healthy nor given: a pod may use its GPU.
 func TestARetiringDeviceThatAnotherPluginOffers(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)
@@ -220,8 +217,7 @@ func TestARetiringDeviceThatAnotherPluginOffers(t *testing.T) {
 	}
 }
 
-// TestUnitsThatAllLeft: once their pods have ended, nothing is read for units any
-// more.
+// TestUnitsThatAllLeft: once their pods have ended, nothing is read for units any more.
 func TestUnitsThatAllLeft(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)

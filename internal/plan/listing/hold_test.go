@@ -10,8 +10,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// TestHoldsAboutPods: each device that a rule of this package withholds has a hold
-// with its row.
+// TestHoldsAboutPods: each device that a rule of this package withholds has a hold with its row.
 func TestHoldsAboutPods(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
@@ -31,7 +30,7 @@ func TestHoldsAboutPods(t *testing.T) {
 			c.plan(2)
 			c.planWith(resource.Options{})
 		}, resource.RowTaint, "G0", "is tainted before that"},
-		"on offer a moment ago": {func(c *node) {
+		"offered a moment ago": {func(c *node) {
 			c.plan(1)
 			c.plan(2)
 			c.holds()
@@ -67,8 +66,7 @@ func TestHoldsAboutPods(t *testing.T) {
 	}
 }
 
-// TestWhenADecisionIsDue: GPUs grow after half a second, and a change waits for the
-// taint for 30 s.
+// TestWhenADecisionIsDue: GPUs grow after half a second, and a change waits for the taint for 30 s.
 func TestWhenADecisionIsDue(t *testing.T) {
 	t.Parallel()
 	c := newNode(t, 1)

@@ -9,13 +9,12 @@ import (
 
 // A List is the list of one resource. It is immutable.
 type List struct {
-	// Resource is the resource of the plan with its holds; without devices if the
-	// plan lacks it.
+	// Resource is the resource of the plan with its holds; without devices if the plan lacks it.
 	Resource resource.Resource
 	// Entries are what the kubelet is told: the planned devices, and then the
 	// retiring devices by ID.
 	Entries []Entry
-	// Unoffered counts the units of healthy GPUs that are not on offer.
+	// Unoffered counts the units of healthy GPUs that are not offered.
 	Unoffered int
 	retiring  map[string]retiring
 }
@@ -49,7 +48,7 @@ func (n *step) list(name string, l *list, r resource.Resource, withheld map[stri
 		if !withheld[device.UUID] {
 			l.everOffered[device.UUID] = true
 		}
-		on := l.isOnOffer(len(planned), device)
+		on := l.isOffered(len(planned), device)
 		if device.Healthy && !on {
 			made.Unoffered++
 		}
@@ -65,8 +64,7 @@ func (n *step) list(name string, l *list, r resource.Resource, withheld map[stri
 	return made
 }
 
-// near returns the given NUMA nodes, or else the NUMA node of the device; nil if
-// there are none.
+// near returns the given NUMA nodes, or else the NUMA node of the device; nil if there are none.
 func near(d resource.Device, nodes []int64) []int64 {
 	if len(nodes) == 0 && d.NUMANode >= 0 { // negative: not known
 		return []int64{int64(d.NUMANode)}
@@ -74,10 +72,9 @@ func near(d resource.Device, nodes []int64) []int64 {
 	return nodes
 }
 
-// leaveRoom removes planned devices from the end until the list with the retiring
-// devices is short enough for the kubelet. Devices in the kubelet's last list stay,
-// because the kubelet may be allocating them. The removed devices are listed once
-// retiring devices were dropped.
+// leaveRoom removes planned devices from the end until the list with the retiring devices is short
+// enough for the kubelet. Devices in the kubelet's last list stay, because the kubelet may be
+// allocating them. The removed devices are listed once retiring devices were dropped.
 func leaveRoom(planned, left []Entry, isListed func(id string) bool) []Entry {
 	excess := -resource.MaxList
 	for _, devices := range [...][]Entry{planned, left} {

@@ -111,7 +111,7 @@ func TestWhatADeviceWaitsFor(t *testing.T) {
 	waits("pod p holds it")
 	c.quiet("the same pod")
 	c.holds()
-	c.reads() // the GPU was on offer until the last reading
+	c.reads() // the GPU was offered until the last reading
 	c.quiet("nobody")
 	waits("no pod holds it; it is dropped after 10s")
 	c.holds("G0")
@@ -149,8 +149,7 @@ func TestWhenTheCheckpointMayBeOutdated(t *testing.T) {
 	}
 }
 
-// TestOneDeviceOfSeveralIsEnough for the list to change, and for a new checkpoint
-// to say more.
+// TestOneDeviceOfSeveralIsEnough for the list to change, and for a new checkpoint to say more.
 func TestOneDeviceOfSeveralIsEnough(t *testing.T) {
 	t.Parallel()
 	for round := range 20 { // devices come in any order

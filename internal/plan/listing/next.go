@@ -18,8 +18,7 @@ type Decision struct {
 	Plan resource.Plan
 	// Lists are the lists of all resources, by name.
 	Lists map[string]List
-	// Pending is the number of the change that removes devices and waits for
-	// Approve; 0 for none.
+	// Pending is the number of the change that removes devices and waits for Approve; 0 for none.
 	Pending uint64
 	// Again is when the next reading of the accounts changes the Decision even if
 	// the accounts say the same; zero for never.
@@ -64,8 +63,7 @@ func Next(s State, plan resource.Plan, o Options, h *holders.Holders, now time.T
 	return n.State
 }
 
-// decide returns the Decision about the plan, after all forms that count as held
-// are known.
+// decide returns the Decision about the plan, after all forms that count as held are known.
 func (n *step) decide() *Decision {
 	withheld := map[string]map[string]bool{}
 	holds := n.plan.Conflicts(n.held)
@@ -118,7 +116,7 @@ func (s State) whenAgain(now time.Time) (again time.Time) {
 }
 
 // replace applies the plan to a list. Devices missing from the plan begin to
-// retire. No retiring device is on offer.
+// retire. No retiring device is offered.
 func (n *step) replace(name string, l *list) {
 	r, _ := n.plan.Resource(name)
 	for device := range l.resource.Without(r) {
@@ -151,7 +149,7 @@ func (n *step) replace(name string, l *list) {
 }
 
 // onNode returns a retiring device of a resource with the node's current data. The
-// device is not on offer.
+// device is not offered.
 func (n *step) onNode(name string, left resource.Device) resource.Device {
 	device, there := n.plan.NodeDevice(left.UUID)
 	if !there {
@@ -161,17 +159,15 @@ func (n *step) onNode(name string, left resource.Device) resource.Device {
 	return device
 }
 
-// limitGrowth returns holds on devices of GPUs that have just changed their form,
-// beyond the number on offer in the old form. The kubelet may allocate such a GPU
-// once more in its old form, and then the devices in the new form are withheld. The
-// count must not rise before that and then fall, because the scheduler would send
-// pods for missing devices.
+// limitGrowth returns holds on devices of GPUs that have just changed their form, beyond the number
+// offered in the old form. The kubelet may allocate such a GPU once more in its old form, and then
+// the devices in the new form are withheld. The count must not rise before that and then fall,
+// because the scheduler would send pods for missing devices.
 func (n *step) limitGrowth() []resource.Hold {
 	before := map[resource.Hold]int{}
 	n.growsAt = time.Time{}
 	for name, l := range n.lists {
-		// a unit that left and is given once more takes the place of a free unit of
-		// its GPU
+		// a unit that left and is given once more takes the place of a free unit of its GPU
 		r, _ := n.plan.Resource(name)
 		for _, d := range l.retiring {
 			if at := d.lastOffered.Add(growsAfter); !d.offered && n.now.Before(at) {
@@ -180,7 +176,7 @@ func (n *step) limitGrowth() []resource.Hold {
 				}
 				if !r.InUnits() {
 					before[resource.Hold{Resource: name, UUID: d.device.UUID, Row: resource.RowGrowth,
-						Reason: "its GPU was on offer in another form a moment ago"}]++
+						Reason: "its GPU was offered in another form a moment ago"}]++
 				}
 			}
 		}
@@ -195,17 +191,17 @@ func (n *step) limitGrowth() []resource.Hold {
 
 // An oldForm is a retiring device in one form, with all its replicas.
 type oldForm struct {
-	name        string // of the resource
-	list        *list
-	device      resource.Device // one of them
-	keptOnOffer bool            // all of them stay on offer for now
-	lastGrant   time.Time       // the last grant of one of them since they retired; zero for none
-	held        []string        // the IDs that count as held
-	others      []string        // the other IDs
+	name      string // of the resource
+	list      *list
+	device    resource.Device // one of them
+	isKept    bool            // all of them stay offered for now
+	lastGrant time.Time       // the last grant of one of them since they retired; zero for none
+	held      []string        // the IDs that count as held
+	others    []string        // the other IDs
 }
 
 // findHeldForms finds the forms in which GPUs count as held, and decides which
-// retiring devices are on offer.
+// retiring devices are offered.
 func (n *step) findHeldForms() {
 	old := map[resource.Device]*oldForm{}
 	for name, l := range n.lists {
@@ -228,7 +224,7 @@ func (n *step) findHeldForms() {
 			if f.held == nil { // one for all replicas
 				n.held = append(n.held, d.heldForm())
 			}
-			f.held, f.keptOnOffer = append(f.held, id), f.keptOnOffer || d.keptOnOffer
+			f.held, f.isKept = append(f.held, id), f.isKept || d.isKept
 		}
 	}
 	for _, c := range n.unserved {
@@ -255,11 +251,10 @@ func compareForms(a, b resource.HeldShape) int {
 	return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.ID, b.ID))
 }
 
-// unblockable returns GPUs whose held forms cease to count after blockedFor: one
-// GPU for each resource of the plan without a free device, where all devices wait
-// for pods that hold them under other names. Without PodResources, the kubelet
-// notices the end of such a pod only when it gives a device to another pod. That
-// would never happen.
+// unblockable returns GPUs whose held forms cease to count after blockedFor: one GPU for each
+// resource of the plan without a free device, where all devices wait for pods that hold them under
+// other names. Without PodResources, the kubelet notices the end of such a pod only when it gives a
+// device to another pod. That would never happen.
 func (n *step) unblockable() map[string]bool {
 	gpus := map[string]bool{}
 	if !n.holders.NoPodResources() {
@@ -289,12 +284,11 @@ func (n *step) unblockable() map[string]bool {
 	return gpus
 }
 
-// offer decides which devices of an old form are on offer. If the GPU is healthy
-// and no other form of it counts as held, these are the devices that count as held.
-// If more devices count as held than planned devices wait for them, only as many
-// are on offer as wait: first the free devices, and then the devices without a
-// known pod, as after a start. The scheduler uses the old count for some seconds,
-// and must learn the new count before the pods end.
+// offer decides which devices of an old form are offered. If the GPU is healthy and no other form
+// of it counts as held, these are the devices that count as held. If more devices count as held
+// than planned devices wait for them, only as many are offered as wait: first the free devices, and
+// then the devices without a known pod, as after a start. The scheduler uses the old count for some
+// seconds, and must learn the new count before the pods end.
 func (n *step) offer(f *oldForm) {
 	now, there := n.plan.NodeDevice(f.device.UUID)
 	well := there && now.Healthy && !n.contests(f.device)
@@ -303,7 +297,7 @@ func (n *step) offer(f *oldForm) {
 	switch {
 	case n.drain.withdraws(f.device.GPU):
 		last = first
-	case 0 < waiting && waiting < len(f.held) && !f.keptOnOffer:
+	case 0 < waiting && waiting < len(f.held) && !f.isKept:
 		first, last = 0, waiting
 		known := func(id string) int {
 			if n.holders.IsHeld(holders.Key{Resource: f.name, ID: id}) {

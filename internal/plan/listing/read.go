@@ -16,10 +16,9 @@ const (
 	// has changed for unitsQuiet.
 	unitsPause = 5 * time.Second
 	unitsQuiet = 10 * time.Second
-	// unservedFor is how long no plugin must be known to serve a resource before
-	// this plugin serves the resource for the pods that hold its devices. A plugin
-	// that restarts, or registers with a new kubelet, needs less time. The kubelet
-	// tolerates this time without a server.
+	// unservedFor is how long no plugin must be known to serve a resource before this plugin serves
+	// the resource for the pods that hold its devices. A plugin that restarts, or registers with a
+	// new kubelet, needs less time. The kubelet tolerates this time without a server.
 	unservedFor = 10 * time.Second
 	// resendSoon and resendLater are the shortest and the longest pause before lists are sent again
 	// to make the kubelet write its checkpoint. The pause doubles.
@@ -30,17 +29,15 @@ const (
 // A Reading is one reading of the kubelet's accounts.
 type Reading struct {
 	holders.Account
-	// Healthy are the devices that the kubelet considers healthy, by resource.
-	// Alone says that no other GPU device plugin listens. Both are known only if
-	// HasUnserved.
+	// Healthy are the devices that the kubelet considers healthy, by resource. Alone says that no
+	// other GPU device plugin listens. Both are known only if HasUnserved.
 	Healthy map[string][]string
 	Alone   bool
 }
 
-// Read applies a reading of the accounts, about which h is told. It drops the
-// retiring devices that no pod has held for holders.FreeFor, and adds lists for
-// resources that nobody serves although pods hold their devices. outdated says that
-// the kubelet's checkpoint may be outdated.
+// Read applies a reading of the accounts, about which h is told. It drops the retiring devices that
+// no pod has held for holders.FreeFor, and adds lists for resources that nobody serves although
+// pods hold their devices. outdated says that the kubelet's checkpoint may be outdated.
 func (s State) Read(r Reading, h *holders.Holders, now time.Time) (next State, outdated bool) {
 	n := step{s.clone(), h, now}
 	since, kubelet, unserved := n.unservedSince, h.Complete().Kubelet, n.unserved
@@ -73,18 +70,17 @@ func (s State) isDue(now time.Time) bool {
 	return s.latest != nil && !s.latest.Again.IsZero() && !now.Before(s.latest.Again)
 }
 
-// readRetiring applies an account to the retiring devices of a list. It reports
-// whether the checkpoint may be outdated, and whether the list or the reasons for
-// waiting changed.
+// readRetiring applies an account to the retiring devices of a list. It reports whether the
+// checkpoint may be outdated, and whether the list or the reasons for waiting changed.
 func (n *step) readRetiring(name string, l *list, a holders.Account) (outdated, changed bool) {
 	for id, d := range l.retiring {
 		before, key := d, holders.Key{Resource: name, ID: id}
 		outdated = outdated || a.Held[key].CheckpointOnly
 		d.State = before.Read(n.holders, a, key, n.now)
 		d.gpuReassigned = d.gpuReassigned && !d.State.Counts()
-		dropped := d.IsOver(a.Began) && !d.keptOnOffer
+		dropped := d.IsOver(a.Began) && !d.isKept
 		changed = changed || dropped || d.Counts() != before.Counts() ||
-			d.Counts() && !d.keptOnOffer && d.WaitsFor() != before.WaitsFor()
+			d.Counts() && !d.isKept && d.WaitsFor() != before.WaitsFor()
 		if l.retiring[id] = d; dropped {
 			delete(l.retiring, id)
 		}
@@ -92,9 +88,8 @@ func (n *step) readRetiring(name string, l *list, a holders.Account) (outdated, 
 	return outdated, changed
 }
 
-// findUnserved returns the kubelet's devices of resources without a list: the
-// devices on GPUs of the plan, and the devices that this program may have offered
-// on other GPUs.
+// findUnserved returns the kubelet's devices of resources without a list: the devices on GPUs of
+// the plan, and the devices that this program may have offered on other GPUs.
 func (s State) findUnserved(h *holders.Holders) []resource.HeldShape {
 	var unserved []resource.HeldShape
 	add := func(name, id, reason string) {
@@ -122,11 +117,10 @@ func (s State) findUnserved(h *holders.Holders) []resource.HeldShape {
 // list and may need a list.
 func (s State) HasUnserved() bool { return len(s.unserved) > 0 }
 
-// serveUnserved adds lists for resources whose devices pods hold and which no
-// plugin has served for unservedFor, if this program may have offered them: their
-// GPUs cannot be read now, or the configuration has changed. So the kubelet keeps
-// listing the devices of its pods. It reports whether it added lists. since says
-// how long each resource has been known.
+// serveUnserved adds lists for resources whose devices pods hold and which no plugin has served for
+// unservedFor, if this program may have offered them: their GPUs cannot be read now, or the
+// configuration has changed. So the kubelet keeps listing the devices of its pods. It reports
+// whether it added lists. since says how long each resource has been known.
 func (n *step) serveUnserved(r Reading, since map[string]time.Time) (added bool) {
 	if !r.Alone {
 		return false
@@ -156,9 +150,8 @@ func (n *step) serveUnserved(r Reading, since map[string]time.Time) (added bool)
 	return added
 }
 
-// Awaits reports whether a reading of the accounts may change the lists: devices
-// retire, containers hold units, or the kubelet has devices of resources without a
-// list.
+// Awaits reports whether a reading of the accounts may change the lists: devices retire, containers
+// hold units, or the kubelet has devices of resources without a list.
 func (s State) Awaits(h *holders.Holders) bool {
 	for name, l := range s.lists {
 		if len(l.retiring) > 0 || l.units.used > 0 || h.Awaits(name) {
@@ -168,8 +161,7 @@ func (s State) Awaits(h *holders.Holders) bool {
 	return s.HasUnserved()
 }
 
-// Pause returns the pause until the next reading of the accounts, if one is
-// awaited.
+// Pause returns the pause until the next reading of the accounts, if one is awaited.
 func (s State) Pause(now time.Time) time.Duration {
 	pause := ReadInterval
 	for _, l := range s.lists {

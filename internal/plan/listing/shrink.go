@@ -7,14 +7,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// shrinkWait is how long removed devices stay on offer at most without Approve.
+// shrinkWait is how long removed devices stay offered at most without Approve.
 const shrinkWait = 30 * time.Second
 
-// waitsForTaint is why the new form of a GPU is not on offer before Approve.
+// waitsForTaint is why the new form of a GPU is not offered before Approve.
 const waitsForTaint = "the node gets fewer devices, and is tainted before that"
 
-// A pendingShrink is a change that leaves a resource with fewer devices and waits
-// for Approve.
+// A pendingShrink is a change that leaves a resource with fewer devices and waits for Approve.
 type pendingShrink struct {
 	number uint64    // of this change, or of the last one
 	since  time.Time // zero if none waits
@@ -45,8 +44,7 @@ func (s State) Approve(number uint64, h *holders.Holders, now time.Time) State {
 	return n.Again(h, now)
 }
 
-// keepUntilApproved decides which devices that left the plan stay on offer until
-// Approve.
+// keepUntilApproved decides which devices that left the plan stay offered until Approve.
 func (n *step) keepUntilApproved() {
 	var usable map[string]bool
 	announce := n.options.AnnounceShrink
@@ -62,7 +60,7 @@ func (n *step) keepUntilApproved() {
 	waits := !n.shrink.since.IsZero()
 	for _, l := range n.lists {
 		for id, d := range l.retiring {
-			d.keptOnOffer = waits && d.wasOffered && usable[d.device.GPU]
+			d.isKept = waits && d.wasOffered && usable[d.device.GPU]
 			l.retiring[id] = d
 		}
 	}
@@ -77,11 +75,11 @@ func (n *step) releaseKept() {
 	}
 	for name, l := range n.lists {
 		for id, d := range l.retiring {
-			if d.keptOnOffer {
+			if d.isKept {
 				d.lastGrant = time.Time{}
 				d.State = n.holders.Leaves(holders.Key{Resource: name, ID: id}, true)
 			}
-			d.wasOffered, d.keptOnOffer = false, false
+			d.wasOffered, d.isKept = false, false
 			l.retiring[id] = d
 		}
 	}
@@ -100,11 +98,10 @@ func (n *step) usable() map[string]bool {
 	return usable
 }
 
-// shrinks reports whether a resource loses devices with the devices that have just
-// left the plan.
+// shrinks reports whether a resource loses devices with the devices that have just left the plan.
 func (n *step) shrinks(usable map[string]bool) bool {
 	var forms []resource.HeldShape
-	before := map[string]int{} // how many devices each resource has on offer
+	before := map[string]int{} // how many devices each resource offers
 	for name, l := range n.lists {
 		for _, d := range l.retiring {
 			if d.wasOffered && usable[d.device.GPU] {

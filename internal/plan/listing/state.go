@@ -37,14 +37,12 @@ type Options struct {
 // A list is the state of the devices of one resource.
 type list struct {
 	resource resource.Resource // of the plan, with the holds of the last Decision
-	// UUIDs of devices of the resource that were on offer at some time since they
-	// were added
+	// UUIDs of devices of the resource that were offered at some time since they were added
 	everOffered map[string]bool
 	retiring    map[string]retiring // by device ID
 	units       units               // if the devices are units of memory
 	devices     []Entry             // the last list
-	// IDs in the kubelet's list, if another process sent the list; nil if devices
-	// was sent
+	// IDs in the kubelet's list, if another process sent the list; nil if devices was sent
 	adoptedIDs map[string]bool
 }
 
@@ -57,9 +55,9 @@ type retiring struct {
 	nodes       []int64         // the NUMA nodes in the kubelet's checkpoint, if another process listed the device
 	reason      string          // why Allocate refuses it
 	offered     bool            // listed as Healthy
-	lastOffered time.Time       // when the device was last on offer since it retired; zero if never
-	wasOffered  bool            // on offer until it left the plan; may be kept
-	keptOnOffer bool            // stays on offer, and counts as held, until Approve
+	lastOffered time.Time       // when the device was last offered since it retired; zero if never
+	wasOffered  bool            // offered until it left the plan; may be kept
+	isKept      bool            // stays offered, and counts as held, until Approve
 	lastGrant   time.Time       // the last grant since the device retired; zero for none
 	// The device was never offered, or Allocate has given the GPU in another form
 	// since the device ceased to count as held.
@@ -67,12 +65,12 @@ type retiring struct {
 }
 
 // Counts reports whether the device counts as held by a pod.
-func (d retiring) Counts() bool { return d.keptOnOffer || d.State.Counts() }
+func (d retiring) Counts() bool { return d.isKept || d.State.Counts() }
 
 // heldForm returns the form of a retiring device that counts as held.
 func (d retiring) heldForm() resource.HeldShape {
 	form := resource.HeldShape{Resource: d.device.Resource, ID: d.device.ID, GPU: d.device.GPU, Reason: d.WaitsFor()}
-	if d.keptOnOffer {
+	if d.isKept {
 		form.Reason, form.Row = waitsForTaint, resource.RowTaint
 	}
 	return form
@@ -119,10 +117,9 @@ func (s State) Adopt(name string, known map[string][]int64, h *holders.Holders, 
 	return next.Again(h, now)
 }
 
-// adopt adds the known devices that the plan lacks, as retiring, each with its NUMA
-// nodes: if a list lacks the NUMA node of a device that a running pod holds, the
-// kubelet refuses the pod at its next start. adopt reports whether it added
-// devices.
+// adopt adds the known devices that the plan lacks, as retiring, each with its NUMA nodes: if a
+// list lacks the NUMA node of a device that a running pod holds, the kubelet refuses the pod at its
+// next start. adopt reports whether it added devices.
 func (l *list) adopt(known map[string][]int64, now time.Time) (changed bool) {
 	for id, nodes := range known {
 		_, isRetiring := l.retiring[id]

@@ -12,39 +12,35 @@ import (
 // This file handles units of memory. The kubelet's accounts say which units
 // containers hold. A call of Allocate says so until the accounts show the units.
 
-// unitsStay is how long the free units of the same GPU stay on offer after a call
-// of Allocate. A container may get more units than the init container of the same
-// pod whose units it takes over.
+// unitsStay is how long the free units of the same GPU stay offered after a call of Allocate. A
+// container may get more units than the init container of the same pod whose units it takes over.
 const unitsStay = time.Second
 
 // units is the state of the units of a list's resource.
 type units struct {
 	lastCall time.Time // the last call of Allocate that gave units
-	gpu      string    // the GPU whose free units are on offer; empty for all
-	// which devices of the resource are on offer, followed by the kept units
-	// without a container
+	gpu      string    // the GPU whose free units are offered; empty for all
+	// which devices of the resource are offered, followed by the kept units without a container
 	offered []bool
 	used    int       // how many units containers hold
 	changed time.Time // when offered changed last
 }
 
-// isOnOffer reports whether a planned device is on offer. i is the position of the
-// device in the resource. A unit has a rule of its own; any other device is on
-// offer while Healthy.
-func (l *list) isOnOffer(i int, d resource.Device) bool {
+// isOffered reports whether a planned device is offered. i is the position of the device in the
+// resource. A unit has a rule of its own; any other device is offered while Healthy.
+func (l *list) isOffered(i int, d resource.Device) bool {
 	if l.resource.InUnits() {
 		return l.units.offered[i]
 	}
 	return d.Healthy
 }
 
-// isFree reports whether no container holds a unit that left the plan and is not
-// kept, while its GPU still has such units. The place of the unit is then one of
-// the planned free units, so the unit itself is not on offer. Before the first
-// reading of the accounts, any unit may be held.
+// isFree reports whether no container holds a unit that left the plan and is not kept, while its
+// GPU still has such units. The place of the unit is then one of the planned free units, so the
+// unit itself is not offered. Before the first reading of the accounts, any unit may be held.
 func (n *step) isFree(name string, l *list, d retiring, containers map[string]string) bool {
 	_, named := containers[d.device.ID]
-	return !d.keptOnOffer && l.resource.UnitClients(d.device.UUID) > 0 && !named &&
+	return !d.isKept && l.resource.UnitClients(d.device.UUID) > 0 && !named &&
 		!n.holders.IsNamed(holders.Key{Resource: name, ID: d.device.ID}) && !n.holders.Complete().Began.IsZero()
 }
 
@@ -62,17 +58,16 @@ func (n *step) useOf(name string, l *list, containers map[string]string) resourc
 	}
 	for id, d := range l.retiring {
 		switch _, named := containers[id]; {
-		case d.keptOnOffer && !named:
+		case d.isKept && !named:
 			use.Kept[d.device.UUID]++
-		case !d.keptOnOffer && (named || d.Counts() && !n.isFree(name, l, d, containers)):
+		case !d.isKept && (named || d.Counts() && !n.isFree(name, l, d, containers)):
 			use.Departing[d.device.UUID]++
 		}
 	}
 	return use
 }
 
-// offerUnits decides which units of a list are on offer. It has no effect on other
-// resources.
+// offerUnits decides which units of a list are offered. It has no effect on other resources.
 func (n *step) offerUnits(name string, l *list) {
 	if !l.resource.InUnits() {
 		l.units.used = 0
@@ -90,8 +85,7 @@ func (n *step) offerUnits(name string, l *list) {
 	l.units.offered, l.units.gpu, l.units.used = offered, gpu, len(containers)
 }
 
-// holdsOnUnits returns holds on the healthy GPUs of a list with units that are not
-// on offer.
+// holdsOnUnits returns holds on the healthy GPUs of a list with units that are not offered.
 func (n *step) holdsOnUnits(name string, l *list) (holds []resource.Hold) {
 	if !l.resource.InUnits() {
 		return nil
@@ -119,11 +113,11 @@ func (n *step) holdsOnUnits(name string, l *list) (holds []resource.Hold) {
 }
 
 // offerKept offers, by the UUID of the GPU, the given number of kept units without
-// a container, and returns which units are on offer.
+// a container, and returns which units are offered.
 func (l *list) offerKept(count map[string]int, containers map[string]string) (offered []bool) {
 	for _, id := range slices.Sorted(maps.Keys(l.retiring)) {
 		d := l.retiring[id]
-		if _, named := containers[id]; named || !d.keptOnOffer {
+		if _, named := containers[id]; named || !d.isKept {
 			continue
 		}
 		on := count[d.device.UUID] > 0
@@ -134,9 +128,8 @@ func (l *list) offerKept(count map[string]int, containers map[string]string) (of
 	return offered
 }
 
-// readUnits applies an account to the units of a list. It reports whether the
-// checkpoint names containers that may have ended, and whether other units are to
-// be on offer.
+// readUnits applies an account to the units of a list. It reports whether the checkpoint names
+// containers that may have ended, and whether other units are to be offered.
 func (n *step) readUnits(name string, l *list, a holders.Account) (outdated, changed bool) {
 	if !l.resource.InUnits() || !a.Tells() {
 		return false, false
@@ -151,9 +144,8 @@ func (n *step) readUnits(name string, l *list, a holders.Account) (outdated, cha
 	return outdated, !slices.Equal(before, l.units.offered)
 }
 
-// overbooked returns why a container cannot get units: as many containers as can
-// use its GPU at the same time hold units already. It returns nil if the container
-// can.
+// overbooked returns why a container cannot get units: as many containers as can use its GPU at the
+// same time hold units already. It returns nil if the container can.
 func (n *step) overbooked(name string, l *list, ids []string) error {
 	containers := n.holders.Containers(name)
 	uuid, _ := resource.SplitID(ids[0])

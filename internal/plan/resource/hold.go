@@ -23,8 +23,8 @@ const (
 	RowFiles                 // the CDI spec or the device node is missing
 	RowUVM                   // the device node nvidia-uvm is missing
 	RowForm                  // the GPU may be in use in another form
-	RowTaint                 // the form before stays on offer until the Node has its taint
-	RowGrowth                // the GPU was on offer in another form a moment ago
+	RowTaint                 // the form before stays offered until the Node has its taint
+	RowGrowth                // the GPU was offered in another form a moment ago
 	RowUnits                 // another GPU offers its free units, or no container more can use the GPU
 )
 

@@ -208,7 +208,7 @@ func packBehind(t *testing.T, units resource.Units, count, largest int) (result 
 }
 
 // TestPackingBehindTheStatus: the scheduler learns of the end of a pod before it learns what that
-// leaves on offer. On a node that is full all along, fewer pods fail for that with fit one than
+// leaves offered. On a node that is full all along, fewer pods fail for that with fit one than
 // with sum; none on a node with one GPU, and none of up to an eighth of a GPU on one with eight.
 // The figures are in docs/sharing.md and ADR 62.
 func TestPackingBehindTheStatus(t *testing.T) {

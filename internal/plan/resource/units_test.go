@@ -247,8 +247,8 @@ func TestUnitsOfTwoGPUsAreRefused(t *testing.T) {
 	}
 }
 
-// Whatever containers hold: with FitOne, the units on offer that nobody holds are of one GPU, which
-// has the most, and what a container holds is on offer.
+// Whatever containers hold: with FitOne, the units offered that nobody holds are of one GPU, which
+// has the most, and what a container holds is offered.
 func TestUnitsOnOffer(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -291,15 +291,15 @@ func TestUnitsOnOffer(t *testing.T) {
 		offeredOfAll, keptSums, _ := sum.OfferUnits(use, "", false)
 		ones, sums := keptOnes[full], keptSums[full]
 		if max(ones, sums) > kept[full] || ones > 0 && gpu != full {
-			t.Fatalf("%d and %d kept units of %d are on offer beside those of %s", ones, sums, kept[full], gpu)
+			t.Fatalf("%d and %d kept units of %d are offered beside those of %s", ones, sums, kept[full], gpu)
 		}
 		for i, d := range devices {
 			if held[d.ID] && (!offered[i] || !offeredOfAll[i]) {
-				t.Fatalf("unit %s is held and not on offer", d.ID)
+				t.Fatalf("unit %s is held and not offered", d.ID)
 			}
 			if !held[d.ID] && offered[i] {
 				if ones++; d.UUID != gpu {
-					t.Fatalf("unit %s is on offer beside those of %s", d.ID, gpu)
+					t.Fatalf("unit %s is offered beside those of %s", d.ID, gpu)
 				}
 			}
 			if !held[d.ID] && offeredOfAll[i] {
@@ -307,12 +307,12 @@ func TestUnitsOnOffer(t *testing.T) {
 			}
 		}
 		if ones != most || sums != total {
-			t.Fatalf("%d free units on offer with one, want %d; %d with sum, want %d", ones, most, sums, total)
+			t.Fatalf("%d free units offered with one, want %d; %d with sum, want %d", ones, most, sums, total)
 		}
 	}
 }
 
-// The GPU whose free units are on offer changes only when another one has more, and not for a while
+// The GPU whose free units are offered changes only when another one has more, and not for a while
 // after a container was given some.
 func TestOfferedGPUStays(t *testing.T) {
 	t.Parallel()

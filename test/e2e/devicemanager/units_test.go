@@ -170,7 +170,7 @@ func (s *unitStory) left() (left int) {
 	return left
 }
 
-// settle waits until what is on offer beside what pods hold is what is free on the emptiest GPU.
+// settle waits until what is offered beside what pods hold is what is free on the emptiest GPU.
 func (s *unitStory) settle(t *testing.T) {
 	t.Helper()
 	want := map[string]int{
@@ -186,12 +186,12 @@ func (s *unitStory) settle(t *testing.T) {
 		})
 }
 
-// withoutMPS ends all control daemons. Units are not on offer while they are away, and Allocate
+// withoutMPS ends all control daemons. Units are not offered while they are away, and Allocate
 // says why.
 func (s *unitStory) withoutMPS(t *testing.T) {
 	t.Helper()
 	s.mps.end(t, syscall.SIGTERM)
-	untilSo(t, func() string { return fmt.Sprintf("units are on offer: %v", s.Resources()) }, func() bool {
+	untilSo(t, func() string { return fmt.Sprintf("units are offered: %v", s.Resources()) }, func() bool {
 		return s.Resources()[unitMemory].Allocatable <= s.left() // those are held, and given to nobody else
 	})
 	c := kubelet.Container{Pod: "none", Name: "main", Resource: unitMemory, Count: 1}

@@ -22,11 +22,11 @@ type sharing struct {
 	plugin  *process
 	args    []string // of the plugin
 	pipe    string   // where clients find the control daemon
-	devices int      // on offer while none is held
+	devices int      // offered while none is held
 }
 
 // startSharing starts a node, mps-control-daemon and the daemon with a configuration, and waits
-// until a resource is on offer. Compute modes stay as they are: a library in front of NVML says
+// until a resource is offered. Compute modes stay as they are: a library in front of NVML says
 // that they are set.
 func startSharing(t *testing.T, configuration, resource string) sharing {
 	t.Helper()
@@ -116,7 +116,7 @@ func (s sharing) smi(t *testing.T, fields string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// healthy returns how many healthy devices of a resource the daemon says that it has on offer.
+// healthy returns how many healthy devices of a resource the daemon says that it offers.
 func healthy(t *testing.T, resource string) int {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), *daemon, "status", "-o", "json").Output()

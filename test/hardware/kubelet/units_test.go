@@ -29,7 +29,7 @@ func TestUnits(t *testing.T) {
 	}
 	s := startSharing(t, "selectors: [{indices: [0], units: true}]", unit)
 	whole := s.whole(t)
-	t.Logf("%d units are on offer; a process that is no client of MPS sees %+v", s.devices, whole)
+	t.Logf("%d units are offered; a process that is no client of MPS sees %+v", s.devices, whole)
 	t.Run("limits", func(t *testing.T) { s.limits(t, whole.SMs) })
 	t.Run("threads", func(t *testing.T) { s.threads(t) })
 	t.Run("all memory in four containers", func(t *testing.T) { s.fillContainers(t) })
@@ -168,7 +168,7 @@ func (s sharing) killPlugin(t, whole *testing.T) *process {
 		holders = s.said(t, "status", "--holders", "-o", "wide")
 		return strings.Contains(holders, "default/held-node, container main: 10240 MiB, by mps")
 	})
-	t.Logf("all units are on offer %.1f s after the daemon was killed; then status says\n%s", took.Seconds(), holders)
+	t.Logf("all units are offered %.1f s after the daemon was killed; then status says\n%s", took.Seconds(), holders)
 	if got := p.line(t, 1); got.Error != "" || got.Launches == 0 {
 		t.Errorf("a container that computes while the daemon is killed: %+v", got)
 	}
@@ -282,7 +282,7 @@ func (s sharing) killClient(t *testing.T) {
 	t.Logf("%d clients were killed at work; so the others ended: %v", times, lost)
 }
 
-// killDaemon kills the control daemon: its units are not on offer, and then they are again.
+// killDaemon kills the control daemon: its units are not offered, and then they are again.
 func (s sharing) killDaemon(t *testing.T) {
 	before := s.client(t, []string{pinned(8)}, "spin", "-for", "20s")
 	before.first(t)
@@ -296,10 +296,10 @@ func (s sharing) killDaemon(t *testing.T) {
 	if err := syscall.Kill(number, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "no units are on offer", func() bool { return healthy(t, unit) == 0 })
+	until(t, "no units are offered", func() bool { return healthy(t, unit) == 0 })
 	away := time.Since(began)
-	until(t, "the units are on offer again", func() bool { return healthy(t, unit) == s.devices })
-	t.Logf("the control daemon was killed: units not on offer after %.1f s, on offer again after %.1f s; its client ends with %+v",
+	until(t, "the units are offered again", func() bool { return healthy(t, unit) == s.devices })
+	t.Logf("the control daemon was killed: units not offered after %.1f s, offered again after %.1f s; its client ends with %+v",
 		away.Seconds(), time.Since(began).Seconds(), before.last(t))
 	if next := s.client(t, []string{pinned(8)}, "info").last(t); next.Error != "" {
 		t.Errorf("a client of the next control daemon has %+v", next)
