@@ -19,7 +19,7 @@ const (
 )
 
 // The reasons of the node's GPU condition. GPUUnhealthy, GPULost and DriverNotReady are also
-// reasons of Events.
+// reasons of Events. docs/reference.md explains each of them.
 const (
 	AllHealthy     Reason = "AllHealthy"
 	GPUUnknown     Reason = "GPUUnknown"
@@ -42,24 +42,6 @@ type Condition struct {
 	// Message names each unhealthy device: UUID, state, XID or source, and remedy, in at most 1024
 	// bytes.
 	Message string
-}
-
-// conditionRows explains each reason of the condition, for the documentation.
-var conditionRows = []struct {
-	Status string
-	Reason Reason
-	When   string
-}{
-	{True, AllHealthy, "All GPUs and MIG devices of the node can be used"},
-	{False, GPUUnhealthy, "At least one device is Unhealthy"},
-	{False, GPULost, "At least one GPU is Lost or cannot be read, or all GPUs of a node that had some are gone"},
-	{Unknown, DriverNotReady, "The driver does not answer, is missing or was released, and no device was known " +
-		"to be bad"},
-	{Unknown, DriverChanging, "The driver of the node is being changed (`--driver-version`)"},
-	{Unknown, GPUUnknown, "The driver answers, but not for this GPU, which has no verdict yet"},
-	{Unknown, GPUNotReady, "A step of `status` has not been reached for a minute"},
-	{Unknown, MonitorStalled, "The last scan of the GPUs ended more than 2 minutes ago, and no device was known " +
-		"to be bad"},
 }
 
 // Judge returns the condition for s at the time now. It returns false if there should be none:

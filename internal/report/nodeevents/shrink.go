@@ -1,6 +1,10 @@
 package nodeevents
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/order"
+)
 
 const (
 	// shrinkSettles is the pause between the taint and the first check of the node's pods. After
@@ -57,7 +61,7 @@ func (f Shrink) Next(now time.Time) ShrinkStep {
 		if settled := f.Tainted.Add(shrinkSettles); now.Before(settled) {
 			return ShrinkStep{Taint: true, At: settled}
 		}
-		return ShrinkStep{Taint: true, Look: true, At: earlier(now.Add(shrinkPause), until)}
+		return ShrinkStep{Taint: true, Look: true, At: order.Earliest(now.Add(shrinkPause), until)}
 	case waits:
 		return ShrinkStep{Taint: true, Proceed: true, At: until}
 	case tainted && !f.Shown:
@@ -66,11 +70,4 @@ func (f Shrink) Next(now time.Time) ShrinkStep {
 		return ShrinkStep{Taint: true}
 	}
 	return ShrinkStep{}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }
