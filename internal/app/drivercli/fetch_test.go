@@ -2,6 +2,7 @@ package drivercli_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -12,26 +13,64 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/drivercli"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfolder"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverhost"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/standinkernel"
 )
 
-// program is the variable that makes this test binary the program gpu-driver.
-const program = "TEST_GPU_DRIVER"
+// Variables of this test binary: program makes it the program gpu-driver, and killAtStep is the number
+// of the step at which gpu-driver serve kills itself. Before and after each change of the disk and of
+// the kernel is a step.
+const (
+	program    = "TEST_GPU_DRIVER"
+	killAtStep = "TEST_KILL_AT_STEP"
+)
 
 func TestMain(m *testing.M) {
+	if step, err := strconv.Atoi(os.Getenv(killAtStep)); err == nil {
+		fmt.Fprintln(os.Stderr, serveUntil(step))
+		os.Exit(1)
+	}
 	if os.Getenv(program) != "" {
 		os.Exit(drivercli.Main())
 	}
 	m.Run()
+}
+
+// serveUntil does what gpu-driver serve does with the arguments of serve, until a step.
+func serveUntil(step int) error {
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	root, directory := flags.String("host-root", "", ""), flags.String("directory", "", "")
+	sources, from := flags.String("sources", "", ""), flags.String("download-from", "", "")
+	if err := flags.Parse(os.Args[2:]); err != nil {
+		return err
+	}
+	host, err := driverhost.New(driverhost.Options{
+		Directory: *directory, Sources: *sources, DownloadFrom: []string{*from}, Pause: time.Second,
+		Kernel: &driverkernel.Kernel{Root: *root, Calls: driverkernel.SystemCalls{Root: *root}},
+		Step: func(name string) {
+			if step--; step == 0 {
+				fmt.Fprintln(os.Stderr, "killed at the step:", name)
+				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+				select {} // the signal comes
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	defer host.Close()
+	return host.Run(context.Background(), filepath.Join(*directory, "driver.sock"))
 }
 
 // serve starts a process gpu-driver serve that may download from a server, and waits until it answers.
@@ -163,7 +202,7 @@ func TestUnpackThatIsKilled(t *testing.T) {
 			return err
 		}
 		requests.Store(0)
-		c := serve(t, k.Root, directory, server.URL, driverhost.StepVariable+"="+strconv.Itoa(step))
+		c := serve(t, k.Root, directory, server.URL, killAtStep+"="+strconv.Itoa(step))
 		wasWhole := fetch() == nil
 		end(c)
 		c = serve(t, k.Root, directory, server.URL)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,10 +64,6 @@ func newServeCommand() *cobra.Command {
 		host, err := driverhost.New(driverhost.Options{
 			Directory: directory, Sources: sources, Kernel: kernel, Pause: pollPause,
 			DownloadFrom: downloadFrom, CAFile: caFile,
-			Step: driverhost.StepFromEnvironment(func() {
-				_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-				select {} // the signal comes
-			}),
 		})
 		if err != nil {
 			return explainLock(err)

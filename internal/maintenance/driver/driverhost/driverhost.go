@@ -8,7 +8,6 @@
 package driverhost
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -405,25 +404,6 @@ func (h *Host) setProblem(digest string, err error) {
 	delete(h.problems, digest)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		h.problems[digest] = err.Error()
-	}
-}
-
-// StepVariable is the environment variable with the number of the step at which gpu-driver kills
-// itself, for tests: before and after each change of the disk and of the kernel is a step.
-const StepVariable = "GPU_DRIVER_TEST_KILL_AT_STEP"
-
-// StepFromEnvironment returns the Options.Step that StepVariable asks for; nil if it is not set. kill
-// kills the process, and does not return.
-func StepFromEnvironment(kill func()) func(name string) {
-	var left int
-	if _, err := fmt.Sscan(cmp.Or(os.Getenv(StepVariable), "0"), &left); err != nil || left <= 0 {
-		return nil
-	}
-	return func(name string) {
-		if left--; left == 0 {
-			fmt.Fprintln(os.Stderr, "killed at the step:", name)
-			kill()
-		}
 	}
 }
 
