@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/loopback"
@@ -55,7 +56,7 @@ func newNode(t *testing.T, podResources bool) *node {
 	t.Helper()
 	root := loopback.Folder(t)
 	n := &node{dir: filepath.Join(root, "d"), clock: clocktesting.NewFakeClock(time.Now()), mps: noMPS{},
-		log: klog.Background()}
+		mig: feed.New(map[string]resource.GPUHold(nil)), owners: feed.New(ofPlugin()), log: klog.Background()}
 	socket := ""
 	if podResources {
 		socket = filepath.Join(root, "p.sock")
@@ -85,8 +86,8 @@ func (n *node) start(t *testing.T) (stop func()) {
 	n.daemon = serve.NewServers(c)
 	loop := &offer.Loop{
 		Configs: n.configs, Snapshots: n.snapshots, Set: n.daemon, Specs: n.specs, MPS: n.mps, MIG: n.mig, Owners: n.owners,
-		Followed: n.followed,
-		Clock:    n.clock, Pulse: supervise.NewPulse(),
+		Followed: n.followed, Proofs: noProofs{}, Driver: feed.New(driverchange.Status{}),
+		Clock: n.clock, Pulse: supervise.NewPulse(),
 	}
 	n.pulse = loop.Pulse
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), n.log))
@@ -114,6 +115,21 @@ type noMPS struct{}
 func (noMPS) Follow([]string)                        {}
 func (noMPS) HasResult(string) bool                  { return true }
 func (noMPS) Unready() *feed.Feed[map[string]string] { return new(feed.Feed[map[string]string]) }
+
+// noProofs requires no proof of CUDA.
+type noProofs struct{}
+
+func (noProofs) Unproven(inventory.Snapshot) map[string]string { return nil }
+func (noProofs) Changed() <-chan struct{}                      { return nil }
+
+// ofPlugin returns the owners of GPUs that the device plugin owns.
+func ofPlugin() dra.Owners {
+	owners := dra.Owners{}
+	for _, uuid := range []string{"GPU-0", "GPU-1", "a", "b"} {
+		owners[uuid] = dra.OwnedByPlugin
+	}
+	return owners
+}
 
 func gpus() inventory.Snapshot {
 	s := inventory.Snapshot{Generation: 1}

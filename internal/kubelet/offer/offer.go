@@ -33,17 +33,14 @@ type Loop struct {
 	Specs     Specs
 	MPS       MPS
 	// MIG are the holds on GPUs whose MIG layout is being changed, by UUID. A GPU
-	// without an entry is not offered. The value or the feed is nil if nothing
-	// changes layouts.
+	// without an entry is not offered. The value is nil if nothing changes layouts.
 	MIG *feed.Feed[map[string]resource.GPUHold]
 	// Owners says which GPUs belong to the device plugin. While the value is nil,
-	// nothing is offered. A nil feed means that all GPUs belong to the device
-	// plugin.
+	// nothing is offered.
 	Owners *feed.Feed[dra.Owners]
-	// Proofs says on which devices CUDA is not proven; nil if no proof is required.
+	// Proofs says on which devices CUDA is not proven.
 	Proofs Proofs
-	// Driver is the progress of a change of the driver, which withholds all devices; nil if this process
-	// changes none.
+	// Driver is the progress of a change of the driver. During a change all devices are withheld.
 	Driver *feed.Feed[driverchange.Status]
 	// Run publishes to Followed the owners used for the offered plan.
 	Followed *feed.Feed[dra.Owners]
@@ -103,38 +100,24 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 	uvm := uvmWait{clock: l.Clock}
 	uvm.clock = cmp.Or[clock.Clock](uvm.clock, clock.RealClock{})
 	for {
-		c, configured := l.Configs.Latest()
-		snapshot, looked := l.Snapshots.Latest()
-		_, written := specs.tried.Latest()
-		_, answered := l.MPS.Unready().Latest()
-		proven := l.proven()
-		var divided <-chan struct{}
-		var dividing map[string]resource.GPUHold
-		if l.MIG != nil {
-			dividing, divided = l.MIG.Latest()
-		}
-		var withholds bool
-		var swapped <-chan struct{}
-		if l.Driver != nil {
-			var driver driverchange.Status
-			driver, swapped = l.Driver.Latest()
-			withholds = driver.Withholds
-		}
-		var moved <-chan struct{}
-		var owners dra.Owners
-		if l.Owners != nil {
-			owners, moved = l.Owners.Latest()
-		}
+		c, configChanged := l.Configs.Latest()
+		snapshot, snapshotChanged := l.Snapshots.Latest()
+		_, specsChanged := specs.tried.Latest()
+		_, mpsChanged := l.MPS.Unready().Latest()
+		proofsChanged := l.Proofs.Changed()
+		divisions, divisionsChanged := l.MIG.Latest()
+		driver, driverChanged := l.Driver.Latest()
+		owners, ownersChanged := l.Owners.Latest()
 		if !reflect.DeepEqual(c.Resource, wanted.Resource) || !reflect.DeepEqual(c.DRA, wanted.DRA) {
 			epoch++
 		}
 		wanted = c
-		if snapshot.Generation > 0 && (l.Owners == nil || owners != nil) { // the monitor has read the node
+		if snapshot.Generation > 0 && owners != nil { // the monitor has read the node
 			plan := l.plan(snapshot, c, owners)
-			if dividing != nil {
-				plan = plan.UnderGPUs(dividing)
+			if divisions != nil {
+				plan = plan.UnderGPUs(divisions)
 			}
-			if withholds {
+			if driver.Withholds {
 				plan = plan.UnderGPUs(holdAll(snapshot))
 			}
 			holds, way, problem := specs.prepare(snapshot, plan, c)
@@ -156,14 +139,14 @@ func (l *Loop) follow(ctx context.Context, specs *specTask) error {
 				return nil
 			case l.Pulse.Heartbeat() <- struct{}{}:
 				checked = true
-			case <-configured:
-			case <-looked:
-			case <-written:
-			case <-answered:
-			case <-divided:
-			case <-swapped:
-			case <-proven:
-			case <-moved:
+			case <-configChanged:
+			case <-snapshotChanged:
+			case <-specsChanged:
+			case <-mpsChanged:
+			case <-divisionsChanged:
+			case <-driverChanged:
+			case <-proofsChanged:
+			case <-ownersChanged:
 			case <-uvm.ended():
 				uvm.over = true
 			}
@@ -185,21 +168,11 @@ func holdAll(s inventory.Snapshot) map[string]resource.GPUHold {
 const oldWay = "containers get devices as before the last change of the configuration, because no device could be " +
 	"offered by the new one: "
 
-// proven returns a channel that is closed when the records of proofs change.
-func (l *Loop) proven() <-chan struct{} {
-	if l.Proofs == nil {
-		return nil
-	}
-	return l.Proofs.Changed()
-}
-
 // plan makes the plan of a Snapshot and a Config, and adds the holds of MPS and of
 // devices without a proof of CUDA.
 func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Owners) resource.Plan {
 	options := c.Resource
-	if l.Owners != nil {
-		options.NotOffered = owners.NotOffered(snapshot.GPUs)
-	}
+	options.NotOffered = owners.NotOffered(snapshot.GPUs)
 	plan := resource.New(snapshot, options)
 	byMPS := plan.MPSDaemons()
 	l.MPS.Follow(byMPS)
@@ -209,9 +182,6 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
 		plan = plan.Under(holdsOnAll(plan, resource.Hold{Reason: why, Row: resource.RowDriver}))
-	}
-	if l.Proofs == nil {
-		return plan
 	}
 	return plan.Under(holdsOfProofs(plan, l.Proofs.Unproven(snapshot)))
 }

@@ -3,6 +3,7 @@ package offer_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/offer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/driverchange"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -111,7 +113,8 @@ func inBubble(t *testing.T, test func(*testing.T, *loop)) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loop{offered: feed.New(resource.Plan{})}
 		l.Loop = &offer.Loop{Configs: feed.New(whole()), Snapshots: feed.New(inventory.Snapshot{}), Set: l, Specs: &l.disk,
-			MPS: noMPS{}, MIG: feed.New(map[string]resource.GPUHold(nil)), Pulse: supervise.NewPulse()}
+			MPS: noMPS{}, MIG: feed.New(map[string]resource.GPUHold(nil)), Owners: feed.New(ofPlugin()), Proofs: noProofs{},
+			Driver: feed.New(driverchange.Status{}), Pulse: supervise.NewPulse()}
 		var lines []string
 		log := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 		l.log = func() []string {
@@ -282,6 +285,32 @@ func TestAFailureOfTheDiskIsLoggedOnce(t *testing.T) {
 					t.Errorf("step %d: logged %q, want one line with %q", i, got, words)
 				}
 			}
+		}
+	})
+}
+
+// TestChangeOfTheDriver: no device is given to pods during a change of the driver.
+func TestChangeOfTheDriver(t *testing.T) {
+	inBubble(t, func(t *testing.T, l *loop) {
+		l.Snapshots.Publish(withGPUs("a", "b"))
+		time.Sleep(time.Second)
+		held := func() (reasons []string) {
+			synctest.Wait()
+			for _, h := range l.offered.Value().Holds {
+				reasons = append(reasons, h.Reason)
+			}
+			return reasons
+		}
+		if got := held(); len(got) > 0 {
+			t.Errorf("before: %q", got)
+		}
+		l.Driver.Publish(driverchange.Status{Withholds: true})
+		if got := held(); !slices.Equal(got, []string{driverchange.HoldReason, driverchange.HoldReason}) {
+			t.Errorf("during the change: %q", got)
+		}
+		l.Driver.Publish(driverchange.Status{})
+		if got := held(); len(got) > 0 {
+			t.Errorf("after: %q", got)
 		}
 	})
 }
