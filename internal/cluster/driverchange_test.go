@@ -162,7 +162,7 @@ func TestABadDriverStops(t *testing.T) {
 		if touched, loaded, _ := counts(); touched != most || loaded != 0 {
 			t.Errorf("%d nodes have tried the bad driver, want %d; %d still have it", touched, most, loaded)
 		}
-		failed := state(driverchange.Broken, "the driver finds no GPU")
+		failed := state(driverchange.Failed, "the driver finds no GPU")
 		if waiting := state(driverchange.Waiting, "all slots of the cluster are in use; failed: n"); failed != most ||
 			waiting != count-most {
 			t.Errorf("%d nodes have failed and %d wait", failed, waiting)

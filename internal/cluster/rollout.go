@@ -386,7 +386,7 @@ func (r *rollout) progress(c config.Config) progress {
 	if s := r.daemon.DriverChange.Value(); c.DriverChange.Version != "" || s.NeedsSlot {
 		needs := !s.Known || s.NeedsSlot
 		p.enabled, p.waves, p.wanted = true, p.waves || needs, p.wanted || needs
-		if s.State == driverchange.Broken {
+		if s.State == driverchange.Failed {
 			p.state, p.reason = slots.Failed, keeper.OneLine(s.Reason)
 		}
 	}

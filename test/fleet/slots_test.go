@@ -137,7 +137,7 @@ func (r *changing) change(ctx context.Context, own *cluster.Cluster, state *feed
 		if r.bad.Load() {
 			failedAt = own.SlotSince()
 			r.failed.Add(1)
-			state.Publish(driverchange.Status{Known: true, Wanted: "580.1", State: driverchange.Broken, Reason: "it finds no GPU",
+			state.Publish(driverchange.Status{Known: true, Wanted: "580.1", State: driverchange.Failed, Reason: "it finds no GPU",
 				NeedsSlot: true})
 			continue
 		}

@@ -16,7 +16,6 @@ package driverchange
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -44,9 +43,9 @@ const (
 	ProofLimit = 10 * time.Minute
 	// SilenceLimit is how long a gpu-driver that does not answer may keep working GPUs from pods.
 	SilenceLimit = 10 * time.Minute
-	// LeastTrial is the shortest time for which a process tries a new driver before it is changed back,
+	// MinTrial is the shortest time for which a process tries a new driver before it is changed back,
 	// even after ProofLimit: no process may have used the driver until then.
-	LeastTrial = 2 * time.Minute
+	MinTrial = 2 * time.Minute
 )
 
 // releasedByOthers says that this program must not use the driver.
@@ -54,75 +53,6 @@ const releasedByOthers = "the driver is released by quiesce or by a request on t
 
 // HoldReason is the reason of the holds on all devices during a change.
 const HoldReason = "the driver of the node is being changed"
-
-// A Folder is a driver folder on the node or among the sources.
-type Folder struct {
-	Digest  string   `json:"digest"`
-	Version string   `json:"version"`
-	Kernels []string `json:"kernels,omitempty"` // releases for which the folder has modules
-	IsHere  bool     `json:"isHere"`            // it is in the directory, whole
-	Percent int      `json:"percent,omitempty"` // copied, by bytes; 0 if the folder is not being copied
-	// Archives are the SHA-256 digests of the archives that were unpacked to the folder, in hexadecimal.
-	Archives []string `json:"archives,omitempty"`
-	// Source is the path of the folder among the sources, such as an image volume; empty if the folder
-	// is not there.
-	Source string `json:"source,omitempty"`
-	// Problem says why the folder cannot be loaded on this node: no modules for the running kernel,
-	// modules that the kernel refuses, or a driver that does not support the node's GPUs; empty if it
-	// can.
-	Problem string `json:"problem,omitempty"`
-}
-
-// A Download is an archive that is being downloaded and unpacked.
-type Download struct {
-	Archive string `json:"archive"` // SHA-256 digest, in hexadecimal
-	Source  string `json:"source"`  // URL without its query
-	// Done is the number of bytes that are there, and Total those of the archive; 0 if it is not known.
-	Done    int64     `json:"done"`
-	Total   int64     `json:"total,omitempty"`
-	Percent int       `json:"percent"` // of the download and the unpacking
-	Since   time.Time `json:"since"`   // the first call
-	// Problem is why the last try has failed; empty while the download makes progress. IsFinal is true if
-	// somebody has to do something, and false if another try may work.
-	Problem string `json:"problem,omitempty"`
-	IsFinal bool   `json:"isFinal,omitempty"`
-}
-
-// A Phase is the progress of a change at gpu-driver, as package driverapi has it.
-type Phase string
-
-// The phases.
-const (
-	Placing   Phase = "placing"
-	Unloading Phase = "unloading"
-	Loading   Phase = "loading"
-	Unproven  Phase = "unproven"
-	Reverting Phase = "reverting"
-	NextBoot  Phase = "next-boot"
-	Failed    Phase = "failed"
-)
-
-// A Change is a change in the journal of gpu-driver.
-type Change struct {
-	To      string // digest
-	Phase   Phase
-	Percent int
-	Since   time.Time // begin of the phase
-	Reason  string
-	// Holders are the users of the driver for which the phase Unloading waits, in words.
-	Holders []string
-}
-
-// A Host is the status of gpu-driver on the node.
-type Host struct {
-	// LoadedVersion is the version of the loaded driver, and LoadedDigest the folder that it is from;
-	// empty for none. Current is the folder that the next boot loads.
-	LoadedVersion, LoadedDigest, Current string
-	Folders                              []Folder
-	Refusals                             []string  // why the driver of this node must not be changed
-	Change                               *Change   // nil for none
-	Download                             *Download // nil for none
-}
 
 // Facts are the inputs of Next.
 type Facts struct {
@@ -156,7 +86,7 @@ type Facts struct {
 	// while quiesce or a request on the Node has released it. This program then does not use the driver.
 	Released, ReleasedByOthers bool
 	Problem                    string // why the loaded driver does not work; empty if it works
-	// Tried is how long this process has used a driver in the phase Unproven.
+	// Tried is how long this process has used a driver in PhaseUnproven.
 	Tried time.Duration
 	Now   time.Time
 }
@@ -166,41 +96,24 @@ type Act int
 
 // The acts. Each may be repeated.
 const (
-	Nothing  Act = iota
-	Fetch        // gpu-driver downloads the driver
-	TakeSlot     // ask for a slot of the cluster
-	Withhold     // stop offering GPUs
-	End          // evict the pods with GPUs
-	Swap         // gpu-driver begins, and waits for users of the driver
-	Release      // this process releases the driver
-	Leave        // gpu-driver leaves the change to the next boot
-	Use          // this process uses the driver again
-	Confirm      // gpu-driver keeps the driver
-	Revert       // gpu-driver changes back, for Step.Reason
-	Forget       // gpu-driver forgets the failed change
+	Nothing          Act = iota
+	Fetch                // gpu-driver downloads the driver
+	TakeSlot             // ask for a slot of the cluster
+	Withhold             // stop offering GPUs
+	EvictPods            // evict the pods with GPUs
+	Swap                 // gpu-driver begins, and waits for users of the driver
+	Release              // this process releases the driver
+	ChangeAtNextBoot     // gpu-driver leaves the change to the next boot
+	UseDriver            // this process uses the driver again
+	Confirm              // gpu-driver keeps the driver
+	Revert               // gpu-driver changes back, for Step.Reason
+	Forget               // gpu-driver forgets the failed change
 )
 
 func (a Act) String() string {
 	return [...]string{"nothing", "fetch the driver", "take a slot", "withhold", "end pods", "swap", "release",
 		"leave to the next boot", "use", "confirm", "revert", "forget"}[a]
 }
-
-// A State is the progress of a node, for people and programs.
-type State string
-
-// The states.
-const (
-	Off      State = ""         // no driver is wanted
-	Done     State = "done"     // the wanted driver is loaded and works
-	Waiting  State = "waiting"  // for the reason
-	Changing State = "changing" // steps are in progress
-	Rebooted State = "next-boot"
-	Broken   State = "failed"  // the node keeps its slot
-	Blocked  State = "blocked" // the change cannot begin; the node takes no slot
-)
-
-// States are the states of a node with a wanted driver, from the worst to the best.
-var States = []State{Broken, Blocked, Rebooted, Waiting, Changing, Done}
 
 // A Step is the next step.
 type Step struct {
@@ -216,62 +129,6 @@ type Step struct {
 	Reboot string
 }
 
-// A Status is the progress of a node.
-type Status struct {
-	// Known is false before the first answer of gpu-driver, and while it does not answer.
-	Known bool `json:"-"`
-	// Wanted is the configured version or digest; empty for none.
-	Wanted string `json:"wanted,omitempty"`
-	State  State  `json:"state,omitempty"`
-	Reason string `json:"reason,omitempty"` // a sentence without a full stop
-	// Digest is the folder of the wanted driver, and Loaded the version of the loaded one; empty if
-	// there is none.
-	Digest string `json:"digest,omitempty"`
-	Loaded string `json:"loaded,omitempty"`
-	// Percent is the progress of a change under way, 0 to 100.
-	Percent int       `json:"percent,omitempty"`
-	Since   time.Time `json:"since"` // begin of State
-	// Holders are the users of the driver for which the change waits, in words.
-	Holders []string `json:"holders,omitempty"`
-	// Withholds is true while no GPU is offered, and NeedsSlot while the change has or wants a slot of
-	// the cluster.
-	Withholds bool `json:"withholds,omitempty"`
-	NeedsSlot bool `json:"-"`
-	// Reboot is why the node must be restarted; empty if it need not.
-	Reboot string `json:"reboot,omitempty"`
-}
-
-// Line describes the progress in one line, for people; empty for nil.
-func (s *Status) Line() string {
-	if s == nil {
-		return ""
-	}
-	line := string(s.State)
-	if (s.State == Changing || s.State == Waiting) && s.Percent > 0 {
-		line += fmt.Sprintf(", %d %%", s.Percent)
-	}
-	if s.Wanted != "" {
-		line += " to " + s.Wanted
-	}
-	switch {
-	case s.Loaded == "" || s.Loaded == s.Wanted:
-	case s.State == Done: // Wanted is a digest
-		line += ", version " + s.Loaded
-	default:
-		line += " from " + s.Loaded
-	}
-	if !s.Since.IsZero() {
-		line += " since " + s.Since.UTC().Format(time.RFC3339)
-	}
-	if s.Reason != "" {
-		line += ": " + s.Reason
-	}
-	return line
-}
-
-// Equal reports whether two Statuses are equal.
-func (s Status) Equal(other Status) bool { return reflect.DeepEqual(s, other) }
-
 // Next returns the next step.
 func Next(f Facts) Step {
 	if f.Host == nil {
@@ -281,7 +138,7 @@ func Next(f Facts) Step {
 		return follow(f, *c)
 	}
 	if f.Released { // for a change that is over
-		return Step{Act: Use, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true,
+		return Step{Act: UseDriver, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true,
 			Percent: 95}
 	}
 	if f.Wanted == "" {
@@ -299,7 +156,7 @@ func await(f Facts) Step {
 	case f.Wanted == "" && !f.Withheld:
 		s = Step{State: Off}
 	case isOver && f.Released:
-		s.Act, s.Reason = Use, fmt.Sprintf("gpu-driver has not answered for %v, and the driver is used: %s",
+		s.Act, s.Reason = UseDriver, fmt.Sprintf("gpu-driver has not answered for %v, and the driver is used: %s",
 			SilenceLimit, f.Silent)
 	case isOver:
 		s.Withholds, s.Reason = false, fmt.Sprintf("gpu-driver has not answered for %v, and GPUs are offered: %s",
@@ -348,7 +205,7 @@ func begin(f Facts) Step {
 	case f.Unknown != "":
 		s.State, s.Reason = Waiting, "the pods with GPUs are not known: "+f.Unknown
 	case len(f.Users) > 0 && f.Pods == Evict:
-		s.Act, s.Reason = End, "pods with GPUs are evicted: "+wording.List(f.Users)
+		s.Act, s.Reason = EvictPods, "pods with GPUs are evicted: "+wording.List(f.Users)
 	case len(f.Users) > 0:
 		s.State, s.Reason = Waiting, "waiting for the end of pods with GPUs: "+wording.List(f.Users)
 	default:
@@ -384,57 +241,57 @@ func fetch(f Facts) Step {
 func follow(f Facts, c Change) Step {
 	s := Step{State: Changing, Reason: c.Reason, Digest: c.To, NeedsSlot: true, Withholds: true, Percent: percent(c)}
 	folder, _ := find(f)
-	if f.Wanted != "" && folder.Digest != c.To && (c.Phase == Failed || c.Phase == NextBoot) {
+	if f.Wanted != "" && folder.Digest != c.To && (c.Phase == PhaseFailed || c.Phase == PhaseNextBoot) {
 		s.Act, s.Reason = Forget, "another driver is wanted now"
 		return s
 	}
 	switch c.Phase {
-	case Placing:
+	case PhasePlacing:
 		s.Reason = "the driver is copied and verified"
-	case Unloading:
+	case PhaseUnloading:
 		switch {
 		case !f.Released && !f.ReleasedByOthers:
 			s.Act, s.Reason = Release, "this program releases the driver"
 		case len(c.Holders) > 0 && f.Now.Sub(c.Since) >= HoldersLimit:
-			s.Act, s.Reason = Leave, "the driver is still in use: "+wording.List(c.Holders)
+			s.Act, s.Reason = ChangeAtNextBoot, "the driver is still in use: "+wording.List(c.Holders)
 		case len(c.Holders) > 0:
 			s.Reason = "the driver is in use: " + wording.List(c.Holders)
 		}
-	case Loading, Reverting:
+	case PhaseLoading, PhaseReverting:
 		if s.Reason == "" {
 			s.Reason = "modules are loaded"
 		}
-		if c.Phase == Reverting && !f.Released && !f.ReleasedByOthers { // this program has tried the new driver
+		if c.Phase == PhaseReverting && !f.Released && !f.ReleasedByOthers { // this program has tried the new driver
 			s.Act = Release
 		}
-	case Unproven:
+	case PhaseUnproven:
 		switch {
 		case f.Released:
-			s.Act, s.Reason = Use, "the new driver is used"
+			s.Act, s.Reason = UseDriver, "the new driver is used"
 		case f.ReleasedByOthers:
 			s.State, s.Reason = Waiting, "the new driver is tried after the end of that: "+releasedByOthers
 		case f.Problem == "":
 			s.Act, s.Reason = Confirm, "the new driver works"
-		case f.Now.Sub(c.Since) >= ProofLimit && f.Tried >= LeastTrial:
+		case f.Now.Sub(c.Since) >= ProofLimit && f.Tried >= MinTrial:
 			s.Act, s.Reason = Revert, f.Problem
 		default:
 			s.Reason = "the new driver does not work yet: " + f.Problem
 		}
-	case NextBoot:
-		s.State, s.Withholds = Rebooted, false
+	case PhaseNextBoot:
+		s.State, s.Withholds = AwaitsBoot, false
 		s.Reason = "the driver is changed at the next boot, because it is in use"
 		if c.Reason != "" {
 			s.Reason += ": " + c.Reason
 		}
 		s.Reboot = "the driver is to be changed"
 		if f.Released {
-			s.Act = Use
+			s.Act = UseDriver
 		}
-	case Failed:
-		s.State, s.Withholds, s.Percent = Broken, false, 0
+	case PhaseFailed:
+		s.State, s.Withholds, s.Percent = Failed, false, 0
 		switch {
 		case f.Released:
-			s.Act = Use
+			s.Act = UseDriver
 		case f.Wanted == "":
 			s.Act, s.NeedsSlot = Forget, false
 		case f.HasSlot && f.SlotSince.After(c.Since):
@@ -450,15 +307,15 @@ func follow(f Facts, c Change) Step {
 // percent returns the progress of a whole change: most of its time is for copying and for the proof.
 func percent(c Change) int {
 	switch c.Phase {
-	case Placing:
+	case PhasePlacing:
 		return 10 + c.Percent*3/10
-	case Unloading:
+	case PhaseUnloading:
 		return 40 + c.Percent/10
-	case Loading, Reverting:
+	case PhaseLoading, PhaseReverting:
 		return 50 + c.Percent/5
-	case Unproven:
+	case PhaseUnproven:
 		return 75
-	case NextBoot, Failed: // nothing is under way
+	case PhaseNextBoot, PhaseFailed: // nothing is under way
 	}
 	return 0
 }
@@ -488,7 +345,7 @@ func only(wanted string, found, folders []Folder) (f Folder, reason string) {
 	case 1:
 		return found[0], ""
 	case 0:
-		return Folder{}, fmt.Sprintf("gpu-driver has no driver %s: %s", wanted, has(folders))
+		return Folder{}, fmt.Sprintf("gpu-driver has no driver %s: %s", wanted, describeFolders(folders))
 	}
 	var digests []string
 	for _, folder := range found {
@@ -499,8 +356,8 @@ func only(wanted string, found, folders []Folder) (f Folder, reason string) {
 		wanted, strings.Join(digests, ", "))
 }
 
-// has says which drivers gpu-driver has.
-func has(folders []Folder) string {
+// describeFolders lists the drivers that gpu-driver has.
+func describeFolders(folders []Folder) string {
 	if len(folders) == 0 {
 		return "it has none; give it an image in driver.images of the chart, or set driver.source"
 	}

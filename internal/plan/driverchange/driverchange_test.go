@@ -59,7 +59,7 @@ func TestNext(t *testing.T) {
 		{"gpu-driver is away for too long", driverchange.Facts{Wanted: "580.1", Silent: "x", Withheld: true,
 			SilentFor: driverchange.SilenceLimit}, driverchange.Nothing, driverchange.Waiting, "for 10m0s, and GPUs are offered: x"},
 		{"gpu-driver is away for too long, and the driver is released", driverchange.Facts{Wanted: "580.1", Silent: "x",
-			Withheld: true, Released: true, SilentFor: driverchange.SilenceLimit}, driverchange.Use, driverchange.Waiting, "the driver is used"},
+			Withheld: true, Released: true, SilentFor: driverchange.SilenceLimit}, driverchange.UseDriver, driverchange.Waiting, "the driver is used"},
 		{"the wanted driver is loaded", driverchange.Facts{Wanted: "580.1", Host: host(loaded)}, driverchange.Nothing, driverchange.Done, ""},
 		{"by its digest", driverchange.Facts{Wanted: "sha256:bb", Host: host(loaded)}, driverchange.Nothing, driverchange.Done, ""},
 		{"only the next boot loads it", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Current = "bb" })}, driverchange.TakeSlot, driverchange.Waiting, ""},
@@ -91,7 +91,7 @@ func TestNext(t *testing.T) {
 		{"downloaded, by the digest of the folder", driverchange.Facts{Wanted: "sha256:bb", Archive: "a1", Host: host(archives("a1"), loaded)}, driverchange.Nothing, driverchange.Done, ""},
 		{"the archive has another version", driverchange.Facts{Wanted: "590.1", Archive: "a1", Host: host(archives("a1"))}, driverchange.Nothing, driverchange.Blocked,
 			"the archive with driver.sha256 has driver 580.1 (sha256:bb), and driver.version is 590.1: correct one of them"},
-		{"failed, another archive is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Archive = host(in(driverchange.Failed, 0)), "a1" }), driverchange.Forget,
+		{"failed, another archive is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Archive = host(in(driverchange.PhaseFailed, 0)), "a1" }), driverchange.Forget,
 			driverchange.Changing, "another driver"},
 		{"no modules for the kernel", driverchange.Facts{Wanted: "580.1", Host: host(func(h *driverchange.Host) { h.Folders[1].Problem = "no modules" })}, driverchange.Nothing,
 			driverchange.Blocked, "no modules"},
@@ -102,53 +102,55 @@ func TestNext(t *testing.T) {
 			f.Users, f.ReleasedByOthers = []string{"a/p"}, true
 		}), driverchange.Nothing, driverchange.Waiting, "quiesce"},
 		{"a person releases it while modules are unloaded", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.ReleasedByOthers = host(in(driverchange.Unloading, 0)), true
+			f.Host, f.ReleasedByOthers = host(in(driverchange.PhaseUnloading, 0)), true
 		}), driverchange.Nothing, driverchange.Changing, ""},
 		{"a person has it released when it is to be tried", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.ReleasedByOthers = host(in(driverchange.Unproven, time.Hour)), true
+			f.Host, f.ReleasedByOthers = host(in(driverchange.PhaseUnproven, time.Hour)), true
 		}), driverchange.Nothing, driverchange.Waiting, "is tried after the end of that: the driver is released by quiesce"},
 		{"with a slot", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true}, driverchange.Withhold, driverchange.Changing, ""},
 		{"pods are waited for", with(ready, func(f *driverchange.Facts) { f.Users = []string{"b/q", "a/p"} }), driverchange.Nothing, driverchange.Waiting, "a/p, b/q"},
 		{"many pods", with(ready, func(f *driverchange.Facts) { f.Users = strings.Split("g f e d c b a", " ") }), driverchange.Nothing, driverchange.Waiting, "d, e and 2 more"},
-		{"pods are evicted", with(ready, func(f *driverchange.Facts) { f.Users, f.Pods = []string{"a/p"}, driverchange.Evict }), driverchange.End, driverchange.Changing, "a/p"},
+		{"pods are evicted", with(ready, func(f *driverchange.Facts) { f.Users, f.Pods = []string{"a/p"}, driverchange.Evict }), driverchange.EvictPods, driverchange.Changing, "a/p"},
 		{"pods are left alone", with(ready, func(f *driverchange.Facts) { f.Users, f.Pods = []string{"a/p"}, driverchange.None }), driverchange.Swap, driverchange.Changing, ""},
 		{"pods are not known", with(ready, func(f *driverchange.Facts) { f.Unknown = "no kubelet" }), driverchange.Nothing, driverchange.Waiting, "no kubelet"},
 		{"no pods", ready, driverchange.Swap, driverchange.Changing, ""},
-		{"copying", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Placing, 0)) }), driverchange.Nothing, driverchange.Changing, "copied"},
-		{"unloading begins", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Unloading, 0)) }), driverchange.Release, driverchange.Changing, ""},
+		{"copying", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhasePlacing, 0)) }), driverchange.Nothing, driverchange.Changing, "copied"},
+		{"unloading begins", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhaseUnloading, 0)) }), driverchange.Release, driverchange.Changing, ""},
 		{"users are waited for", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.Released = host(in(driverchange.Unloading, driverchange.HoldersLimit-1, "service x")), true
+			f.Host, f.Released = host(in(driverchange.PhaseUnloading, driverchange.HoldersLimit-1, "service x")), true
 		}), driverchange.Nothing, driverchange.Changing, "in use: service x"},
 		{"users stay", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.Released = host(in(driverchange.Unloading, driverchange.HoldersLimit, "service x")), true
-		}), driverchange.Leave, driverchange.Changing, "still in use: service x"},
-		{"loading", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Loading, 0)), true }), driverchange.Nothing, driverchange.Changing, ""},
-		{"the new driver is used", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Unproven, 0)), true }), driverchange.Use, driverchange.Changing, ""},
-		{"the new driver works", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Unproven, 0)) }), driverchange.Confirm, driverchange.Changing, ""},
+			f.Host, f.Released = host(in(driverchange.PhaseUnloading, driverchange.HoldersLimit, "service x")), true
+		}), driverchange.ChangeAtNextBoot, driverchange.Changing, "still in use: service x"},
+		{"loading", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseLoading, 0)), true }), driverchange.Nothing, driverchange.Changing, ""},
+		{"the new driver is used", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseUnproven, 0)), true }), driverchange.UseDriver, driverchange.Changing, ""},
+		{"the new driver works", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhaseUnproven, 0)) }), driverchange.Confirm, driverchange.Changing, ""},
 		{"it does not work yet", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.Problem = host(in(driverchange.Unproven, driverchange.ProofLimit-1)), "no GPU"
+			f.Host, f.Problem = host(in(driverchange.PhaseUnproven, driverchange.ProofLimit-1)), "no GPU"
 		}), driverchange.Nothing,
 			driverchange.Changing, "no GPU"},
 		{"it never works", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.Problem, f.Tried = host(in(driverchange.Unproven, driverchange.ProofLimit)), "no GPU", driverchange.LeastTrial
+			f.Host, f.Problem, f.Tried = host(in(driverchange.PhaseUnproven, driverchange.ProofLimit)), "no GPU", driverchange.MinTrial
 		}), driverchange.Revert, driverchange.Changing, "no GPU"},
 		{"a new process has not tried it for long", with(ready, func(f *driverchange.Facts) {
-			f.Host, f.Problem, f.Tried = host(in(driverchange.Unproven, time.Hour)), "no GPU", driverchange.LeastTrial-1
+			f.Host, f.Problem, f.Tried = host(in(driverchange.PhaseUnproven, time.Hour)), "no GPU", driverchange.MinTrial-1
 		}), driverchange.Nothing, driverchange.Changing, "no GPU"},
-		{"the new driver is released", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Reverting, 0)) }), driverchange.Release,
+		{"the new driver is released", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhaseReverting, 0)) }), driverchange.Release,
 			driverchange.Changing, ""},
-		{"the old driver is loaded again", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Reverting, 0)), true }),
+		{"the old driver is loaded again", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseReverting, 0)), true }),
 			driverchange.Nothing, driverchange.Changing, ""},
-		{"left to the next boot", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.NextBoot, 0)), true }), driverchange.Use, driverchange.Rebooted, "next boot"},
-		{"waiting for the boot", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.NextBoot, time.Hour)) }), driverchange.Nothing, driverchange.Rebooted, "next boot"},
-		{"failed and released", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.Failed, 0)), true }), driverchange.Use, driverchange.Broken, ""},
-		{"failed", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.Failed, 0)) }), driverchange.Nothing, driverchange.Broken, ""},
-		{"tried again", with(ready, func(f *driverchange.Facts) { f.Host, f.SlotSince = host(in(driverchange.Failed, time.Minute)), now }), driverchange.Forget, driverchange.Broken, "again"},
-		{"failed, another driver is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.Failed, 0)), "570.1" }), driverchange.Forget,
+		{"left to the next boot", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseNextBoot, 0)), true }), driverchange.UseDriver, driverchange.AwaitsBoot, "next boot"},
+		{"waiting for the boot", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhaseNextBoot, time.Hour)) }), driverchange.Nothing, driverchange.AwaitsBoot, "next boot"},
+		{"failed and released", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseFailed, 0)), true }), driverchange.UseDriver, driverchange.Failed, ""},
+		{"failed", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhaseFailed, 0)) }), driverchange.Nothing, driverchange.Failed, ""},
+		{"tried again", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.SlotSince = host(in(driverchange.PhaseFailed, time.Minute)), now
+		}), driverchange.Forget, driverchange.Failed, "again"},
+		{"failed, another driver is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.PhaseFailed, 0)), "570.1" }), driverchange.Forget,
 			driverchange.Changing, "another driver"},
-		{"failed, none is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.Failed, 0)), "" }), driverchange.Forget, driverchange.Broken, ""},
+		{"failed, none is wanted", with(ready, func(f *driverchange.Facts) { f.Host, f.Wanted = host(in(driverchange.PhaseFailed, 0)), "" }), driverchange.Forget, driverchange.Failed, ""},
 		{"a phase of a newer gpu-driver", with(ready, func(f *driverchange.Facts) { f.Host = host(in("dancing", 0)) }), driverchange.Nothing, driverchange.Waiting, "upgrade"},
-		{"cancelled by a person", with(ready, func(f *driverchange.Facts) { f.Released = true }), driverchange.Use, driverchange.Changing, ""},
+		{"cancelled by a person", with(ready, func(f *driverchange.Facts) { f.Released = true }), driverchange.UseDriver, driverchange.Changing, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.facts.Now = now
@@ -210,7 +212,7 @@ func (w *world) act(s driverchange.Step) {
 			f.HasSlot = true
 			w.slots++
 		}
-	case driverchange.End:
+	case driverchange.EvictPods:
 		if len(f.Users) > 0 && w.random.IntN(2) == 0 {
 			f.Users = f.Users[1:]
 		}
@@ -218,20 +220,20 @@ func (w *world) act(s driverchange.Step) {
 		if !f.HasSlot || len(f.Users) > 0 && f.Pods != driverchange.None || !f.Settled {
 			bad("a change began too early")
 		}
-		h.Change = &driverchange.Change{To: s.Digest, Phase: driverchange.Placing, Since: f.Now}
+		h.Change = &driverchange.Change{To: s.Digest, Phase: driverchange.PhasePlacing, Since: f.Now}
 	case driverchange.Release:
 		f.Released = true
-	case driverchange.Leave:
-		h.Change.Phase, h.Change.Since = driverchange.NextBoot, f.Now
-	case driverchange.Use:
+	case driverchange.ChangeAtNextBoot:
+		h.Change.Phase, h.Change.Since = driverchange.PhaseNextBoot, f.Now
+	case driverchange.UseDriver:
 		f.Released = false
 	case driverchange.Confirm:
-		if f.Problem != "" || h.Change.Phase != driverchange.Unproven || h.LoadedDigest != h.Change.To {
+		if f.Problem != "" || h.Change.Phase != driverchange.PhaseUnproven || h.LoadedDigest != h.Change.To {
 			bad("a driver that does not work was confirmed")
 		}
 		h.Current, h.Change = h.LoadedDigest, nil
 	case driverchange.Revert:
-		h.Change.Phase, h.Change.Reason = driverchange.Reverting, s.Reason
+		h.Change.Phase, h.Change.Reason = driverchange.PhaseReverting, s.Reason
 	case driverchange.Forget:
 		if f.Released {
 			bad("the driver is released for ever")
@@ -258,39 +260,39 @@ func (w *world) pass() {
 	set := func(p driverchange.Phase) { c.Phase, c.Since = p, f.Now }
 	load := func(digest, version string) { h.LoadedDigest, h.LoadedVersion = digest, version }
 	switch c.Phase {
-	case driverchange.Placing:
-		set(driverchange.Unloading)
-	case driverchange.Unloading:
+	case driverchange.PhasePlacing:
+		set(driverchange.PhaseUnloading)
+	case driverchange.PhaseUnloading:
 		switch c.Holders = nil; {
 		case !f.Released:
 			c.Holders = []string{"gpu-node-agent"}
 		case w.stays:
 			c.Holders = []string{"process 7"}
 		default:
-			set(driverchange.Loading)
+			set(driverchange.PhaseLoading)
 		}
-	case driverchange.NextBoot: // somebody restarts the node
+	case driverchange.PhaseNextBoot: // somebody restarts the node
 		if w.random.IntN(5) == 0 {
 			w.stays, f.Released = false, false
-			set(driverchange.Loading)
+			set(driverchange.PhaseLoading)
 		}
-	case driverchange.Loading:
+	case driverchange.PhaseLoading:
 		load("bb", "580.1")
-		set(driverchange.Unproven)
+		set(driverchange.PhaseUnproven)
 		if f.Problem = "no GPU"; w.works && w.random.IntN(2) == 0 {
 			f.Problem = ""
 		}
-	case driverchange.Unproven:
+	case driverchange.PhaseUnproven:
 		if w.works {
 			f.Problem = ""
 		}
-	case driverchange.Reverting:
+	case driverchange.PhaseReverting:
 		if !f.Released { // gpu-driver waits for this program
 			return
 		}
 		load("aa", "570.1")
 		f.Problem = ""
-		set(driverchange.Failed)
+		set(driverchange.PhaseFailed)
 	default:
 	}
 }
@@ -303,7 +305,7 @@ func TestWalks(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 38))
 		w := &world{random: random, works: random.IntN(3) > 0, stays: random.IntN(3) == 0}
 		w.facts = driverchange.Facts{Wanted: "580.1", Pods: driverchange.Pods(random.IntN(3)), Host: host(), Now: now,
-			Users: []string{"a/p", "a/q"}[:random.IntN(3)], NoSlot: "all slots are in use", Tried: driverchange.LeastTrial}
+			Users: []string{"a/p", "a/q"}[:random.IntN(3)], NoSlot: "all slots are in use", Tried: driverchange.MinTrial}
 		var s driverchange.Step
 		for range 600 {
 			there := w.facts.Host
@@ -313,7 +315,7 @@ func TestWalks(t *testing.T) {
 			s = driverchange.Next(w.facts)
 			w.act(s)
 			w.facts.Host = there
-			if s.State == driverchange.Done || s.State == driverchange.Broken && s.Act == driverchange.Nothing {
+			if s.State == driverchange.Done || s.State == driverchange.Failed && s.Act == driverchange.Nothing {
 				break
 			}
 			w.pass()
@@ -322,15 +324,15 @@ func TestWalks(t *testing.T) {
 		h := w.facts.Host
 		wanted, digest := driverchange.Done, "bb"
 		if !w.works {
-			wanted, digest = driverchange.Broken, "aa"
+			wanted, digest = driverchange.Failed, "aa"
 		}
-		if s.State != wanted || h.LoadedDigest != digest || w.facts.Released || s.Withholds || w.facts.HasSlot != (wanted == driverchange.Broken) ||
+		if s.State != wanted || h.LoadedDigest != digest || w.facts.Released || s.Withholds || w.facts.HasSlot != (wanted == driverchange.Failed) ||
 			w.slots != 1 || len(w.trouble) > 0 {
 			t.Fatalf("seed %d ends %s (%s), want %s: driver %s, released %v, withheld %v, slot %v, taken %d times, trouble %v", seed,
 				s.State, s.Reason, wanted, h.LoadedDigest, w.facts.Released, s.Withholds, w.facts.HasSlot, w.slots, w.trouble)
 		}
 	}
-	if ends[driverchange.Done] == 0 || ends[driverchange.Broken] == 0 {
+	if ends[driverchange.Done] == 0 || ends[driverchange.Failed] == 0 {
 		t.Errorf("ends %v", ends)
 	}
 }
@@ -357,7 +359,7 @@ func TestLine(t *testing.T) {
 			Wanted: "580.1", Loaded: "570.1", Since: now, Reason: "modules are loaded"},
 		"done to 580.1":                    {State: driverchange.Done, Wanted: "580.1", Loaded: "580.1", Percent: 100},
 		"done to sha256:0a, version 580.1": {State: driverchange.Done, Wanted: "sha256:0a", Loaded: "580.1", Percent: 100},
-		"failed":                           {State: driverchange.Broken},
+		"failed":                           {State: driverchange.Failed},
 		"waiting, 7 % to 580.1: gpu-driver downloads the driver": {State: driverchange.Waiting, Wanted: "580.1", Percent: 7,
 			Reason: "gpu-driver downloads the driver"},
 	} {

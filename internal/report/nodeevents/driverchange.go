@@ -29,9 +29,9 @@ func (h *History) driverChangeEvents(s status.Status) []candidate {
 		if d.Loaded != "" {
 			c.Note += " in place of " + d.Loaded
 		}
-	case driverchange.Rebooted:
+	case driverchange.AwaitsBoot:
 		c.Reason, c.Note = DriverChangeNeedsRestart, about+" is loaded at the next boot: "+d.Reason
-	case driverchange.Broken:
+	case driverchange.Failed:
 		is.reason = d.Reason
 		c.Reason, c.Note = DriverChangeFailed, about+" does not work, and the node keeps its slot: "+d.Reason
 	case driverchange.Blocked:

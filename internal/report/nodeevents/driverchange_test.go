@@ -32,11 +32,11 @@ func TestEventsOfDriverChanges(t *testing.T) {
 		{change(driverchange.Changing, "copied"), []string{"DriverChangeStarted"}, "Driver 580.1 is being loaded in place of 570.1"},
 		{change(driverchange.Waiting, "pods"), nil, ""},
 		{change(driverchange.Changing, "modules"), nil, ""},
-		{change(driverchange.Rebooted, "in use: service x"), []string{"DriverChangeNeedsRestart"}, "at the next boot: in use: service x"},
-		{change(driverchange.Rebooted, "in use: service y"), nil, ""},
+		{change(driverchange.AwaitsBoot, "in use: service x"), []string{"DriverChangeNeedsRestart"}, "at the next boot: in use: service x"},
+		{change(driverchange.AwaitsBoot, "in use: service y"), nil, ""},
 		{change(driverchange.Changing, ""), []string{"DriverChangeStarted"}, ""},
-		{change(driverchange.Broken, "no GPU"), []string{"DriverChangeFailed"}, "keeps its slot: no GPU"},
-		{change(driverchange.Broken, "no GPU"), nil, ""},
+		{change(driverchange.Failed, "no GPU"), []string{"DriverChangeFailed"}, "keeps its slot: no GPU"},
+		{change(driverchange.Failed, "no GPU"), nil, ""},
 		{change(driverchange.Blocked, "no folder"), []string{"DriverChangeBlocked"}, "cannot be loaded: no folder"},
 		{change("dancing", ""), nil, ""},
 		{change(driverchange.Done, ""), []string{"DriverChanged"}, "Driver 580.1 is loaded and works"},
@@ -63,7 +63,7 @@ func TestConditionWhileTheDriverChanges(t *testing.T) {
 		{driverchange.Status{State: driverchange.Changing, Withholds: true}, true, nodeevents.DriverChanging},
 		{driverchange.Status{State: driverchange.Changing, Withholds: true}, false, nodeevents.DriverChanging},
 		{driverchange.Status{State: driverchange.Waiting}, true, nodeevents.DriverNotReady},
-		{driverchange.Status{State: driverchange.Broken}, false, nodeevents.AllHealthy},
+		{driverchange.Status{State: driverchange.Failed}, false, nodeevents.AllHealthy},
 	} {
 		s := with(node(gpu(0, "Healthy")), func(s *status.Status) { s.DriverChange, s.Quiet = &test.change, test.quiet })
 		if c, _ := nodeevents.Judge(s, s.Looked, true); c.Reason != test.want {

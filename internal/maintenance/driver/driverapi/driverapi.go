@@ -98,13 +98,13 @@ type (
 
 // The steps of a change, in their order. Only Unproven, NextBoot and Failed wait for a call.
 const (
-	StepPlacing   = driverchange.Placing
-	StepUnloading = driverchange.Unloading // stops services, and takes modules out
-	StepLoading   = driverchange.Loading   // sets the link, loads modules, creates device nodes, starts services
-	StepUnproven  = driverchange.Unproven  // the driver is loaded; CallConfirm or CallRevert ends the change
-	StepReverting = driverchange.Reverting // loads the driver before it again
-	StepNextBoot  = driverchange.NextBoot  // the next boot loads the driver
-	StepFailed    = driverchange.Failed    // the driver before it is loaded, or Reason says why none is
+	StepPlacing   = driverchange.PhasePlacing
+	StepUnloading = driverchange.PhaseUnloading // stops services, and takes modules out
+	StepLoading   = driverchange.PhaseLoading   // sets the link, loads modules, creates device nodes, starts services
+	StepUnproven  = driverchange.PhaseUnproven  // the driver is loaded; CallConfirm or CallRevert ends the change
+	StepReverting = driverchange.PhaseReverting // loads the driver before it again
+	StepNextBoot  = driverchange.PhaseNextBoot  // the next boot loads the driver
+	StepFailed    = driverchange.PhaseFailed    // the driver before it is loaded, or Reason says why none is
 )
 
 // A Change is a change of the driver.

@@ -95,7 +95,7 @@ func (h *Host) callPlace(_ context.Context, a driverapi.Arguments) error {
 	if _, err := h.store.Folder(a.Digest); err == nil {
 		return nil
 	}
-	if err := h.isKnown(a.Digest); err != nil {
+	if err := h.checkKnown(a.Digest); err != nil {
 		return err
 	}
 	h.mu.Lock()
@@ -117,8 +117,8 @@ func (h *Host) callFetch(_ context.Context, a driverapi.Arguments) error {
 	return h.fetcher.Ask(a.Source, a.Archive)
 }
 
-// isKnown returns an error unless a folder is in the directory or among the sources.
-func (h *Host) isKnown(digest string) error {
+// checkKnown returns an error unless a folder is in the directory or among the sources.
+func (h *Host) checkKnown(digest string) error {
 	if _, err := h.store.Folder(digest); err == nil {
 		return nil
 	}
@@ -150,7 +150,7 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 		case c.AtNextBoot == atNextBoot:
 			return nil
 		}
-		return h.turnTo(atNextBoot)
+		return h.reschedule(atNextBoot)
 	}
 	current, err := h.store.Current()
 	if err != nil {
@@ -164,7 +164,7 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	if from == a.Digest && current == a.Digest && (len(state.Own) > 0 || atNextBoot) {
 		return nil // the node has this driver
 	}
-	if err := h.isKnown(a.Digest); err != nil {
+	if err := h.checkKnown(a.Digest); err != nil {
 		return err
 	}
 	v := h.judge(ctx, 0)
@@ -188,8 +188,8 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	})
 }
 
-// turnTo makes a change wait for the next boot, or continue now.
-func (h *Host) turnTo(atNextBoot bool) error {
+// reschedule makes a change wait for the next boot, or continue now.
+func (h *Host) reschedule(atNextBoot bool) error {
 	edit := func(j *journal) { j.Change.AtNextBoot = atNextBoot }
 	switch step := h.step(); step {
 	case driverapi.StepPlacing:
@@ -204,8 +204,8 @@ func (h *Host) turnTo(atNextBoot bool) error {
 	}
 }
 
-// isOther returns an error if a call is about another driver than that of the change.
-func (h *Host) isOther(a driverapi.Arguments) error {
+// checkTarget returns an error if a call is about another driver than that of the change.
+func (h *Host) checkTarget(a driverapi.Arguments) error {
 	if c := h.Change; a.Digest != "" && c != nil && c.To != a.Digest {
 		return fmt.Errorf("the change is one to %.12s, not to %.12s", c.To, a.Digest)
 	}
@@ -213,7 +213,7 @@ func (h *Host) isOther(a driverapi.Arguments) error {
 }
 
 func (h *Host) callConfirm(ctx context.Context, a driverapi.Arguments) error {
-	if err := h.isOther(a); err != nil {
+	if err := h.checkTarget(a); err != nil {
 		return err
 	}
 	switch step := h.step(); step {
@@ -235,7 +235,7 @@ func (h *Host) callConfirm(ctx context.Context, a driverapi.Arguments) error {
 }
 
 func (h *Host) callRevert(_ context.Context, a driverapi.Arguments) error {
-	if err := h.isOther(a); err != nil {
+	if err := h.checkTarget(a); err != nil {
 		return err
 	}
 	switch step := h.step(); step {
@@ -254,14 +254,14 @@ func (h *Host) callRevert(_ context.Context, a driverapi.Arguments) error {
 }
 
 func (h *Host) callCancel(_ context.Context, a driverapi.Arguments) error {
-	if err := h.isOther(a); err != nil {
+	if err := h.checkTarget(a); err != nil {
 		return err
 	}
 	switch step := h.step(); step {
 	case "":
 		return nil
 	case driverapi.StepPlacing, driverapi.StepUnloading, driverapi.StepNextBoot, driverapi.StepFailed:
-		h.waits("", nil)
+		h.setWaiting("", nil)
 		h.isSettled = false // starts the services again
 		return h.write(func(j *journal) { j.Change = nil })
 	default:

@@ -164,7 +164,7 @@ func (h *Host) Act(ctx context.Context) (pause time.Duration) {
 	var err error
 	switch step := h.step(); step {
 	case driverapi.StepPlacing, "", driverapi.StepUnproven, driverapi.StepNextBoot, driverapi.StepFailed:
-		pause, err = h.rest(ctx, step)
+		pause, err = h.maintain(ctx, step)
 	case driverapi.StepUnloading:
 		pause, err = h.unload(ctx)
 	case driverapi.StepLoading:
@@ -181,7 +181,7 @@ func (h *Host) Act(ctx context.Context) (pause time.Duration) {
 	if h.reason != err.Error() {
 		klog.FromContext(ctx).Error(err, "A step of the driver's change failed; it is tried again", "step", h.step())
 	}
-	h.waits(err.Error(), nil)
+	h.setWaiting(err.Error(), nil)
 	h.failures++
 	return h.o.Pause << min(h.failures-1, maxBackoff)
 }
@@ -197,8 +197,8 @@ func (h *Host) step() driverapi.Step {
 	return h.Change.Step
 }
 
-// waits records why the step waits, and for which users of the driver.
-func (h *Host) waits(reason string, holders []preflight.Holder) {
+// setWaiting records why the step waits, and for which users of the driver.
+func (h *Host) setWaiting(reason string, holders []preflight.Holder) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.reason, h.holders = reason, holders
@@ -211,9 +211,9 @@ func (h *Host) progress(done, all int) {
 	h.percent = 100 * done / max(all, 1)
 }
 
-// rest loads the driver after a boot, starts the services that were stopped, and copies folders, while no
+// maintain loads the driver after a boot, starts the services that were stopped, and copies folders, while no
 // change replaces modules.
-func (h *Host) rest(ctx context.Context, step driverapi.Step) (time.Duration, error) {
+func (h *Host) maintain(ctx context.Context, step driverapi.Step) (time.Duration, error) {
 	if step != "" && h.Change.BootID != h.boot {
 		switch step {
 		case driverapi.StepUnproven, driverapi.StepNextBoot:
@@ -238,7 +238,7 @@ func (h *Host) rest(ctx context.Context, step driverapi.Step) (time.Duration, er
 		}
 	}
 	if problem == nil {
-		h.waits("", nil)
+		h.setWaiting("", nil)
 	}
 	return idle, problem
 }
@@ -390,7 +390,7 @@ func (h *Host) clean(ctx context.Context, placed string) {
 		if h.Change != nil {
 			keep = append(keep, h.Change.From, h.Change.To)
 		}
-		err = h.store.Keep(h.kernel.Files(), keep...)
+		err = h.store.Prune(h.kernel.Files(), keep...)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Old driver folders were not removed")

@@ -25,7 +25,7 @@ var clients = []string{"nvidia-persistenced.service", "nvidia-fabricmanager.serv
 
 // unload unloads the present driver, and enters the step of loading the new one.
 func (h *Host) unload(ctx context.Context) (time.Duration, error) {
-	if pause, err := h.takeOut(ctx); pause > 0 || err != nil {
+	if pause, err := h.unloadModules(ctx); pause > 0 || err != nil {
 		return pause, err
 	}
 	err := h.enter(driverapi.StepLoading, func(j *journal) {
@@ -39,9 +39,9 @@ func (h *Host) unload(ctx context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-// takeOut unloads the loaded driver. It returns a pause while something uses the driver, which then
+// unloadModules unloads the loaded driver. It returns a pause while something uses the driver, which then
 // stays whole.
-func (h *Host) takeOut(ctx context.Context) (time.Duration, error) {
+func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 	state, err := h.kernel.State()
 	if err != nil {
 		return 0, err
@@ -62,7 +62,7 @@ func (h *Host) takeOut(ctx context.Context) (time.Duration, error) {
 				return 0, err
 			}
 		}
-		return h.free(ctx, facts)
+		return h.stopServices(ctx, facts)
 	}
 	h.isWhole = false
 	switch err := h.kernel.Unload(h.progress); {
@@ -82,11 +82,11 @@ func (h *Host) restore(ctx context.Context) error {
 	return nil
 }
 
-// free stops the services that use the driver, and records its other users, according to the facts.
-func (h *Host) free(ctx context.Context, facts preflight.Facts) (time.Duration, error) {
+// stopServices stops the services that use the driver, and records its other users, according to the facts.
+func (h *Host) stopServices(ctx context.Context, facts preflight.Facts) (time.Duration, error) {
 	facts.Devices.Missing, facts.Claims.Missing = "", ""
 	holders := preflight.Examine(facts).Holders
-	h.waits(inUse(holders), holders)
+	h.setWaiting(inUse(holders), holders)
 	var services []string
 	others := slices.DeleteFunc(slices.Clone(holders), func(one preflight.Holder) bool {
 		if one.Kind != preflight.KindService || !slices.Contains(clients, one.Name) {
@@ -109,7 +109,7 @@ func (h *Host) free(ctx context.Context, facts preflight.Facts) (time.Duration, 
 	if state, err := h.kernel.State(); len(services) > 0 && err == nil && !state.IsUsed() && len(others) == 0 {
 		return time.Millisecond, nil
 	}
-	h.waits(inUse(others), others)
+	h.setWaiting(inUse(others), others)
 	return h.o.Pause, nil
 }
 
@@ -138,7 +138,7 @@ func (h *Host) startServices(ctx context.Context) error {
 
 // load loads the new driver. No module of another one is loaded.
 func (h *Host) load(ctx context.Context) error {
-	if reason := h.foreign(); reason != "" {
+	if reason := h.otherDriver(); reason != "" {
 		return h.enter(driverapi.StepReverting, func(j *journal) { j.Change.Reason = reason })
 	}
 	if !h.counted {
@@ -173,8 +173,8 @@ func (h *Host) load(ctx context.Context) error {
 	return h.enter(driverapi.StepUnproven, nil)
 }
 
-// foreign returns why another driver is loaded than that of the journal; empty if none is.
-func (h *Host) foreign() string {
+// otherDriver returns why another driver is loaded than that of the journal; empty if none is.
+func (h *Host) otherDriver() string {
 	state, err := h.kernel.State()
 	switch {
 	case err != nil:
@@ -193,20 +193,20 @@ func (h *Host) revert(ctx context.Context) (time.Duration, error) {
 	if from == to { // there is no other driver to go back to
 		return 0, h.fail(h.Change.Reason)
 	}
-	foreign := h.foreign()
-	if foreign == "" && h.loaded() == to {
-		if pause, err := h.takeOut(ctx); pause > 0 || err != nil {
+	other := h.otherDriver()
+	if other == "" && h.loaded() == to {
+		if pause, err := h.unloadModules(ctx); pause > 0 || err != nil {
 			return pause, err
 		}
 	}
-	if foreign == "" && h.loaded() != from {
+	if other == "" && h.loaded() != from {
 		h.loadsAgain(ctx, loaded{from, h.boot})
 	}
 	if err := h.store.SetCurrent(from); err != nil {
 		return 0, err
 	}
 	reason := h.Change.Reason
-	if foreign == "" && from != "" {
+	if other == "" && from != "" {
 		if err := h.loadModules(ctx, from); err != nil {
 			if ctx.Err() != nil {
 				return 0, ctx.Err()

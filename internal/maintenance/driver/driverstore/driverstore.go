@@ -201,9 +201,9 @@ func (s *Store) link(name, digest string) error {
 	return driverfolder.Sync(s.path)
 }
 
-// Keep removes the folders that were placed first until two are left. It removes none of the given ones,
+// Prune removes the folders that were placed first until two are left. It removes none of the given ones,
 // and none whose files a process has mapped, according to the processes below /proc in the node's root.
-func (s *Store) Keep(root fs.FS, digests ...string) error {
+func (s *Store) Prune(root fs.FS, digests ...string) error {
 	const most = 2
 	folders, err := s.Folders()
 	if err != nil || len(folders) <= most {

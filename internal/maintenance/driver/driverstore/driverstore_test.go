@@ -289,18 +289,18 @@ func TestOldFolders(t *testing.T) {
 		return os.DirFS(node)
 	}
 	used := maps(fmt.Sprintf("7f00-7f01 r-xp 00000000 00:2a %d   /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.01\n", inode(digests[1])))
-	if err := s.Keep(used, digests[0]); err != nil {
+	if err := s.Prune(used, digests[0]); err != nil {
 		t.Error(err)
 	}
 	here(digests[0], digests[1]) // the first is needed, and the second in use
 	if _, err := s.Place(t.Context(), filepath.Join(sources, "driver2"), ignore); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Keep(maps(""), digests[0]); err != nil {
+	if err := s.Prune(maps(""), digests[0]); err != nil {
 		t.Error(err)
 	}
 	here(digests[0], digests[2]) // the one that was placed last
-	if err := s.Keep(maps("")); err != nil {
+	if err := s.Prune(maps("")); err != nil {
 		t.Error(err)
 	}
 	here(digests[0], digests[2])

@@ -65,7 +65,7 @@ func TestUnpack(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(root, "proc"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Keep(os.DirFS(root)); err != nil || len(s.Archives()) > 0 || len(names(t, directory)) != 2 {
+	if err := s.Prune(os.DirFS(root)); err != nil || len(s.Archives()) > 0 || len(names(t, directory)) != 2 {
 		t.Errorf("after the folder was removed: %v, %v, %v", s.Archives(), names(t, directory), err)
 	}
 }

@@ -255,7 +255,7 @@ func change(version string) string { return "driver " + version }
 
 // act performs the act of a step.
 func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []User, before []string) error {
-	if step.Act == policy.End {
+	if step.Act == policy.EvictPods {
 		s.evict(ctx, w.Version, users)
 		return nil
 	}
@@ -274,9 +274,9 @@ func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []Use
 		return call(driverapi.CallSwap, driverapi.Arguments{Note: strings.Join(before, ",")})
 	case policy.Release:
 		return s.options.Release(ctx)
-	case policy.Leave:
+	case policy.ChangeAtNextBoot:
 		return call(driverapi.CallNextBoot, driverapi.Arguments{})
-	case policy.Use:
+	case policy.UseDriver:
 		return s.options.Use(ctx)
 	case policy.Confirm:
 		return call(driverapi.CallConfirm, driverapi.Arguments{})
@@ -284,7 +284,7 @@ func (s *Swaps) act(ctx context.Context, step policy.Step, w Wanted, users []Use
 		return call(driverapi.CallRevert, driverapi.Arguments{Reason: step.Reason})
 	case policy.Forget:
 		return call(driverapi.CallCancel, driverapi.Arguments{})
-	case policy.Nothing, policy.TakeSlot, policy.Withhold, policy.End: // done by facts and publish
+	case policy.Nothing, policy.TakeSlot, policy.Withhold, policy.EvictPods: // done by facts and publish
 	}
 	return nil
 }

@@ -344,7 +344,7 @@ func TestUsersThatStay(t *testing.T) {
 		s.Change = &driverapi.Change{From: gpudriver.OldDigest, To: gpudriver.NewDigest, Step: driverapi.StepUnloading,
 			Since: n.clock.Now().Add(-policy.HoldersLimit), Note: "GPU-0,GPU-1"}
 	})
-	if s := n.await(t, policy.Rebooted, "next boot"); s.Withholds || !s.NeedsSlot || s.Reboot == "" {
+	if s := n.await(t, policy.AwaitsBoot, "next boot"); s.Withholds || !s.NeedsSlot || s.Reboot == "" {
 		t.Errorf("status %+v", s)
 	}
 	poll.Until(t, "the use of the old driver", func() bool { return locked(n, func() bool { return !n.released }) })
@@ -366,7 +366,7 @@ func TestFailure(t *testing.T) {
 		s.Change = &driverapi.Change{From: gpudriver.OldDigest, To: gpudriver.NewDigest, Step: driverapi.StepUnproven,
 			Since: n.clock.Now().Add(-policy.ProofLimit), Note: "GPU-0,GPU-1"}
 	})
-	s := n.await(t, policy.Broken, "CUDA fails")
+	s := n.await(t, policy.Failed, "CUDA fails")
 	if s.Withholds || !s.NeedsSlot || s.Loaded != "570.1" {
 		t.Errorf("status %+v", s)
 	}
