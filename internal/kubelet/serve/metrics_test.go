@@ -3,6 +3,7 @@ package serve_test
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,7 +30,12 @@ func (c *counts) count(what ...any) {
 func (c *counts) Registered(resource string, accepted bool) {
 	c.count(resource, " accepted ", accepted)
 }
-func (c *counts) StreamEnded(resource, cause string) { c.count(resource, " ended ", cause) }
+func (c *counts) StreamEnded(resource, cause string) {
+	if !slices.Contains(serve.Causes(), cause) {
+		cause += ", which is none of the causes"
+	}
+	c.count(resource, " ended ", cause)
+}
 func (c *counts) Answered(method, code string, took time.Duration) {
 	if took > 0 {
 		c.count(method, " ", code)

@@ -3,10 +3,8 @@ package serve
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
@@ -14,24 +12,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
-
-// TestEveryEndHasAName: also one that is wrapped, and one that nobody has thought of.
-func TestEveryEndHasAName(t *testing.T) {
-	t.Parallel()
-	causes := Causes()
-	for _, e := range ends {
-		if got := endOf(fmt.Errorf("end: %w", e.err)); got != e.name || !slices.Contains(causes, got) {
-			t.Errorf("%v has the name %q, want %q, one of %q", e.err, got, e.name, causes)
-		}
-	}
-	if got := endOf(errors.New("no such device")); got != causes[len(causes)-1] || len(causes) != len(ends)+1 {
-		t.Errorf("another end has the name %q, of %q", got, causes)
-	}
-}
 
 // opened returns a connection that was accepted, and where gRPC says that a call came from it.
 func opened(t *testing.T, c *connections) (*conn, context.Context) {
@@ -137,15 +118,4 @@ func TestAListenerThatFails(t *testing.T) {
 	if said != 1 {
 		t.Errorf("it was said %d times", said)
 	}
-}
-
-// whole returns the list of so many whole GPUs.
-func whole(gpus int) listing.List {
-	var s inventory.Snapshot
-	for i := range gpus {
-		s.GPUs = append(s.GPUs, inventory.GPU{UUID: fmt.Sprint("GPU-", i), Index: i,
-			Health: inventory.Health{State: inventory.Healthy}})
-	}
-	r, _ := resource.New(s, resource.Options{}).Resource(resource.WholeGPU)
-	return listOf(r)
 }
