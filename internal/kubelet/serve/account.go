@@ -3,6 +3,7 @@ package serve
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -133,23 +134,20 @@ func (l *registration) compare(
 ) (pause time.Duration, err error) {
 	allocatable, err := l.allocatable(ctx)
 	list := healthyIDs(sent)
-	var v listing.Verdict
 	switch {
-	case err != nil:
-		klog.FromContext(ctx).V(2).Info("Cannot compare the kubelet's account with the list", "reason", err.Error())
-		l.noteEnds(ctx, c)
-		v = c.Miss(l.Clock.Now())
-	case l.sent.Value() != sent: // the account may be of one list or the other
+	case err == nil && l.sent.Value() != sent: // the account may be of one list or the other
 		return checkSoon, nil
-	default:
-		if listing.SameIDs(allocatable, list) {
-			l.noteEnds(ctx, c)
-		} else if !c.Differs() {
-			l.noteOtherPlugins(c) // a socket that came while the kubelet was asked
-		}
-		if v = c.Compare(allocatable, list, l.Clock.Now()); v.Action != listing.OtherEnded {
-			l.reportDifference(v.Difference)
-		}
+	case err != nil, listing.SameIDs(allocatable, list):
+		c.SetEnds(func(socket kubelet.Socket) bool { return l.Registrar.Refuses(ctx, socket.Name) }, l.Clock.Now())
+	case !c.Differs():
+		l.noteOtherPlugins(c) // a socket that came while the kubelet was asked
+	}
+	var v listing.Verdict
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot compare the kubelet's account with the list", "reason", err.Error())
+		v = c.Miss(l.Clock.Now())
+	} else if v = c.Compare(allocatable, list, l.Clock.Now()); !errors.Is(v.End, errOtherEnded) {
+		l.reportDifference(v.Difference)
 	}
 	if v.Began {
 		klog.FromContext(ctx).Info("The kubelet's account differs from the list", "kubelet", len(allocatable),
@@ -161,16 +159,10 @@ func (l *registration) compare(
 	if v.Resume {
 		l.endMuteForDifference()
 	}
-	switch v.Action {
-	case listing.RegisterAgain:
-		return 0, errDisagrees
-	case listing.AwaitOther:
+	if v.AwaitOther {
 		return 0, l.awaitOther(ctx, incarnation, c.Suspects)
-	case listing.OtherEnded:
-		return 0, errOtherEnded
-	default:
-		return v.Pause, nil
 	}
+	return v.Pause, v.End
 }
 
 // awaitOther sends no lists until one of the other programs with these sockets has ended. It returns
@@ -197,15 +189,6 @@ func (l *registration) endMuteForDifference() {
 // noteOtherPlugins records the sockets of other programs.
 func (l *registration) noteOtherPlugins(c *accountCheck) {
 	c.SetOthers(l.Registrar.Peers(l.list.name).OtherPlugins, l.Clock.Now())
-}
-
-// noteEnds records other programs whose sockets refuse connections.
-func (l *registration) noteEnds(ctx context.Context, c *accountCheck) {
-	for _, socket := range c.Newcomers() {
-		if l.Registrar.Refuses(ctx, socket.Name) {
-			c.End(socket, l.Clock.Now())
-		}
-	}
 }
 
 func (l *registration) allocatable(ctx context.Context) ([]string, error) {

@@ -25,21 +25,14 @@ func (a *accounts) read(ctx context.Context) listing.Reading {
 	r.Checkpoint.Kubelet, r.Checkpoint.Began = there, began
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	r.Before = a.connections()
+	r.Before = a.Connections()
 	answer, err := a.Accountant.Held(ctx)
 	r.PodResourcesErr, r.NoPodResources = err, errors.Is(err, kubelet.ErrNoPodResources)
-	r.Connected, r.Restarted = a.connections(), a.Incarnation.Value() != there
+	r.Connected, r.Restarted = a.Connections(), a.Incarnation.Value() != there
 	for _, d := range answer {
 		r.PodResources[holders.Key{Resource: d.Resource, ID: d.ID}] = holders.Holder{Pod: d.Pod, Container: d.Container}
 	}
 	return listing.Reading{Account: a.evidence.Account(r)}
-}
-
-func (a *accounts) connections() uint64 {
-	if a.Connections == nil {
-		return 0
-	}
-	return a.Connections()
 }
 
 // readOthers adds to the reading whether other plugins serve devices.

@@ -67,9 +67,9 @@ var (
 	errOptions       = errors.New("the options changed, and the kubelet reads them only at a registration")
 	errClosedEarly   = errors.New("the kubelet accepted the registration and closed its connection before it called " +
 		"ListAndWatch")
-	errDisagrees   = errors.New("the kubelet's devices differ from the list")
+	errDisagrees   = listing.ErrDisagrees
 	errLaterCame   = errors.New("a process that started later serves the resource")
-	errOtherEnded  = errors.New("the server that registered after this server has stopped")
+	errOtherEnded  = listing.ErrOtherEnded
 	errEarlierLeft = errors.New("another process has exited, and the kubelet has forgotten this server")
 	errTakesOver   = errors.New("a process that started later is exiting, and this process serves the resource again")
 )

@@ -86,9 +86,9 @@ func (s *Servers) runReaper(ctx context.Context) error {
 		if !r.await(ctx) {
 			return nil
 		}
-		waits, ending := s.waits(r.tickDue)
-		if waits || ending {
-			r.tickIn(s.pause())
+		waits, pause := s.waits(r.tickDue)
+		if pause > 0 {
+			r.tickIn(pause)
 		}
 		if !waits && !r.lookDue {
 			continue
@@ -178,8 +178,10 @@ func (r *accountPoller) await(ctx context.Context) bool {
 
 // sendAgain sends all lists again, so that the kubelet writes its checkpoint.
 func (s *Servers) sendAgain() {
-	for _, l := range s.lists() {
-		l.resend.Publish(l.resend.Value() + 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, entry := range s.resources {
+		entry.list.resend.Publish(entry.list.resend.Value() + 1)
 	}
 }
 
@@ -191,10 +193,11 @@ func (s *Servers) hasUnserved() bool {
 	return s.listing.HasUnserved()
 }
 
-// waits reports whether new evidence is awaited, and whether servers will stop with the next tick.
-// With a tick, waits stops the servers of retired resources without devices once the empty list was
-// sent: the kubelet has received the list by the next tick.
-func (s *Servers) waits(ticked bool) (waits, ending bool) {
+// waits reports whether new evidence is awaited. pause is the pause until the next tick; 0 if
+// neither evidence is awaited nor servers will stop. With a tick, waits stops the servers of retired
+// resources without devices once the empty list was sent: the kubelet has received the list by the
+// next tick.
+func (s *Servers) waits(ticked bool) (waits bool, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, entry := range s.resources {
@@ -206,30 +209,24 @@ func (s *Servers) waits(ticked bool) (waits, ending bool) {
 		if ended && ticked && !unsent && !yields && entry.stop != nil {
 			entry.stop()
 		}
-		ending = ending || ended
+		if ended {
+			pause = listing.ReadInterval
+		}
 	}
+	now := s.collaborators.Clock.Now()
 	waits = s.listing.Awaits(s.holders)
-	if !waits && s.holders.EndSilence() {
-		s.decide(s.listing.Again(s.holders, s.collaborators.Clock.Now()))
+	switch {
+	case waits && pause == 0:
+		pause = s.listing.Pause(now)
+	case !waits && s.holders.EndSilence():
+		s.decide(s.listing.Again(s.holders, now))
 	}
-	return waits, ending
+	return waits, pause
 }
 
 // hasEnded reports whether a resource has left the plan and none of its devices is listed.
 func (s *Servers) hasEnded(entry *servedResource) bool {
 	return entry.retired && !s.listing.HasRetiring(entry.list.name)
-}
-
-// pause returns the pause until the next reading of the accounts.
-func (s *Servers) pause() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, entry := range s.resources {
-		if s.hasEnded(entry) {
-			return listing.ReadInterval
-		}
-	}
-	return s.listing.Pause(s.collaborators.Clock.Now())
 }
 
 // isBusy reports whether the kubelet allocated a retiring device a short time ago.
@@ -249,28 +246,16 @@ func (s *Servers) drop(r listing.Reading, now time.Time) (outdated bool) {
 	return outdated
 }
 
-func (s *Servers) lists() []*list {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var lists []*list
-	for _, entry := range s.resources {
-		lists = append(lists, entry.list)
-	}
-	return lists
-}
-
 // forget removes a retired resource from Servers unless the plan has the resource
 // again. It reports whether the resource was removed.
 func (s *Servers) forget(ctx context.Context, entry *servedResource) bool {
 	s.mu.Lock()
-	ended := s.hasEnded(entry)
-	if ended {
-		delete(s.resources, entry.list.name)
-		s.decide(s.listing.Remove(entry.list.name))
+	defer s.mu.Unlock()
+	if !s.hasEnded(entry) {
+		return false
 	}
-	s.mu.Unlock()
-	if ended {
-		klog.FromContext(ctx).Info("Resource retired")
-	}
-	return ended
+	delete(s.resources, entry.list.name)
+	s.decide(s.listing.Remove(entry.list.name))
+	klog.FromContext(ctx).Info("Resource retired")
+	return true
 }

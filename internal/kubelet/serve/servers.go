@@ -190,6 +190,9 @@ func NewServers(c Collaborators) *Servers {
 	if c.Metrics == nil {
 		c.Metrics = noMetrics{}
 	}
+	if c.Connections == nil {
+		c.Connections = func() uint64 { return 0 }
+	}
 	if c.ExtendEnd == nil {
 		c.ExtendEnd = func(time.Duration) {}
 	}

@@ -202,14 +202,8 @@ func codeOf(err error) codes.Code {
 func (s *service) forward(
 	ctx context.Context, l listing.List, ids [][]string, call func(context.Context, pluginapi.DevicePluginClient) error,
 ) error {
-	count := 0
-	for _, container := range ids {
-		if slices.ContainsFunc(container, func(id string) bool { return !l.Resource.Lacks(id) }) {
-			return fs.ErrNotExist
-		}
-		count += len(container)
-	}
-	if count == 0 {
+	all := slices.Concat(ids...)
+	if len(all) == 0 || slices.ContainsFunc(all, func(id string) bool { return !l.Resource.Lacks(id) }) {
 		return fs.ErrNotExist
 	}
 	err := s.Registrar.CallEarlier(ctx, s.list.name, call)

@@ -1,6 +1,7 @@
 package listing
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -49,31 +50,26 @@ func (d *Disputes) register(now time.Time) (wait time.Duration, ok bool) {
 	return 0, true
 }
 
+// Why a registration ends after a comparison.
+var (
+	ErrDisagrees = errors.New("the kubelet's devices differ from the list")
+	// ErrOtherEnded says that the kubelet may have stopped this server together with the later one.
+	ErrOtherEnded = errors.New("the server that registered after this server has stopped")
+)
+
 // A Verdict says what to do after a comparison.
 type Verdict struct {
-	Action Action
-	Pause  time.Duration // until the next comparison, if the registration stays
+	End   error         // why a new registration is needed; nil if it is not
+	Pause time.Duration // until the next comparison, if the registration stays
+	// AwaitOther says that one of the Suspects may serve the resource. A new registration is needed
+	// when it has ended.
+	AwaitOther bool
 	// Difference describes how the account differs from the list; empty if it does not.
 	Difference string
 	// Began says that the difference is new. No list may be sent from now on, because its cause is
 	// unknown. Resume says that lists may be sent again.
 	Began, Resume bool
 }
-
-// An Action is what happens to the registration after a comparison.
-type Action int
-
-const (
-	// Stay means that the registration stays.
-	Stay Action = iota
-	// RegisterAgain means that the kubelet does not use the list.
-	RegisterAgain
-	// AwaitOther means that one of the Suspects may serve the resource. Register again after its end.
-	AwaitOther
-	// OtherEnded means that a program which registered later has ended, and the kubelet may have
-	// stopped this server with it. Register again.
-	OtherEnded
-)
 
 // A Comparison is what a registration knows from comparing the kubelet's account with its list. A
 // Socket identifies the socket of another program.
@@ -124,28 +120,21 @@ func (c *Comparison[Socket]) SetOthers(sockets []Socket, now time.Time) {
 	}
 }
 
-// Newcomers returns the sockets that appeared after the registration, and whose programs are not
-// known to have ended.
-func (c *Comparison[Socket]) Newcomers() []Socket {
-	var all []Socket
+// SetEnds records which programs have ended without removing their sockets. It asks only about
+// sockets that appeared after the registration.
+func (c *Comparison[Socket]) SetEnds(hasEnded func(Socket) bool, now time.Time) {
 	for socket, came := range c.others {
-		if !came.IsZero() {
-			all = append(all, socket)
+		if !came.IsZero() && hasEnded(socket) {
+			c.others[socket], c.otherEnded, c.agreedSince = time.Time{}, now, false
 		}
 	}
-	return all
-}
-
-// End records that the program of a socket has ended without removing the socket.
-func (c *Comparison[Socket]) End(socket Socket, now time.Time) {
-	c.others[socket], c.otherEnded, c.agreedSince = time.Time{}, now, false
 }
 
 // Miss returns the Verdict after a question that the kubelet did not answer. A missing answer alone
 // is no reason for a new registration.
 func (c *Comparison[Socket]) Miss(now time.Time) Verdict {
 	if !c.otherEnded.IsZero() && !c.agreedSince {
-		return Verdict{Action: OtherEnded} // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
+		return Verdict{End: ErrOtherEnded} // kubelet 1.37 goes by the list that it received last, 1.36 has stopped both
 	}
 	c.Pace, c.retry = c.retry, min(2*c.retry, CompareLater)
 	// it may be long before there is an answer, and withdrawals do not wait for that
@@ -162,7 +151,7 @@ func (c *Comparison[Socket]) Compare(allocatable, list []string, now time.Time) 
 		v = c.differ(allocatable, list, now)
 	case !c.agreedNow && !c.otherEnded.IsZero() && now.Sub(c.otherEnded) <= endsWithin:
 		// After a list, the kubelet 1.36 counts its devices although it has stopped both servers.
-		v.Action = OtherEnded
+		v.End = ErrOtherEnded
 	default:
 		c.Agreed, c.agreedNow, c.agreedSince, c.since, c.retry = true, true, true, time.Time{}, retrySoon
 		v = Verdict{Pause: min(2*c.Pace, CompareLater), Resume: true}
@@ -186,25 +175,18 @@ func (c *Comparison[Socket]) differ(allocatable, list []string, now time.Time) V
 	if len(allocatable) == 0 && c.agreedNow {
 		// Another server has ended, and the kubelet 1.36 has stopped the endpoint in use. A kubelet
 		// that has not counted this list yet may still be processing it.
-		v.Action = RegisterAgain
-		return v
-	}
-	if lasted := now.Sub(c.since); lasted < differsFor {
+		v.End = ErrDisagrees
+	} else if lasted := now.Sub(c.since); lasted < differsFor {
 		v.Pause = min(max(retrySoon, lasted), differsFor-lasted)
-		return v
+	} else if len(c.Suspects) > 0 {
+		v.AwaitOther = true
+	} else if wait, ok := c.disputes.register(now); ok {
+		v.End = ErrDisagrees
+	} else {
+		v.Pause, v.Resume = min(wait, CompareLater), true
+		v.Difference += "; a new registration did not repair this, and the next one is at " +
+			now.Add(wait).UTC().Format(time.RFC3339)
 	}
-	if len(c.Suspects) > 0 {
-		v.Action = AwaitOther
-		return v
-	}
-	wait, ok := c.disputes.register(now)
-	if ok {
-		v.Action = RegisterAgain
-		return v
-	}
-	v.Pause, v.Resume = min(wait, CompareLater), true
-	v.Difference += "; a new registration did not repair this, and the next one is at " +
-		now.Add(wait).UTC().Format(time.RFC3339)
 	return v
 }
 

@@ -190,13 +190,12 @@ type ResendPacing struct {
 // Due reports whether lists are to be sent again now. outdated says whether the checkpoint is
 // outdated.
 func (p *ResendPacing) Due(now time.Time, outdated bool) bool {
-	if !outdated {
+	due := outdated && now.Sub(p.last) >= p.pause
+	switch {
+	case due:
+		p.last, p.pause = now, min(max(2*p.pause, resendSoon), resendLater)
+	case !outdated:
 		p.pause = 0
-		return false
 	}
-	if now.Sub(p.last) < p.pause {
-		return false
-	}
-	p.last, p.pause = now, min(max(2*p.pause, resendSoon), resendLater)
-	return true
+	return due
 }
