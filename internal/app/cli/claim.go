@@ -258,7 +258,7 @@ func (r claimRequest) describe(class, prefix string, parts map[string]string) {
 // configuration is valid by itself.
 func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig) (reasons []string) {
 	for choice, more := 0, true; more; choice++ {
-		var asked []claims.RequestedDevices
+		var devices []claims.RequestedDevices
 		more = false
 		for _, r := range requests {
 			name, of := r.Name, r.devices()
@@ -268,11 +268,11 @@ func (k claimCheck) refusals(requests []claimRequest, configs []dra.OpaqueConfig
 				more = more || choice+1 < n
 			}
 			_, part := of.Capacity.Requests[dra.MemoryCapacity]
-			asked = append(asked, claims.RequestedDevices{
+			devices = append(devices, claims.RequestedDevices{
 				Name: name, Kind: k.kindOf(of.DeviceClassName), Count: of.count(), Admin: of.AdminAccess, Part: part,
 			})
 		}
-		if err := claims.CheckConfig(asked, configs); err != nil && !slices.Contains(reasons, err.Error()) {
+		if err := claims.CheckConfig(devices, configs); err != nil && !slices.Contains(reasons, err.Error()) {
 			reasons = append(reasons, err.Error())
 		}
 	}

@@ -34,8 +34,8 @@ func notStarted(err error) error {
 // the same environment variable.
 func addControlFlag(flags *pflag.FlagSet) *string {
 	socket := config.DefaultControlSocket
-	if given, ok := os.LookupEnv("CONTROL_SOCKET"); ok && given != "" {
-		socket = given
+	if value, ok := os.LookupEnv("CONTROL_SOCKET"); ok && value != "" {
+		socket = value
 	}
 	return flags.String("control-socket", socket, "control socket of the daemon [$CONTROL_SOCKET]")
 }

@@ -194,12 +194,12 @@ func examine(
 
 // companions returns the features that containers need in addition to their GPUs.
 func companions(o containeredits.Options) (all []doctor.CompanionModule) {
-	for _, asked := range []struct {
+	for _, companion := range []struct {
 		doctor.CompanionModule
 		when containeredits.Companion
 	}{{doctor.GDRCopy, o.GDRCopy}, {doctor.GDS, o.GDS}, {doctor.MOFED, o.MOFED}} {
-		if asked.Auto = asked.when == containeredits.Auto; asked.when != containeredits.Never {
-			all = append(all, asked.CompanionModule)
+		if companion.Auto = companion.when == containeredits.Auto; companion.when != containeredits.Never {
+			all = append(all, companion.CompanionModule)
 		}
 	}
 	return all
@@ -242,8 +242,8 @@ func reader(node string, simulated bool) doctor.Reader {
 	}
 	if text, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace"); err == nil {
 		r.Namespace = strings.TrimSpace(string(text))
-	} else if given := os.Getenv("NAMESPACE"); given != "" {
-		r.Namespace = given
+	} else if namespace := os.Getenv("NAMESPACE"); namespace != "" {
+		r.Namespace = namespace
 	}
 	var capabilities [2]unix.CapUserData
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

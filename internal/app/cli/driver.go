@@ -66,9 +66,9 @@ func newPreflightCommand() *cobra.Command {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), driverfacts.Timeout)
 		defer cancel()
-		told := askStatus(ctx, c.ControlSocket)
-		asRegistered(&c, told.Value.Status, cmd.Flags())
-		facts, err := preflightFacts(ctx, c, told.Value.Status, *hostRoot, *to)
+		daemonStatus := askStatus(ctx, c.ControlSocket)
+		asRegistered(&c, daemonStatus.Value.Status, cmd.Flags())
+		facts, err := preflightFacts(ctx, c, daemonStatus.Value.Status, *hostRoot, *to)
 		if err != nil {
 			return err
 		}
@@ -93,7 +93,7 @@ func newPreflightCommand() *cobra.Command {
 
 // preflightFacts returns the facts about the driver, with the devices of pods and the claims.
 func preflightFacts(
-	ctx context.Context, c config.Config, told status.Status, hostRoot, to string,
+	ctx context.Context, c config.Config, daemonStatus status.Status, hostRoot, to string,
 ) (preflight.Facts, error) {
 	p, _, err := places(c, hostRoot)
 	if err != nil {
@@ -103,7 +103,7 @@ func preflightFacts(
 	if err != nil {
 		return preflight.Facts{}, err
 	}
-	if simulated := cmp.Or(c.Simulate, told.Simulated); simulated != "" {
+	if simulated := cmp.Or(c.Simulate, daemonStatus.Simulated); simulated != "" {
 		profile, err := simulator.Load(simulated)
 		if err != nil {
 			return preflight.Facts{}, err
@@ -114,8 +114,8 @@ func preflightFacts(
 	}
 	facts := driverPlaces(p).ReadAll(ctx)
 	facts.Target = target
-	facts.Devices = gpuDevices(ctx, c, told)
-	if d := told.DRA; d != nil {
+	facts.Devices = gpuDevices(ctx, c, daemonStatus)
+	if d := daemonStatus.DRA; d != nil {
 		for _, claim := range d.Claims {
 			if claim.Released == "" {
 				facts.Claims.Value = append(facts.Claims.Value,
@@ -169,7 +169,7 @@ func preflightTarget(host fs.FS, to string) (*preflight.Target, error) {
 }
 
 // gpuDevices returns the devices of GPUs held by containers, for any name of the resource.
-func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact diagnosis.Fact[[]preflight.PodDevice]) {
+func gpuDevices(ctx context.Context, c config.Config, daemonStatus status.Status) (fact diagnosis.Fact[[]preflight.PodDevice]) {
 	client := kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{})
 	defer func() { _ = client.Close() }() // used for reading only
 	all, err := client.ContainerDevices(ctx)
@@ -178,12 +178,12 @@ func gpuDevices(ctx context.Context, c config.Config, told status.Status) (fact 
 		return fact
 	}
 	var resources []string
-	for _, r := range told.Resources {
+	for _, r := range daemonStatus.Resources {
 		resources = append(resources, r.Name)
 	}
 	driver := ""
-	if told.DRA != nil {
-		driver = told.DRA.DriverName
+	if daemonStatus.DRA != nil {
+		driver = daemonStatus.DRA.DriverName
 	}
 	for _, d := range all {
 		one := preflight.PodDevice{Namespace: d.Namespace, Pod: d.Pod, Container: d.Container, Resource: d.Resource}

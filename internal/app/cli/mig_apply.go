@@ -82,7 +82,7 @@ const (
 // awaitMIG prints the progress of an order until the layout is applied or fails, or the time is
 // over.
 func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, most time.Duration) error {
-	began, over := time.Now(), time.After(most)
+	start, over := time.Now(), time.After(most)
 	var last string
 	for {
 		var s daemon.MIGProgress
@@ -90,7 +90,7 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 			return err
 		}
 		if s.Again >= again {
-			quiet := s.State == string(mig.StatePending) && time.Since(began) < min(migQuiet, most/2)
+			quiet := s.State == string(mig.StatePending) && time.Since(start) < min(migQuiet, most/2)
 			if line := migLine(s); line != last && !quiet {
 				fmt.Fprint(w, "\n"+terminal.Wrap(line, textWidth(w), "", "  "))
 				last = line

@@ -45,11 +45,11 @@ func (p Program) newMPSCommand() *cobra.Command {
 // directory of MPS state. NVIDIA's control daemons do not have the directory and ours do
 // not need it, but without it a configuration with MPS sharing is invalid.
 func mpsEnv(name string) (string, bool) {
-	value, given := os.LookupEnv(name)
+	value, isSet := os.LookupEnv(name)
 	if name == "MPS_ROOT" && value == "" {
 		return "/run/nvidia/mps", true
 	}
-	return value, given
+	return value, isSet
 }
 
 func newMountSHMCommand() *cobra.Command {

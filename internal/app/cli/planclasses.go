@@ -89,10 +89,10 @@ func newClassResources(plan resource.Plan, s inventory.Snapshot, c config.Config
 		one, replicas, units := dra.NamedResource{Name: r.Name}, map[string]int{}, 0
 		for d := range r.All() {
 			g, _ := s.GPU(d.GPU)
-			switch given := c.GivenByDRA(g); {
+			switch byDRA := c.GivenByDRA(g); {
 			case d.Sharing == resource.Percentage && c.DRA.Mode == config.DRAAll:
 				units++ // of all GPUs together
-			case !given:
+			case !byDRA:
 			case d.Sharing != resource.Unshared && d.Sharing != resource.TimeSliced && d.Sharing != resource.MPS:
 				units++
 			default:

@@ -44,8 +44,8 @@ func printSlices(cmd *cobra.Command, o *output, c config.Config) error {
 	for _, l := range pool.LeftOut {
 		fmt.Fprintf(cmd.ErrOrStderr(), "left out: %s\n", l)
 	}
-	listed := pool.List()
-	return o.print(cmd.OutOrStdout(), &listed, func(w io.Writer) { slicesTable(w, pool) })
+	list := pool.List()
+	return o.print(cmd.OutOrStdout(), &list, func(w io.Writer) { slicesTable(w, pool) })
 }
 
 // poolOnce returns the present pool of a node, with the numbers of its GPUs and the MIG

@@ -168,13 +168,13 @@ func untilStatus(execute func(context.Context) error) int {
 
 // complain writes to standard error, and waits for it at most for limit.
 func complain(limit time.Duration, format string, args ...any) {
-	written := make(chan struct{})
+	end := make(chan struct{})
 	go func() {
-		defer close(written)
+		defer close(end)
 		fmt.Fprintf(os.Stderr, format, args...)
 	}()
 	select {
-	case <-written:
+	case <-end:
 	case <-time.After(limit):
 	}
 }

@@ -54,13 +54,13 @@ const readyPace = 50 * time.Millisecond
 // askReady asks the daemon at a control socket whether the daemon is ready. It waits up to
 // wait for the daemon to start and to be ready.
 func askReady(ctx context.Context, socket string, wait time.Duration) (status.Readiness, error) {
-	began := time.Now()
+	start := time.Now()
 	for {
 		var answer status.Readiness
-		left := max(0, wait-time.Since(began))
-		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: left.Milliseconds()},
+		budget := max(0, wait-time.Since(start))
+		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: budget.Milliseconds()},
 			&answer)
-		if !errors.Is(err, control.ErrNoDaemon) || left == 0 {
+		if !errors.Is(err, control.ErrNoDaemon) || budget == 0 {
 			return answer, err
 		}
 		select {

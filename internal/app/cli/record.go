@@ -100,7 +100,7 @@ func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 	if err := r.Prepare(dir); err != nil {
 		return err
 	}
-	began, player := time.Now(), r.Play()
+	start, player := time.Now(), r.Play()
 	m := monitor.New(monitor.Options{Driver: player, Policy: r.Policy, BootID: r.BootID, StateDir: dir})
 	ctx, cancel := context.WithCancel(klog.NewContext(cmd.Context(), klog.Logger{}))
 	defer cancel()
@@ -118,7 +118,7 @@ func replay(cmd *cobra.Command, path string, o resource.Options) (err error) {
 	for {
 		s, changed := m.Snapshots().Latest()
 		for _, change := range story.Next(s, time.Now()) {
-			fmt.Fprintf(out, "%7.1f s  %s\n", time.Since(began).Seconds(), terminal.Line(change))
+			fmt.Fprintf(out, "%7.1f s  %s\n", time.Since(start).Seconds(), terminal.Line(change))
 		}
 		select {
 		case <-changed:

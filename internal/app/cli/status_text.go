@@ -369,15 +369,15 @@ const shortUUID = 12
 func shortened(devices []status.Device, v view) []string {
 	uuids := make([]string, len(devices))
 	for length := shortUUID; ; length += 4 {
-		seen, longer := map[string]bool{}, false
+		distinct, longer := map[string]bool{}, false
 		for i, d := range devices {
 			uuids[i] = d.UUID
 			if len(d.UUID) > length && !v.wide {
 				uuids[i], longer = d.UUID[:length], true
 			}
-			seen[uuids[i]] = true
+			distinct[uuids[i]] = true
 		}
-		if len(seen) == len(devices) || !longer {
+		if len(distinct) == len(devices) || !longer {
 			return uuids
 		}
 	}

@@ -12,9 +12,8 @@ import (
 // aliveTimeout limits the answers of all tasks.
 const aliveTimeout = 5 * time.Second
 
-// Liveness is the answer to the liveness probe: the stuck tasks. It ignores GPUs, the
-// driver and the kubelet, because a new process of the daemon would find them in the same
-// state.
+// Liveness is the answer to the liveness probe: the stuck tasks. It ignores GPUs, the driver and
+// the kubelet, because a new process of the daemon would find them in the same state.
 type Liveness struct {
 	lead  *lead.Lead
 	tasks []Task
@@ -34,8 +33,7 @@ func NewLiveness(leads *lead.Lead, tasks ...[]Task) *Liveness {
 	return l
 }
 
-// Stuck asks all tasks, and returns a reason for each stuck task, in the order of the
-// tasks.
+// Stuck asks all tasks, and returns a reason for each stuck task, in the order of the tasks.
 func (l *Liveness) Stuck(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
 	defer cancel()

@@ -98,12 +98,10 @@ func (w *claimsWing) newDRA(
 	return a
 }
 
-// nameTimeout limits the wait at the start for the files with the driver name of existing
-// claims.
+// nameTimeout limits the wait at the start for the files with the driver name of existing claims.
 const nameTimeout = 2 * time.Second
 
-// nameDriver keeps the driver's name as long as claims have devices under it, or may get
-// some.
+// nameDriver keeps the driver's name as long as claims have devices under it, or may get some.
 func (w *claimsWing) nameDriver(ctx context.Context, c *config.Startup) {
 	type choice struct{ name, kept string }
 	now, err := statefile.Within(ctx, statefile.NewDisk(), nameTimeout, func() (choice, error) {
@@ -130,12 +128,12 @@ const callPatience = 30 * time.Second
 // leader: they may be in slices.
 func (w *claimsWing) giveAll(ctx context.Context) error {
 	for {
-		snapshot, looked := w.gpus.monitor.Snapshots().Latest()
+		snapshot, snapshotChanged := w.gpus.monitor.Snapshots().Latest()
 		before, owners := w.owners.Value(), dra.Owners{}
 		for _, g := range snapshot.GPUs {
 			owners[g.UUID] = cmp.Or(before[g.UUID], dra.OwnedByPlugin)
 		}
-		if w.owners.Publish(owners); !feed.WaitAny(ctx, looked) {
+		if w.owners.Publish(owners); !feed.WaitAny(ctx, snapshotChanged) {
 			return nil
 		}
 	}
@@ -170,8 +168,7 @@ func (w *maintenanceWing) mayGive(devices []resource.Device) error {
 	return w.unready(devices)
 }
 
-// pluginHolders knows the holders of the device plugin's GPUs. It refuses GPUs with
-// another owner.
+// pluginHolders knows the holders of the device plugin's GPUs. It refuses GPUs with another owner.
 type pluginHolders struct {
 	*serve.Servers
 	owners    *feed.Feed[dra.Owners]

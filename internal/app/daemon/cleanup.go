@@ -98,8 +98,8 @@ func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]
 	return l.done, errors.Join(problems...)
 }
 
-// removeState removes the state directory. The folder with the driver that the node loads stays, with
-// all that gpu-driver has there.
+// removeState removes the state directory. The folder with the driver that the node loads stays,
+// with all that gpu-driver has there.
 func (l *cleanup) removeState() error {
 	drivers := filepath.Join(l.StateDir, filepath.Base(driverapi.DefaultDirectory))
 	if _, err := os.Lstat(filepath.Join(drivers, driverapi.Current)); err != nil || l.StateDir == "" {
@@ -135,34 +135,34 @@ func (l *cleanup) refuseDaemon(ctx context.Context, folder string) error {
 func (l *cleanup) findUse(ctx context.Context) error {
 	account := kubelet.NewPodResources(l.PodResourcesSocket, clock.RealClock{})
 	defer account.Close()
-	listed, unlisted := account.ContainerDevices(ctx)
+	devices, devicesErr := account.ContainerDevices(ctx)
 	live, held := map[string]bool{}, ""
-	for _, d := range listed {
+	for _, d := range devices {
 		if d.Claim.Name == "" && isGPU(d.Resource, d.ID) {
 			live[d.ID], held = true, d.Namespace+"/"+d.Pod
 		}
 	}
-	kept, unread := kubelet.PreparedClaims(l.KubeletRoot)
-	for _, c := range kept {
+	claims, claimsErr := kubelet.PreparedClaims(l.KubeletRoot)
+	for _, c := range claims {
 		l.claims[c.UID] = true
 	}
-	l.unread = unread
+	l.unread = claimsErr
 	directory, err := kubelet.NewDirectory(l.KubeletSocket, clock.RealClock{})
 	if err != nil {
 		return err
 	}
-	answers, unanswered := directory.Answers()
+	answers, answersErr := directory.Answers()
 	switch {
-	case unlisted != nil && unanswered != nil:
+	case devicesErr != nil && answersErr != nil:
 		return fmt.Errorf("the kubelet does not say what containers use, so nothing is removed: %w; %w",
-			unlisted, unanswered)
-	case unanswered != nil && held != "":
-		l.devices = "pod " + held + " has GPUs, and it is not known by which CDI specs: " + unanswered.Error()
+			devicesErr, answersErr)
+	case answersErr != nil && held != "":
+		l.devices = "pod " + held + " has GPUs, and it is not known by which CDI specs: " + answersErr.Error()
 		l.mps = l.devices
 	}
 	for _, a := range answers {
 		held := slices.ContainsFunc(a.IDs, func(id string) bool { return live[id] })
-		if !held && unlisted == nil && l.hasEnded(a.PodUID) {
+		if !held && devicesErr == nil && l.hasEnded(a.PodUID) {
 			continue // the checkpoint also names ended pods
 		}
 		user := "container " + a.Container + " of the pod with UID " + a.PodUID + " uses it"
@@ -178,9 +178,8 @@ func (l *cleanup) findUse(ctx context.Context) error {
 	return nil
 }
 
-// hasEnded reports whether a pod has ended according to cgroups. PodResources alone is not
-// enough: it omits init containers, and most pods until a restarted kubelet has reached
-// the API server.
+// hasEnded reports whether a pod has ended according to cgroups. PodResources alone is not enough:
+// it omits init containers, and most pods until a restarted kubelet has reached the API server.
 func (l *cleanup) hasEnded(podUID string) bool {
 	_, err := os.Stat(l.cgroups)
 	return err == nil && !kubelet.PodRuns(l.cgroups, podUID)

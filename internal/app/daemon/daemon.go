@@ -23,8 +23,7 @@ import (
 
 // Options are the inputs of a long-running program.
 type Options struct {
-	// Config is the configuration at the start. Sources are the sources of later
-	// configurations.
+	// Config is the configuration at the start. Sources are the sources of later configurations.
 	Config  config.Config
 	Sources config.Sources
 	// Cluster is the client of the API server; nil if the program has none.
@@ -54,25 +53,24 @@ type Cluster interface {
 	Evict(ctx context.Context, pod mig.Pod) error
 	// Pause pauses the DaemonSets of pods with these UIDs.
 	Pause(ctx context.Context, pods []string) error
-	// MayChange returns why a change of the node must not begin, by the rules of the cluster; nil if
-	// it may. change says in a few words what would change. The caller repeats the call each second
-	// until the change begins.
+	// MayChange returns why a change of the node must not begin, by the rules of the cluster; nil
+	// if it may. change says in a few words what would change. The caller repeats the call each
+	// second until the change begins.
 	MayChange(change string) error
 	// SlotSince returns when the node took its slot of the cluster; zero if it has none.
 	SlotSince() time.Time
 	// MayRepair is MayChange for the repair of a GPU.
 	MayRepair(repair string) error
-	// DriverRefusal returns why the driver of the node must not be changed, according to the labels of
-	// the Node; empty if it may.
+	// DriverRefusal returns why the driver of the node must not be changed, according to the labels
+	// of the Node; empty if it may.
 	DriverRefusal() string
 	// RankPods sets the priorities and creation times of pods of the node.
 	RankPods(ctx context.Context, pods []policy.Pod) error
 	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
-	// ClaimsOf returns the claims on a node with devices of the given GPUs, as
-	// "NAMESPACE/NAME" by the UUID of the GPU. Function gpu maps the name of a device to
-	// the UUID of its GPU. The call may take minutes in a large cluster. Calls are not
-	// concurrent.
+	// ClaimsOf returns the claims on a node with devices of the given GPUs, as "NAMESPACE/NAME" by
+	// the UUID of the GPU. Function gpu maps the name of a device to the UUID of its GPU. The call
+	// may take minutes in a large cluster. Calls are not concurrent.
 	ClaimsOf(ctx context.Context, node string, gpus []string,
 		gpu func(device string) (uuid string, known bool)) (map[string][]string, error)
 }
@@ -104,8 +102,8 @@ func shrink() {
 	}
 }
 
-// A daemon joins the wings of the running program. wings.go has the wings: what each is made of, which
-// other wings it uses, and its tasks.
+// A daemon joins the wings of the running program. wings.go has the wings: what each is made of,
+// which other wings it uses, and its tasks.
 type daemon struct {
 	*program
 	*leadership
@@ -165,11 +163,11 @@ func (d *daemon) tasks() (observation, outputs []Task) {
 	observation, outputs = d.observation(), d.outputs()
 	d.report.readiness = NewReadiness(d.lead, observation, outputs)
 	d.report.readiness.EndBy(d.gpus.monitor.Snapshots(), func(ctx context.Context) string {
-		seen, err := d.gpus.monitor.Status(ctx)
+		state, err := d.gpus.monitor.Status(ctx)
 		if err != nil { // the daemon ends
 			return ""
 		}
-		return driverMismatch(seen)
+		return driverMismatch(state)
 	})
 	d.report.liveness = NewLiveness(d.lead, observation, outputs)
 	return observation, append(outputs, Task{Name: "readiness", Run: d.report.readiness.Run})

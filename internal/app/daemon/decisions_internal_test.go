@@ -150,8 +150,8 @@ func TestLayoutsOfGPUsOfClaims(t *testing.T) {
 	}
 }
 
-// TestPodUIDsOfClaims: the pod of a claim has its UID in metrics, also where the kubelet's folder is
-// not used.
+// TestPodUIDsOfClaims: the pod of a claim has its UID in metrics, also where the kubelet's folder
+// is not used.
 func TestPodUIDsOfClaims(t *testing.T) {
 	t.Parallel()
 	d := unstarted(t, nil, append(slices.Clone(alone), "--state-dir", t.TempDir())...)

@@ -29,11 +29,11 @@ func RunDiscovery(ctx context.Context, o Options, output io.Writer) error {
 	watcher := config.NewWatcher(o.Sources, o.Config, clock.RealClock{})
 	watcher.JudgeOn(m.Snapshots().Value) // like the device plugin, whose resources the labels describe
 	configs, wanted, problem := watcher.Configs(), feed.New[map[string]string](nil), feed.New[error](nil)
-	made := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName,
+	nodeLabels := &Labels{Configs: configs, Snapshots: m.Snapshots(), Make: labels.Discovered, Machine: MachineName,
 		Now: time.Now, Wanted: wanted}
 	file := &featureFile{configs: configs, labels: wanted, problem: problem}
 	outputs := []Task{
-		{Name: "labels", Run: made.Run},
+		{Name: "labels", Run: nodeLabels.Run},
 		{Name: "feature file", Run: file.run},
 		{Name: "standard output", Run: (&featurefile.Printer{Output: output, Wanted: file.latestTarget}).Run},
 	}

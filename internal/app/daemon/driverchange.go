@@ -39,8 +39,8 @@ func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
 		Users: w.usersForSwap,
 		Evict: func(ctx context.Context, p mig.Pod) error { return w.cluster.Evict(ctx, p) },
 		Released: func(ctx context.Context) (here, elsewhere bool, err error) {
-			seen, err := w.gpus.monitor.Status(ctx)
-			return seen.ForChange, !seen.ForChange && !seen.Quiesced.IsZero(), err
+			state, err := w.gpus.monitor.Status(ctx)
+			return state.ForChange, !state.ForChange && !state.Quiesced.IsZero(), err
 		},
 		Release: func(ctx context.Context) error { return requests{w.gpus.requests(), w.proofs}.QuiesceForChange(ctx) },
 		Use:     func(ctx context.Context) error { return w.gpus.requests().Resume(ctx) },
@@ -98,16 +98,16 @@ func healthyGPUs(s inventory.Snapshot) (uuids []string) {
 	return uuids
 }
 
-// problemOfDriver returns why the loaded driver does not work: this process uses another version, a GPU
-// that was Healthy before is not, or a required CUDA check has not passed.
+// problemOfDriver returns why the loaded driver does not work: this process uses another version, a
+// GPU that was Healthy before is not, or a required CUDA check has not passed.
 func (w *maintenanceWing) problemOfDriver(ctx context.Context, version string, before []string) string {
-	seen, err := w.gpus.monitor.Status(ctx)
-	s := seen.Snapshot
+	state, err := w.gpus.monitor.Status(ctx)
+	s := state.Snapshot
 	switch {
 	case err != nil:
 		return err.Error()
-	case seen.Err != nil:
-		return seen.Err.Error()
+	case state.Err != nil:
+		return state.Err.Error()
 	case s.Driver.Version != version:
 		return fmt.Sprintf("driver %s is loaded, and this process uses %s", version, s.Driver.Version)
 	case len(healthyGPUs(s)) == 0 && len(s.GPUs) == 0:
@@ -134,8 +134,8 @@ func (w *maintenanceWing) problemOfDriver(ctx context.Context, version string, b
 	return strings.Join(problems, "; ")
 }
 
-// driverChange returns the progress of the change of the driver; nil if no driver is wanted and none is
-// under way.
+// driverChange returns the progress of the change of the driver; nil if no driver is wanted and
+// none is under way.
 func (w *maintenanceWing) driverChange() *driverchange.Status {
 	s := w.swaps.Status().Value()
 	if s.Wanted == "" && s.State == driverchange.Off && !s.Withholds {

@@ -36,14 +36,14 @@ func (f *featureFile) run(ctx context.Context) error {
 }
 
 // latestTarget returns the wanted file, and channels that are closed when it may have changed.
-func (f *featureFile) latestTarget() (target featurefile.Target, configured, labeled <-chan struct{}) {
-	c, configured := f.configs.Latest()
-	set, labeled := f.labels.Latest()
+func (f *featureFile) latestTarget() (target featurefile.Target, configChanged, labelsChanged <-chan struct{}) {
+	c, configChanged := f.configs.Latest()
+	set, labelsChanged := f.labels.Latest()
 	if c.Features.Labels != config.LabelsFile {
-		return featurefile.Target{}, configured, nil
+		return featurefile.Target{}, configChanged, nil
 	}
 	if c.Discovery.On {
-		return featurefile.DiscoveryTarget(c.Features.LabelsFile, set, c.Discovery.Sleep), configured, labeled
+		return featurefile.DiscoveryTarget(c.Features.LabelsFile, set, c.Discovery.Sleep), configChanged, labelsChanged
 	}
-	return featurefile.DaemonTarget(c.Features.LabelsFile, set), configured, labeled
+	return featurefile.DaemonTarget(c.Features.LabelsFile, set), configChanged, labelsChanged
 }

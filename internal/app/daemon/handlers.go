@@ -118,8 +118,7 @@ func (d *daemon) clearHealth(ctx context.Context, a ClearArguments) (any, error)
 	return nil, d.requests().Clear(ctx, uuid)
 }
 
-// uuidOf returns the UUID of the device in a request. An absent device may have recorded
-// faults.
+// uuidOf returns the UUID of the device in a request. An absent device may have recorded faults.
 func (w *gpuWing) uuidOf(name string) string {
 	for _, g := range w.monitor.Snapshots().Value().GPUs {
 		if name == g.UUID || name == fmt.Sprint(g.Index) {

@@ -130,8 +130,7 @@ func unfit(s inventory.Snapshot, devices []resource.Device) error {
 	return nil
 }
 
-// healthOf returns the verdict on a device: on its GPU or on the MIG device, whichever is
-// worse.
+// healthOf returns the verdict on a device: on its GPU or on the MIG device, whichever is worse.
 func healthOf(s inventory.Snapshot, d resource.Device) (h inventory.Health, found bool) {
 	g, found := s.GPU(d.GPU)
 	if d.UUID == d.GPU {
@@ -183,8 +182,7 @@ func unseen(devices []resource.Device, err error) error {
 	return fmt.Errorf("%s cannot be checked: %w", strings.Join(names, ", "), err)
 }
 
-// name names a device by its index, for people, and by its UUID, unchanged when indices
-// change.
+// name names a device by its index, for people, and by its UUID, unchanged when indices change.
 func name(d resource.Device) string {
 	if d.Index == "" {
 		return d.UUID

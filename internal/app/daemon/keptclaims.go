@@ -43,10 +43,9 @@ func kubeletRoots(c config.Startup) (roots []string) {
 	return roots
 }
 
-// keptClaims knows the claims that the kubelet has prepared and not unprepared, on nodes
-// where this process is not the driver. The kubelet's checkpoint names all of them,
-// including claims of init containers and of pods that have ended. PodResources names
-// claims of containers.
+// keptClaims knows the claims that the kubelet has prepared and not unprepared, on nodes where this
+// process is not the driver. The kubelet's checkpoint names all of them, including claims of init
+// containers and of pods that have ended. PodResources names claims of containers.
 type keptClaims struct {
 	driver string
 	gpu    func(device string) (uuid string, known bool)
@@ -62,15 +61,15 @@ type keptClaims struct {
 const checkpointTimeout = 5 * time.Second
 
 // checkpoint returns the claims in the kubelet's checkpoint.
-func (k *keptClaims) checkpoint(ctx context.Context) (kept []kubelet.PreparedClaim, err error) {
+func (k *keptClaims) checkpoint(ctx context.Context) (claims []kubelet.PreparedClaim, err error) {
 	err = errors.New("the kubelet's root directory is not known")
 	for _, root := range k.roots {
-		kept, err = statefile.Within(ctx, statefile.NewDisk(), checkpointTimeout,
+		claims, err = statefile.Within(ctx, statefile.NewDisk(), checkpointTimeout,
 			func() ([]kubelet.PreparedClaim, error) {
 				return kubelet.PreparedClaims(root)
 			})
 		if err == nil {
-			return kept, nil
+			return claims, nil
 		}
 	}
 	return nil, err
@@ -95,14 +94,14 @@ func (k *keptClaims) ofGPUs(ctx context.Context, gpus []string) (map[string][]st
 			has[uuid] = append(has[uuid], claim)
 		}
 	}
-	listed, unlisted := k.pods(ctx)
-	for _, d := range listed {
+	podDevices, podsErr := k.pods(ctx)
+	for _, d := range podDevices {
 		if d.Claim.Driver == k.driver {
 			add(d.Claim.Namespace+"/"+d.Claim.Name, d.Claim.Device)
 		}
 	}
-	kept, unread := k.checkpoint(ctx)
-	for _, claim := range kept {
+	claims, claimsErr := k.checkpoint(ctx)
+	for _, claim := range claims {
 		devices, ours := claim.Devices[k.driver]
 		for _, device := range devices {
 			add(claim.Namespace+"/"+claim.Name, device)
@@ -111,14 +110,13 @@ func (k *keptClaims) ofGPUs(ctx context.Context, gpus []string) (map[string][]st
 			add(claim.Namespace+"/"+claim.Name, "")
 		}
 	}
-	if unlisted != nil && unread != nil {
-		return nil, fmt.Errorf("the kubelet does not say which claims it has prepared: %w; %w", unlisted, unread)
+	if podsErr != nil && claimsErr != nil {
+		return nil, fmt.Errorf("the kubelet does not say which claims it has prepared: %w; %w", podsErr, claimsErr)
 	}
 	return has, nil
 }
 
-// onlyLooks reports whether a claim has a GPU only with adminAccess, according to its
-// record.
+// onlyLooks reports whether a claim has a GPU only with adminAccess, according to its record.
 func (k *keptClaims) onlyLooks(claim, uuid string) bool {
 	admin := false
 	for _, h := range k.records.Value()[uuid] {
@@ -134,12 +132,12 @@ func (k *keptClaims) onlyLooks(claim, uuid string) bool {
 
 // uids returns the UIDs of the claims in the kubelet's checkpoint.
 func (k *keptClaims) uids(ctx context.Context) (map[string]bool, error) {
-	kept, err := k.checkpoint(ctx)
+	claims, err := k.checkpoint(ctx)
 	if err != nil {
 		return nil, err
 	}
 	all := map[string]bool{}
-	for _, claim := range kept {
+	for _, claim := range claims {
 		all[claim.UID] = true
 	}
 	return all, nil

@@ -47,8 +47,7 @@ func (w *gpuWing) switchError(bdf string, sxid uint64, fatal bool, at time.Time)
 	}
 }
 
-// awaitKernelLog waits until the configured use of the kernel log equals wanted, or ctx
-// ends.
+// awaitKernelLog waits until the configured use of the kernel log equals wanted, or ctx ends.
 func (w *gpuWing) awaitKernelLog(ctx context.Context, wanted bool) {
 	feed.Until(ctx, w.watcher.Configs(), func(c config.Config) bool { return c.KernelLog == wanted })
 }

@@ -34,14 +34,14 @@ type Labels struct {
 // The timestamp is the Config's.
 func (l *Labels) Run(ctx context.Context) error {
 	var o labels.Options
-	for c, configured := l.Configs.Latest(); ; c, configured = l.Configs.Latest() {
+	for c, configChanged := l.Configs.Latest(); ; c, configChanged = l.Configs.Latest() {
 		o.Resources, o.Machine, o.Timestamp = c.Resource, l.Machine(c.Features.MachineTypeFile), 0
 		if c.Features.LabelsTimestamp {
 			o.Timestamp = l.Now().Unix()
 		}
 		for same := true; same; {
-			s, looked := l.Snapshots.Latest()
-			inUse, prepared := l.inUse()
+			s, snapshotChanged := l.Snapshots.Latest()
+			inUse, claimsChanged := l.inUse()
 			// Without the label the control daemons end, and with them the work of claims
 			// that were prepared before the mode changed.
 			o.ClaimsByMPS = c.Edits.MPSRoot != "" && (c.DRA.Mode != config.DRAOff || len(inUse) > 0)
@@ -53,16 +53,16 @@ func (l *Labels) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-configured:
+			case <-configChanged:
 				same = false
-			case <-looked:
-			case <-prepared:
+			case <-snapshotChanged:
+			case <-claimsChanged:
 			}
 		}
 	}
 }
 
-func (l *Labels) inUse() (prepared map[string][]claims.Holder, changed <-chan struct{}) {
+func (l *Labels) inUse() (claimsChanged map[string][]claims.Holder, changed <-chan struct{}) {
 	if l.InUse == nil {
 		return map[string][]claims.Holder{}, nil
 	}

@@ -13,13 +13,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// otherMemory is the memory outside of Go's runtime, in bytes: the code and the driver's
-// library.
+// otherMemory is the memory outside of Go's runtime, in bytes: the code and the driver's library.
 const otherMemory = 24 << 20
 
-// limitMemory makes the runtime collect garbage more often near the container's memory
-// limit, where the kernel would kill this process. An operator's GOMEMLIMIT has
-// precedence.
+// limitMemory makes the runtime collect garbage more often near the container's memory limit, where
+// the kernel would kill this process. An operator's GOMEMLIMIT has precedence.
 func limitMemory(ctx context.Context, root fs.FS) {
 	limit, limited := MemoryLimit(root)
 	if !limited || os.Getenv("GOMEMLIMIT") != "" {

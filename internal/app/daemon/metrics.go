@@ -47,8 +47,7 @@ type pciBus struct {
 	own, away int
 }
 
-// count returns the number of the node's GPUs, and the number of GPUs assigned to virtual
-// machines.
+// count returns the number of the node's GPUs, and the number of GPUs assigned to virtual machines.
 func (b *pciBus) count() (own, away int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -55,11 +55,10 @@ func (w *migWing) progress() (MIGProgress, error) {
 	if err := w.off(); err != nil {
 		return MIGProgress{}, err
 	}
-	chosen, made := w.layout(), w.controller.Status().Value()
-	s := MIGProgress{Layout: chosen.Layout, From: chosen.From, Again: made.OrderNumber, State: chosen.State,
-		Reason: chosen.Reason,
-		GPUs:   []MIGGPU{}}
-	for _, g := range made.GPUs {
+	l, controller := w.layout(), w.controller.Status().Value()
+	s := MIGProgress{Layout: l.Layout, From: l.From, Again: controller.OrderNumber, State: l.State,
+		Reason: l.Reason, GPUs: []MIGGPU{}}
+	for _, g := range controller.GPUs {
 		shown := MIGGPU{
 			Index: g.Index, UUID: g.UUID, Model: g.Model, Phase: string(g.Phase), Reason: g.Reason,
 			Retry: status.Moment(g.Retry),
@@ -81,17 +80,17 @@ func (w *migWing) layout() *status.MIGLayout {
 	if w.controller == nil {
 		return nil
 	}
-	chosen, made := w.choice.Choices().Value(), w.controller.Status().Value()
-	s := &status.MIGLayout{Layout: chosen.Layout, From: string(chosen.From), State: string(made.State),
-		Reason: made.Reason}
+	decision, controller := w.choice.Choices().Value(), w.controller.Status().Value()
+	s := &status.MIGLayout{Layout: decision.Layout, From: string(decision.From), State: string(controller.State),
+		Reason: controller.Reason}
 	switch {
-	case chosen.Err != nil:
-		s.State, s.Reason = string(mig.StateFailed), chosen.Err.Error()
-	case made.Layout != chosen.Layout || made.OrderNumber != chosen.Desired.OrderNumber:
+	case decision.Err != nil:
+		s.State, s.Reason = string(mig.StateFailed), decision.Err.Error()
+	case controller.Layout != decision.Layout || controller.OrderNumber != decision.Desired.OrderNumber:
 		// the controller has not seen the choice yet
 		s.State, s.Reason = string(mig.StatePending), ""
 	}
-	for _, g := range made.GPUs {
+	for _, g := range controller.GPUs {
 		for _, h := range g.Holders {
 			if !slices.Contains(s.Waiting, h.Device) {
 				s.Waiting = append(s.Waiting, h.Device)
@@ -112,8 +111,7 @@ type ApplyArguments struct {
 
 // An OrderedMIG is the answer to CallMIGApply.
 type OrderedMIG struct {
-	// Plan is the planned division of the GPUs; nil after an order to forget the earlier
-	// layout.
+	// Plan is the planned division of the GPUs; nil after an order to forget the earlier layout.
 	Plan *layout.Planned `json:"plan,omitempty"`
 	// Again is the number of the order; 0 if nothing was ordered.
 	Again uint64 `json:"again,omitempty"`
@@ -156,11 +154,11 @@ func (w *migWing) apply(ctx context.Context, a ApplyArguments) (any, error) {
 	if err := ctx.Err(); err != nil { // the caller left while the GPUs were read
 		return nil, err
 	}
-	chosen, err := w.choice.Apply(ctx, a.Layout, gpus)
+	decision, err := w.choice.Apply(ctx, a.Layout, gpus)
 	if err != nil {
 		return nil, err
 	}
-	ordered.Again = chosen.Desired.OrderNumber
+	ordered.Again = decision.Desired.OrderNumber
 	return ordered, nil
 }
 
@@ -279,8 +277,7 @@ func (w *migWing) admitLayout(layout string) error {
 	return w.cluster.MayChange("MIG layout " + layout)
 }
 
-// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if
-// it may.
+// dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if it may.
 func (w *migWing) dividedForClaims(uuid string) string {
 	if w.watcher.Configs().Value().DRA.DynamicMIG && w.claims.dra.Owners.Value()[uuid] != dra.OwnedByPlugin {
 		return "MIG devices of this GPU are created for claims: let the device plugin offer the GPU, or switch " +

@@ -30,8 +30,7 @@ func RunMPS(ctx context.Context, o Options) error {
 		wanted:  feed.New[[]mps.Group](nil),
 		signals: o.Signals,
 	}
-	// Otherwise a configuration could end control daemons still needed by the device
-	// plugin.
+	// Otherwise a configuration could end control daemons still needed by the device plugin.
 	m.watcher.JudgeOn(m.monitor.Snapshots().Value)
 	observation := []Task{
 		{Name: "configuration", Run: m.watcher.Run},
@@ -56,16 +55,15 @@ type mpsNode struct {
 	signals <-chan os.Signal
 }
 
-// followPlan publishes the groups for every Snapshot and Config, from the device plugin's
-// plan.
+// followPlan publishes the groups for every Snapshot and Config, from the device plugin's plan.
 func (m *mpsNode) followPlan(ctx context.Context) error {
 	for {
-		c, configured := m.watcher.Configs().Latest()
-		snapshot, looked := m.monitor.Snapshots().Latest()
+		c, configChanged := m.watcher.Configs().Latest()
+		snapshot, snapshotChanged := m.monitor.Snapshots().Latest()
 		if snapshot.Generation > 0 { // a scan has succeeded
 			m.wanted.Publish(mps.Groups(snapshot, resource.New(snapshot, c.Resource)))
 		}
-		if !feed.WaitAny(ctx, configured, looked) {
+		if !feed.WaitAny(ctx, configChanged, snapshotChanged) {
 			return nil
 		}
 	}

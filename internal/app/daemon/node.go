@@ -14,8 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// OpenNode returns the driver of the configured node. On a simulated node it also returns
-// the node.
+// OpenNode returns the driver of the configured node. On a simulated node it also returns the node.
 func OpenNode(ctx context.Context, c config.Startup, m nvidia.Metrics) (*nvidia.Driver, *simulator.Node, error) {
 	if c.Simulate == "" {
 		return nvidia.New(nvidia.Options{DriverRoot: c.Driver.ContainerRoot, SearchPath: c.Driver.SearchPath,

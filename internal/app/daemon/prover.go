@@ -129,8 +129,9 @@ func (w *maintenanceWing) usersOf(
 	return users, nil, err
 }
 
-// unready returns why devices must not be allocated to a pod: the driver is not accepted or
-// is being changed, a GPU is being reset, or a device has no successful CUDA check; nil if they may be.
+// unready returns why devices must not be allocated to a pod: the driver is not accepted or is
+// being changed, a GPU is being reset, or a device has no successful CUDA check; nil if they may
+// be.
 func (w *maintenanceWing) unready(devices []resource.Device) error {
 	s := w.gpus.monitor.Snapshots().Value()
 	if why := w.watcher.Configs().Value().Accepted.Refuses(s.Driver); why != "" {
@@ -151,8 +152,7 @@ func (w *maintenanceWing) unready(devices []resource.Device) error {
 	return nil
 }
 
-// inspectForClaim returns why a claim cannot have its devices now. The reason may be
-// temporary.
+// inspectForClaim returns why a claim cannot have its devices now. The reason may be temporary.
 func (w *maintenanceWing) inspectForClaim(ctx context.Context, devices []resource.Device) error {
 	if err := w.unready(devices); err != nil {
 		return fmt.Errorf("%w yet: %w", inventory.ErrInUse, err)

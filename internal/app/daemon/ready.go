@@ -14,14 +14,12 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
-// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are
-// ready. Once true, the answer stays: a flapping readiness would let a roll-out exceed its
-// limits. It ends only while the driver's files do not fit the kernel module, until the
-// node is restarted.
+// A Readiness is the answer to the readiness probe: whether all tasks of a daemon are ready. Once
+// true, the answer stays: a flapping readiness would let a roll-out exceed its limits. It ends only
+// while the driver's files do not fit the kernel module, until the node is restarted.
 //
-// A process asks for the lead when everything else is ready. It is ready when it leads and
-// the tasks under the lead are also ready. It is ready without the lead if a later process
-// leads.
+// A process asks for the lead when everything else is ready. It is ready when it leads and the
+// tasks under the lead are also ready. It is ready without the lead if a later process leads.
 type Readiness struct {
 	lead   *lead.Lead
 	tasks  []Task
@@ -29,8 +27,7 @@ type Readiness struct {
 	lapses func(context.Context) error // nil if an answer never ends
 }
 
-// NewReadiness returns the readiness of these tasks. They are not ready until Run has
-// asked them.
+// NewReadiness returns the readiness of these tasks. They are not ready until Run has asked them.
 func NewReadiness(l *lead.Lead, tasks ...[]Task) *Readiness {
 	r := &Readiness{lead: l, answer: feed.New(status.Readiness{
 		Reason: "the daemon is starting", Since: status.Moment(time.Now()),
@@ -47,7 +44,7 @@ func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(
 	r.lapses = func(ctx context.Context) error {
 		yes := r.answer.Value()
 		for {
-			_, looked := snapshots.Latest()
+			_, snapshotChanged := snapshots.Latest()
 			now := yes
 			if why := reason(ctx); why != "" {
 				now.Ready, now.Reason = false, why
@@ -58,7 +55,7 @@ func (r *Readiness) EndBy(snapshots *feed.Feed[inventory.Snapshot], reason func(
 				r.answer.Publish(now)
 				klog.FromContext(ctx).Info("Readiness changed", "ready", now.Ready, "reason", now.Reason)
 			}
-			if !feed.WaitAny(ctx, looked) {
+			if !feed.WaitAny(ctx, snapshotChanged) {
 				return nil
 			}
 		}

@@ -16,8 +16,8 @@ import (
 func (w *maintenanceWing) askForReboot(ctx context.Context) error {
 	asker := reboot.Asker{Clock: clock.RealClock{}, BootID: BootID(w.gpus.node)}
 	asker.Wanted = func() (sentinel reboot.Sentinel, changed [3]<-chan struct{}) {
-		c, configured := w.watcher.Configs().Latest()
-		changed[0] = configured
+		c, configChanged := w.watcher.Configs().Latest()
+		changed[0] = configChanged
 		if c.RebootFile == "" {
 			return sentinel, changed
 		}

@@ -68,8 +68,7 @@ type requests struct {
 // proofsPatience is the longest wait for processes of CUDA checks to end.
 const proofsPatience = 5 * time.Second
 
-// Quiesce releases the driver, and returns when the processes of CUDA checks have also
-// ended.
+// Quiesce releases the driver, and returns when the processes of CUDA checks have also ended.
 func (r requests) Quiesce(ctx context.Context, allocate bool) error {
 	return r.endProofs(ctx, r.Requests.Quiesce(ctx, allocate))
 }

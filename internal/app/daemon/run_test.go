@@ -199,8 +199,8 @@ func TestCallsOfRealGPUs(t *testing.T) {
 	}
 }
 
-// TestSignals: SIGUSR1 releases the driver, SIGUSR2 resumes its use, SIGHUP scans the node and reads
-// the configuration.
+// TestSignals: SIGUSR1 releases the driver, SIGUSR2 resumes its use, SIGHUP scans the node and
+// reads the configuration.
 func TestSignals(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -253,8 +253,8 @@ func TestKernelLogIsSwitched(t *testing.T) {
 	})
 }
 
-// TestReadinessIsAwaited: the answer comes when the daemon is ready, or after the wait, or at the end
-// of the daemon.
+// TestReadinessIsAwaited: the answer comes when the daemon is ready, or after the wait, or at the
+// end of the daemon.
 func TestReadinessIsAwaited(t *testing.T) {
 	t.Parallel()
 	ready := func(n *node, wait time.Duration) (r status.Readiness) {

@@ -19,8 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// Serving judges whether the plugin servers serve no less than was served on the node
-// before.
+// Serving judges whether the plugin servers serve no less than was served on the node before.
 type Serving struct {
 	Configs *feed.Feed[config.Config]
 	Monitor *monitor.Monitor
@@ -42,8 +41,7 @@ type Serving struct {
 
 // Others knows the devices of all device plugins of the node.
 type Others interface {
-	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by
-	// resource.
+	// Allocatable returns the IDs of the devices that the kubelet considers healthy, by resource.
 	Allocatable(ctx context.Context) (map[string][]string, error)
 	// Remembered returns the IDs of the healthy devices in the kubelet's checkpoint, by
 	// resource. The kubelet forgets a resource five minutes after its last server ended.
@@ -55,31 +53,30 @@ type Others interface {
 
 // Ready implements Task.Ready for the task of the servers.
 func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
-	seen, err := s.Monitor.Status(ctx)
+	state, err := s.Monitor.Status(ctx)
 	switch {
 	case err != nil:
 		return false, err.Error()
-	case seen.Looked.IsZero() && seen.Err == nil && seen.Quiesced.IsZero():
+	case state.Looked.IsZero() && state.Err == nil && state.Quiesced.IsZero():
 		return false, "the first scan of the node has not ended"
 	}
-	if why := driverMismatch(seen); why != "" {
+	if why := driverMismatch(state); why != "" {
 		return false, why
 	}
 	options := s.Configs.Value().Resource
 	owners := s.Owners.Value()
 	unknown := func(g inventory.GPU) bool { return owners[g.UUID] == "" }
-	switch gpus := seen.Snapshot.GPUs; {
+	switch gpus := state.Snapshot.GPUs; {
 	case s.Leads() && slices.ContainsFunc(gpus, unknown):
 		return false, "it is not known yet which GPUs belong to Dynamic Resource Allocation" + s.waiting()
 	case s.Returning != nil && s.Returning():
 		return false, "GPUs come back from Dynamic Resource Allocation" + s.waiting()
-	// for example a leader without a driver: this process serves no less, and asks for
-	// the lead
+	// for example a leader without a driver: this process serves no less, and asks for the lead
 	case owners == nil && len(gpus) > 0:
 		return true, "the leading process does not say which GPUs belong to Dynamic Resource Allocation"
 	}
-	options.NotOffered = owners.NotOffered(seen.Snapshot.GPUs)
-	plan := resource.New(seen.Snapshot, options)
+	options.NotOffered = owners.NotOffered(state.Snapshot.GPUs)
+	plan := resource.New(state.Snapshot, options)
 	allocatable, err := s.Others.Allocatable(ctx)
 	if len(plan.Resources) > 0 {
 		reasons := unserved(plan, s.Offered.Value(), s.Servers(), err == nil)
@@ -91,26 +88,25 @@ func (s *Serving) Ready(ctx context.Context) (ready bool, reason string) {
 	if i := slices.IndexFunc(plan.LeftOut, func(l resource.LeftOut) bool { return l.Refused }); i >= 0 {
 		return false, "the configuration cannot be served on this node: " + plan.LeftOut[i].Reason
 	}
-	if given := len(options.NotOffered); given > 0 {
+	if n := len(options.NotOffered); n > 0 {
 		return true, "the device plugin has nothing to serve" +
 			cmp.Or(s.waiting(), fmt.Sprintf(": Dynamic Resource Allocation gives out %s, see status",
-				wording.Count(given, "GPU")))
+				wording.Count(n, "GPU")))
 	}
 	if others := s.others(ctx, allocatable, err); others != "" {
-		return false, others + "; this one has nothing to serve: " + why(seen)
+		return false, others + "; this one has nothing to serve: " + why(state)
 	}
 	for _, server := range s.Servers() {
 		if held := len(server.Retiring); held > 0 {
 			return false, fmt.Sprintf("%s cannot be offered, and pods hold or may hold %s of it; this daemon has "+
 				"nothing to serve: %s",
-				server.Resource, wording.Count(held, "device"), why(seen))
+				server.Resource, wording.Count(held, "device"), why(state))
 		}
 	}
-	return true, "nothing to serve: " + why(seen)
+	return true, "nothing to serve: " + why(state)
 }
 
-// waiting returns why GPUs are not the device plugin's yet, after a colon; empty if none
-// waits.
+// waiting returns why GPUs are not the device plugin's yet, after a colon; empty if none waits.
 func (s *Serving) waiting() string {
 	if s.Waiting == nil {
 		return ""
@@ -127,7 +123,7 @@ func unserved(plan, offered resource.Plan, servers []serve.Status, accountable b
 	var reasons []string
 	for _, r := range plan.Resources {
 		i := slices.IndexFunc(servers, func(s serve.Status) bool { return s.Resource == r.Name })
-		if _, given := offered.Resource(r.Name); !given || i < 0 {
+		if _, isOffered := offered.Resource(r.Name); !isOffered || i < 0 {
 			reasons = append(reasons, fmt.Sprintf("%s is not offered: %s", r.Name, withheldReason(r, offered)))
 			continue
 		}
@@ -156,15 +152,15 @@ func withheldReason(r resource.Resource, offered resource.Plan) string {
 }
 
 // why returns why there is nothing to serve.
-func why(seen monitor.Status) string {
+func why(state monitor.Status) string {
 	switch {
-	case seen.ForChange:
+	case state.ForChange:
 		return driverchange.HoldReason
-	case !seen.Quiesced.IsZero():
+	case !state.Quiesced.IsZero():
 		return "the driver is released; to end this, run: gpu-device-plugin resume"
-	case seen.Err != nil:
-		return seen.Err.Error()
-	case len(seen.Snapshot.GPUs)+len(seen.Snapshot.LeftOut) == 0:
+	case state.Err != nil:
+		return state.Err.Error()
+	case len(state.Snapshot.GPUs)+len(state.Snapshot.LeftOut) == 0:
 		return "this node has no GPU"
 	}
 	return "none of the node's GPUs can be offered, see status"

@@ -34,10 +34,10 @@ type Shared struct {
 	mu         sync.Mutex      // held while a received state is published, and for changes of publishers
 }
 
-// NewShared returns the state shared by the processes of a node. The owner of each GPU is
-// published to owners, the results of CUDA checks to proofs, the change of the driver to driver, and
-// holds on GPUs with a changing MIG layout to dividing; nil if no process changes layouts. Standbys
-// receive resets as holds. changesLayouts is true if this process changes layouts.
+// NewShared returns the state shared by the processes of a node. The owner of each GPU is published
+// to owners, the results of CUDA checks to proofs, the change of the driver to driver, and holds on
+// GPUs with a changing MIG layout to dividing; nil if no process changes layouts. Standbys receive
+// resets as holds. changesLayouts is true if this process changes layouts.
 func NewShared(
 	l *lead.Lead, owners *feed.Feed[dra.Owners], dividing *feed.Feed[map[string]resource.GPUHold],
 	proofs *feed.Feed[cudacheck.Records],
@@ -49,8 +49,8 @@ func NewShared(
 		publishers:     feed.New(0)}
 }
 
-// withHolds returns the holds, including the holds on GPUs being reset. Without other holds, every GPU
-// gets an entry, so that the standby may allocate the remaining GPUs.
+// withHolds returns the holds, including the holds on GPUs being reset. Without other holds, every
+// GPU gets an entry, so that the standby may allocate the remaining GPUs.
 func withHolds(s reset.Status, dividing map[string]resource.GPUHold, owners dra.Owners) map[string]resource.GPUHold {
 	if !s.Withholds() {
 		return dividing
@@ -83,20 +83,20 @@ func (t *Shared) Publish(ctx context.Context) error {
 		t.dividing.Publish(nil)
 	}
 	for {
-		dividing, divided := t.dividing.Latest()
-		owners, decided := t.owners.Latest()
-		proofs, proven := t.proofs.Latest()
-		resets, begun := t.resets.Latest()
-		driver, changed := t.driver.Latest()
+		divisions, divisionsChanged := t.dividing.Latest()
+		owners, ownersChanged := t.owners.Latest()
+		proofs, proofsChanged := t.proofs.Latest()
+		resets, resetsChanged := t.resets.Latest()
+		driver, driverChanged := t.driver.Latest()
 		if owners != nil {
-			holds := withHolds(resets, dividing, owners)
+			holds := withHolds(resets, divisions, owners)
 			text, err := json.Marshal(sharedState{owners, holds, proofs, driver})
 			if err != nil {
 				return err
 			}
 			t.lead.Publish(text)
 		}
-		if feed.WaitAny(ctx, decided, divided, proven, begun, changed); ctx.Err() != nil {
+		if feed.WaitAny(ctx, ownersChanged, divisionsChanged, proofsChanged, resetsChanged, driverChanged); ctx.Err() != nil {
 			return nil
 		}
 	}
@@ -105,9 +105,9 @@ func (t *Shared) Publish(ctx context.Context) error {
 // Follow applies the state received from the leader while this process is a standby.
 func (t *Shared) Follow(ctx context.Context) error {
 	for {
-		_, elected := t.lead.Statuses().Latest()
-		_, ended := t.publishers.Latest()
-		text, received := t.lead.Received().Latest()
+		_, leadChanged := t.lead.Statuses().Latest()
+		_, publishersChanged := t.publishers.Latest()
+		text, textChanged := t.lead.Received().Latest()
 		if text != nil {
 			var now sharedState
 			if err := json.Unmarshal(text, &now); err != nil { // sent by a later version; the current state is kept
@@ -116,7 +116,7 @@ func (t *Shared) Follow(ctx context.Context) error {
 				t.accept(now)
 			}
 		}
-		if feed.WaitAny(ctx, elected, ended, received); ctx.Err() != nil {
+		if feed.WaitAny(ctx, leadChanged, publishersChanged, textChanged); ctx.Err() != nil {
 			return nil
 		}
 	}

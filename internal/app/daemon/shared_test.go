@@ -81,8 +81,8 @@ func TestSharedResets(t *testing.T) {
 	}
 }
 
-// TestSharedChangeOfDriver: a standby withholds all GPUs while the driver changes, also after it leads
-// until it has found out itself.
+// TestSharedChangeOfDriver: a standby withholds all GPUs while the driver changes, also after it
+// leads until it has found out itself.
 func TestSharedChangeOfDriver(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "node")

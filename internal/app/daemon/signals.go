@@ -12,8 +12,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// signalTimeout limits the work for one signal. The driver may have to wake its GPUs
-// first.
+// signalTimeout limits the work for one signal. The driver may have to wake its GPUs first.
 const signalTimeout = time.Minute
 
 // releasable is a monitor that can release the driver.

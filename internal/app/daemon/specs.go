@@ -26,18 +26,18 @@ func newSpecs(dir string) *specs {
 }
 
 func (s *specs) Apply(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) error {
-	var written cdi.Written
-	var unwritten, unmade error
+	var specs cdi.Written
+	var specsErr, nodesErr error
 	if c.Edits.UsesCDI() {
-		written, unwritten = s.writer.Apply(wantedSpecs(snapshot, plan, c))
+		specs, specsErr = s.writer.Apply(wantedSpecs(snapshot, plan, c))
 	}
-	s.written.Store(&written)
+	s.written.Store(&specs)
 	if givesNodes(c) {
 		roots := devnodes.Roots{Driver: c.Driver.Root, Container: c.Driver.ContainerRoot, Dev: c.Driver.DevRoot,
 			Divides: c.MIG.Enabled}
-		unmade = s.nodes.Apply(roots, snapshot, plan, c.Edits)
+		nodesErr = s.nodes.Apply(roots, snapshot, plan, c.Edits)
 	}
-	return errors.Join(unwritten, unmade)
+	return errors.Join(specsErr, nodesErr)
 }
 
 func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) []resource.Hold {
@@ -57,8 +57,7 @@ func (s *specs) Lacks(snapshot inventory.Snapshot, plan resource.Plan, c config.
 	return holds
 }
 
-// givesNodes reports whether containers get device nodes of the host. A simulated GPU has
-// none.
+// givesNodes reports whether containers get device nodes of the host. A simulated GPU has none.
 func givesNodes(c config.Config) bool { return c.Edits.GivesNodes() && c.Simulate == "" }
 
 func wantedSpecs(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) cdi.Wanted {

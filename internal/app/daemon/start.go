@@ -17,7 +17,7 @@ import (
 func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventory.Snapshot],
 	configs *feed.Feed[config.Config]) error {
 	for {
-		snapshot, looked := snapshots.Latest()
+		snapshot, snapshotChanged := snapshots.Latest()
 		if snapshot.Generation > 0 && snapshot.Stale == "" {
 			c := configs.Value()
 			var resources, strategies []string
@@ -39,7 +39,7 @@ func LogStart(ctx context.Context, version string, snapshots *feed.Feed[inventor
 				"migStrategy", c.Resource.MIG.String(), "sharing", c.Resource.Sharing.Mode.String())
 			return nil
 		}
-		if !feed.WaitAny(ctx, looked) {
+		if !feed.WaitAny(ctx, snapshotChanged) {
 			return nil
 		}
 	}

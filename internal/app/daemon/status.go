@@ -19,26 +19,26 @@ import (
 )
 
 func (d *daemon) status(ctx context.Context) (status.Status, error) {
-	seen, err := d.gpus.monitor.Status(ctx)
+	state, err := d.gpus.monitor.Status(ctx)
 	if err != nil {
 		return status.Status{}, err
 	}
 	offered := d.kubelet.set.Offered().Value()
 	s := status.Status{
 		Version: version.String(), Simulated: d.startup.Simulate, ConfigFile: d.watcher.Configs().Value().File,
-		Driver: seen.Snapshot.Driver.Version, DriverMismatch: seen.Snapshot.Driver.Mismatch(),
-		Looked: status.Moment(seen.Looked),
-		Stale:  seen.Snapshot.Stale,
-		Quiet:  !seen.Quiesced.IsZero(), Node: seen.Node,
-		GPUs: status.Devices(seen.Snapshot, seen.GPUs), LeftOut: status.LeftOut(seen.Snapshot, offered),
+		Driver: state.Snapshot.Driver.Version, DriverMismatch: state.Snapshot.Driver.Mismatch(),
+		Looked: status.Moment(state.Looked),
+		Stale:  state.Snapshot.Stale,
+		Quiet:  !state.Quiesced.IsZero(), Node: state.Node,
+		GPUs: status.Devices(state.Snapshot, state.GPUs), LeftOut: status.LeftOut(state.Snapshot, offered),
 		Resources: resources(d.kubelet.set.Status()), Warnings: offered.OtherWarnings(),
 		DRA: d.claims.allocation(), MIG: d.mig.layout(), Holds: holds(offered.Holds),
 		ConfigGeneration: d.watcher.Generation(),
 		Readiness:        d.report.readiness.Answer().Value(), Lead: shownLead(d.lead.Statuses().Value()),
 		MPS:        slices.Sorted(maps.Values(d.kubelet.mps.Unready().Value())),
-		Validation: d.maintenance.validation(seen.Snapshot), Reset: d.maintenance.lastReset(),
+		Validation: d.maintenance.validation(state.Snapshot), Reset: d.maintenance.lastReset(),
 		Repair: d.maintenance.repairStatus(), DriverChange: d.maintenance.driverChange(),
-		CUDA: seen.Snapshot.Driver.CUDA, Generation: seen.Snapshot.Generation,
+		CUDA: state.Snapshot.Driver.CUDA, Generation: state.Snapshot.Generation,
 		ConfigLoaded: status.Moment(d.watcher.Loaded()),
 		Reexecutions: d.reexecutions, NVSwitches: d.gpus.switchFaults.Value(),
 		KubeletSocket: d.startup.KubeletSocket, PodResourcesSocket: d.startup.PodResourcesSocket,
@@ -56,7 +56,7 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 	if err := d.report.metricsProblem.Value(); err != nil {
 		s.MetricsError = err.Error()
 	}
-	s.MetricsAbsent = absent(seen.Snapshot, d.gpus.monitor.Samples().Value())
+	s.MetricsAbsent = absent(state.Snapshot, d.gpus.monitor.Samples().Value())
 	if err := d.report.labelsProblem.Value(); err != nil {
 		s.LabelsError = err.Error()
 	}
@@ -65,32 +65,32 @@ func (d *daemon) status(ctx context.Context) (status.Status, error) {
 			s.APIServerError = err.Error()
 		}
 	}
-	if !seen.Quiesced.IsZero() {
-		s.Quiesced = &status.Quiesced{Since: status.Moment(seen.Quiesced), Allocate: seen.Allocate,
-			ForChange: seen.ForChange}
+	if !state.Quiesced.IsZero() {
+		s.Quiesced = &status.Quiesced{Since: status.Moment(state.Quiesced), Allocate: state.Allocate,
+			ForChange: state.ForChange}
 	}
 	if err := d.watcher.Errors().Value(); err != nil {
 		s.ConfigError = err.Error()
 	}
-	s.AddUnwatched(seen.Unwatched)
+	s.AddUnwatched(state.Unwatched)
 	s.AddCalls(d.gpus.driver.Calls())
-	for _, r := range seen.Retries {
+	for _, r := range state.Retries {
 		s.Retries = append(s.Retries, status.Retry{Index: r.Index, Reason: r.Reason, Next: status.Moment(r.Next)})
 	}
-	d.addSteps(&s, seen)
+	d.addSteps(&s, state)
 	s.Summary = status.Summarize(s)
 	return s, nil
 }
 
 // addSteps adds the states on the way to GPUs for pods, if a CUDA check or a range of
 // drivers is configured.
-func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
+func (d *daemon) addSteps(s *status.Status, state monitor.Status) {
 	c := d.watcher.Configs().Value()
 	if s.Validation == nil && c.Accepted == (config.DriverRange{}) {
 		return
 	}
-	e := status.Evidence{Refused: c.Accepted.Refuses(seen.Snapshot.Driver), AnswersSince: seen.Answers}
-	if seen.Snapshot.LacksUVM(!c.Edits.GivesNodes()) {
+	e := status.Evidence{Refused: c.Accepted.Refuses(state.Snapshot.Driver), AnswersSince: state.Answers}
+	if state.Snapshot.LacksUVM(!c.Edits.GivesNodes()) {
 		e.MissingNode = "/dev/nvidia-uvm"
 	}
 	for _, r := range d.kubelet.set.Status() {
@@ -101,8 +101,7 @@ func (d *daemon) addSteps(s *status.Status, seen monitor.Status) {
 	s.Steps = d.report.progress.Steps(*s, e, time.Now())
 }
 
-// absent returns the metrics of GPUs that the driver does not provide, a sentence for each
-// reason.
+// absent returns the metrics of GPUs that the driver does not provide, a sentence for each reason.
 func absent(s inventory.Snapshot, samples []inventory.Sample) []string {
 	refused := map[string][]string{}
 	for _, sample := range samples {

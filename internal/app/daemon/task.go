@@ -23,9 +23,8 @@ type Task struct {
 	// Run blocks until ctx ends, and then returns nil. An error ends the daemon. A
 	// finished task may return nil earlier.
 	Run func(ctx context.Context) error
-	// Lead is true if the task runs only while this process leads on the node: ctx ends
-	// with the lead, and Run is called again when the process leads again. Ready counts
-	// only meanwhile.
+	// Lead is true if the task runs only while this process leads on the node: ctx ends with the
+	// lead, and Run is called again when the process leads again. Ready counts only meanwhile.
 	Lead bool
 	// Ready reports whether the task is ready, with a reason if there is something to say.
 	// It may wait until ctx ends. A task without Ready is always ready.

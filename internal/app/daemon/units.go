@@ -63,7 +63,7 @@ func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, p
 	if len(pods) == 0 {
 		return
 	}
-	seen, err := r.Containers(func(uid string) bool {
+	containers, err := r.Containers(func(uid string) bool {
 		for _, of := range pods {
 			if of[uid] {
 				return true
@@ -74,7 +74,7 @@ func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, p
 	cgroups := map[string][]string{}
 	for uuid, of := range pods {
 		for uid := range of {
-			for _, c := range seen[uid] {
+			for _, c := range containers[uid] {
 				cgroups[uuid] = append(cgroups[uuid], c.Cgroup)
 			}
 		}
@@ -91,7 +91,7 @@ func (r LimitReader) Into(ctx context.Context, gpus map[string]unitreport.GPU, p
 		gpu.Read = map[string][]unitreport.Cgroup{}
 		node := "nvidia" + strconv.Itoa(minorOf(plan, uuid))
 		for uid := range of {
-			for _, c := range seen[uid] {
+			for _, c := range containers[uid] {
 				if mib, known := limits[uuid][c.Cgroup]; known {
 					gpu.Read[uid] = append(gpu.Read[uid],
 						unitreport.Cgroup{LimitMiB: mib, HasGPU: slices.Contains(c.Nodes, node)})

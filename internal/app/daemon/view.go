@@ -35,11 +35,10 @@ type View struct {
 	ShrinkView
 	// Status returns the daemon's present status.
 	Status func(context.Context) (status.Status, error)
-	// Unproven returns why CUDA is not proven on devices of a Snapshot, by UUID, and a channel that is
-	// closed when the result may have changed; nil if the configuration wants no proofs.
+	// Unproven returns why CUDA is not proven on devices of a Snapshot, by UUID, and a channel that
+	// is closed when the result may have changed; nil if the configuration wants no proofs.
 	Unproven func(inventory.Snapshot) (unproven map[string]string, changed <-chan struct{})
-	// Quiesce releases the driver, and Resume resumes its use, like the commands of these
-	// names.
+	// Quiesce releases the driver, and Resume resumes its use, like the commands of these names.
 	Quiesce, Resume func(context.Context) error
 	AccountView
 	CountView

@@ -14,8 +14,7 @@ const (
 	// watchEvery is the interval of updates for changes without a feed: pending calls and
 	// phases of servers.
 	watchEvery = time.Second
-	// watchGap is the shortest interval of two updates. One change often causes another at
-	// once.
+	// watchGap is the shortest interval of two updates. One change often causes another at once.
 	watchGap = 100 * time.Millisecond
 )
 
@@ -36,37 +35,37 @@ func (d *daemon) streams() map[string]control.Stream {
 func (d *daemon) watch(ctx context.Context, send func(any) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
-	var sent status.Status
+	var last status.Status
 	for {
-		_, looked := d.gpus.monitor.Snapshots().Latest()
-		_, offered := d.kubelet.set.Offered().Latest()
-		_, answered := d.report.readiness.Answer().Latest()
-		_, configured := d.watcher.Configs().Latest()
-		_, refused := d.watcher.Errors().Latest()
-		_, shared := d.kubelet.mps.Unready().Latest()
-		_, kubelet := d.kubelet.kubelets.Latest()
+		_, snapshotChanged := d.gpus.monitor.Snapshots().Latest()
+		_, planChanged := d.kubelet.set.Offered().Latest()
+		_, readinessChanged := d.report.readiness.Answer().Latest()
+		_, configChanged := d.watcher.Configs().Latest()
+		_, errorChanged := d.watcher.Errors().Latest()
+		_, mpsChanged := d.kubelet.mps.Unready().Latest()
+		_, kubeletsChanged := d.kubelet.kubelets.Latest()
 		s, err := d.status(ctx)
 		if err != nil {
 			return err
 		}
 		now := s
-		now.Looked = sent.Looked // changes with each scan
-		if !reflect.DeepEqual(now, sent) {
+		now.Looked = last.Looked // changes with each scan
+		if !reflect.DeepEqual(now, last) {
 			if err := send(s); err != nil {
 				return err
 			}
-			sent = s
+			last = s
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-looked:
-		case <-offered:
-		case <-answered:
-		case <-configured:
-		case <-refused:
-		case <-shared:
-		case <-kubelet:
+		case <-snapshotChanged:
+		case <-planChanged:
+		case <-readinessChanged:
+		case <-configChanged:
+		case <-errorChanged:
+		case <-mpsChanged:
+		case <-kubeletsChanged:
 		case <-tick.C:
 		}
 		select {

@@ -37,8 +37,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/telemetry"
 )
 
-// A program has what the process was started with, and its configuration. All wings use it. Settings
-// that follow the file come from watcher.Configs.
+// A program has what the process was started with, and its configuration. All wings use it.
+// Settings that follow the file come from watcher.Configs.
 type program struct {
 	startup      config.Startup
 	watcher      *config.Watcher
@@ -247,8 +247,8 @@ type claimsWing struct {
 	driverNameKept string                 // why the driver's name differs from the configuration
 }
 
-// newClaimsWing returns the wing. inspect returns why a claim cannot have its devices now; nil if it
-// can.
+// newClaimsWing returns the wing. inspect returns why a claim cannot have its devices now; nil if
+// it can.
 func newClaimsWing(
 	ctx context.Context, p *program, l *leadership, gpus *gpuWing, served *kubeletWing,
 	inspect func(context.Context, []resource.Device) error, counters *telemetry.Counters,
@@ -258,9 +258,9 @@ func newClaimsWing(
 	return w
 }
 
-// outputs returns the tasks that decide on the owner of each GPU, and maintain the devices of claims.
-// The liveness probe does not judge the loop of the claims: the loop waits for the disk, and the
-// device plugin serves without it.
+// outputs returns the tasks that decide on the owner of each GPU, and maintain the devices of
+// claims. The liveness probe does not judge the loop of the claims: the loop waits for the disk,
+// and the device plugin serves without it.
 func (w *claimsWing) outputs(shared *Shared) []Task {
 	if w.dra == nil {
 		return []Task{shared.Publisher(Task{Name: "owners of GPUs", Run: w.giveAll})}

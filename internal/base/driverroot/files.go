@@ -201,15 +201,15 @@ func (f *Files) findFirmware(root fs.FS, version string) {
 // findLibraries searches folders for the libraries; the first folder has libcuda. It skips
 // libraries of another architecture, and names already found in an earlier folder.
 func (f *Files) findLibraries(root fs.FS, folders []string, version string) {
-	seen, looked := map[string]bool{}, map[string]bool{}
+	names, resolved := map[string]bool{}, map[string]bool{}
 	var machine elf.Machine
 	for _, folder := range folders {
 		at, _, err := Resolve(root, folder)
-		if err != nil || looked[at] {
+		if err != nil || resolved[at] {
 			f.keepError(err)
 			continue
 		}
-		looked[at] = true
+		resolved[at] = true
 		before := len(f.Libraries)
 		found := f.matchingFiles(root, folder, "*.so."+version)
 		if len(found) > 0 {
@@ -221,8 +221,8 @@ func (f *Files) findLibraries(root fs.FS, folders []string, version string) {
 		for _, p := range found {
 			l := f.library(root, p)
 			machine = cmp.Or(machine, l.machine)
-			if name := path.Base(p); !seen[name] && (l.machine == 0 || l.machine == machine) {
-				seen[name] = true
+			if name := path.Base(p); !names[name] && (l.machine == 0 || l.machine == machine) {
+				names[name] = true
 				f.Libraries = append(f.Libraries, l)
 			}
 		}

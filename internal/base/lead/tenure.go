@@ -92,12 +92,12 @@ func (l *Lead) Tenure() (working bool, changed <-chan struct{}) {
 func (l *Lead) Alive(ctx context.Context) error {
 	for {
 		t, changed := l.tenures.Latest()
-		working, ended := l.runningTasks.Latest()
+		working, tasksChanged := l.runningTasks.Latest()
 		i := slices.IndexFunc(working, func(w *taskRun) bool { return t != nil && w.tenure != t })
 		if i < 0 {
 			return nil
 		}
-		if !feed.WaitAny(ctx, changed, ended) {
+		if !feed.WaitAny(ctx, changed, tasksChanged) {
 			return fmt.Errorf("task %q of an earlier tenure has not ended, so it is not started again", working[i].name)
 		}
 	}

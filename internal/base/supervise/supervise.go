@@ -36,7 +36,7 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 	wait := b.First
 	for ctx.Err() == nil {
 		nudge := b.Nudge()
-		began := b.Clock.Now()
+		start := b.Clock.Now()
 		err := life(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -45,7 +45,7 @@ func Run(ctx context.Context, b Backoff, life func(context.Context) error) error
 			wait = b.First
 			continue
 		}
-		if b.Clock.Since(began) >= b.Proven {
+		if b.Clock.Since(start) >= b.Proven {
 			wait = b.First
 		}
 		pause := jitter(wait)

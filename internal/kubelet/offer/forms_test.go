@@ -50,8 +50,8 @@ func TestAGPUThatAPodHoldsIsNotGivenInAnotherForm(t *testing.T) {
 			if test.name != gpu {
 				both = append(both, test.name)
 			}
-			// The GPU that nobody holds changes at once, before the clock moves. Under the same name, it has
-			// no more devices at first than before.
+			// The GPU that nobody holds changes at once, before the clock moves. Under the same
+			// name, it has no more devices at first than before.
 			if test.name == gpu {
 				n.await(t, listed([]string{held, free + "::0"}, append(strings.Fields(ids(held)), free, free+"::1")), gpu)
 				n.clock.Step(time.Second)

@@ -1,6 +1,5 @@
-// Package offer makes a plan of every Snapshot and Config, adds the holds, and
-// passes the plan to the plugin servers. It has the CDI specs of new devices
-// written before the devices are offered.
+// Package offer makes a plan of every Snapshot and Config, adds the holds, and passes the plan to
+// the plugin servers. It has the CDI specs of new devices written before the devices are offered.
 package offer
 
 import (
@@ -62,19 +61,15 @@ type Set interface {
 type Proofs interface {
 	// Unproven returns why devices may not be given to pods, by UUID.
 	Unproven(inventory.Snapshot) map[string]string
-	// Changed returns a channel that is closed when the answer changes for a
-	// Snapshot.
+	// Changed returns a channel that is closed when the answer changes for a Snapshot.
 	Changed() <-chan struct{}
 }
 
-// MPS checks whether the control daemons of resources shared by CUDA's
-// Multi-Process Service run.
+// MPS checks whether the control daemons of resources shared by CUDA's Multi-Process Service run.
 type MPS interface {
-	// Follow sets the resources whose daemons are checked from now on. It does not
-	// wait for them.
+	// Follow sets the resources whose daemons are checked from now on. It does not wait for them.
 	Follow(resources []string)
-	// Unready is the feed of the resources whose daemons do not answer, each with
-	// the reason.
+	// Unready is the feed of the resources whose daemons do not answer, each with the reason.
 	Unready() *feed.Feed[map[string]string]
 	// HasResult reports whether the daemon of a followed resource has answered or
 	// has used up its time to answer.
@@ -176,8 +171,7 @@ func (l *Loop) plan(snapshot inventory.Snapshot, c config.Config, owners dra.Own
 	plan := resource.New(snapshot, options)
 	byMPS := plan.MPSDaemons()
 	l.MPS.Follow(byMPS)
-	// Read first, so that an answer arriving now does not make an earlier reason
-	// count.
+	// Read first, so that an answer arriving now does not make an earlier reason count.
 	unasked := slices.DeleteFunc(byMPS, l.MPS.HasResult)
 	plan = plan.Under(holdsOfMPS(plan, l.MPS.Unready().Value(), unasked))
 	if why := c.Accepted.Refuses(snapshot.Driver); why != "" {
@@ -211,10 +205,9 @@ func holdsOfProofs(plan resource.Plan, unproven map[string]string) []resource.Ho
 	return holds
 }
 
-// holdsOfMPS returns the holds on devices whose MPS control daemon does not run.
-// unready has the reasons, by daemon. Devices of unasked daemons are hidden: a list
-// with such a device as Unhealthy for a moment would change the status of the pods
-// that hold it.
+// holdsOfMPS returns the holds on devices whose MPS control daemon does not run. unready has the
+// reasons, by daemon. Devices of unasked daemons are hidden: a list with such a device as Unhealthy
+// for a moment would change the status of the pods that hold it.
 func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string) []resource.Hold {
 	var holds []resource.Hold
 	for _, r := range plan.Resources {
@@ -234,8 +227,7 @@ func holdsOfMPS(plan resource.Plan, unready map[string]string, unasked []string)
 // start, CDI specs are written and MPS control daemons answer within that time.
 const warnAfter = time.Second
 
-// warn logs the warnings of plans, each one when it appears and persists, until ctx
-// ends.
+// warn logs the warnings of plans, each one when it appears and persists, until ctx ends.
 func warn(ctx context.Context, plans *feed.Feed[resource.Plan]) error {
 	var before resource.Plan
 	for {

@@ -19,9 +19,8 @@ type Specs interface {
 	// Apply writes the missing files and creates the missing nodes of a plan. It
 	// waits for the disk.
 	Apply(inventory.Snapshot, resource.Plan, config.Config) error
-	// Lacks returns holds on the devices of a plan whose names are in no file or
-	// whose nodes could not be created. It does not wait for the disk, even while
-	// Apply runs.
+	// Lacks returns holds on the devices of a plan whose names are in no file or whose nodes could
+	// not be created. It does not wait for the disk, even while Apply runs.
 	Lacks(inventory.Snapshot, resource.Plan, config.Config) []resource.Hold
 }
 
@@ -37,15 +36,13 @@ type specRequest struct {
 	config   config.Config
 }
 
-// A specTask writes the files in its own goroutine, so that no change of health
-// waits for the disk.
+// A specTask writes the files in its own goroutine, so that no change of health waits for the disk.
 type specTask struct {
 	specs     Specs
 	requested *feed.Feed[specRequest]
 	// tried is the number of the last attempted request, successful or not.
 	tried *feed.Feed[uint64]
-	// inForce is the configuration by which containers get devices; nil before the
-	// first plan.
+	// inForce is the configuration by which containers get devices; nil before the first plan.
 	inForce *config.Config
 }
 
@@ -53,11 +50,10 @@ func newSpecTask(s Specs) *specTask {
 	return &specTask{specs: s, requested: feed.New(specRequest{}), tried: feed.New(uint64(0))}
 }
 
-// prepare requests the files of a plan. It returns holds on the devices whose names
-// are in no file, and the configuration by which containers get the other devices
-// now. While new files are missing, this is the previous configuration. The same
-// holds if the new files cannot be written, so that no device could be offered;
-// then problem has the reason.
+// prepare requests the files of a plan. It returns holds on the devices whose names are in no file,
+// and the configuration by which containers get the other devices now. While new files are missing,
+// this is the previous configuration. The same holds if the new files cannot be written, so that no
+// device could be offered; then problem has the reason.
 func (t *specTask) prepare(snapshot inventory.Snapshot, plan resource.Plan, c config.Config) (
 	holds []resource.Hold, way config.Config, problem string,
 ) {

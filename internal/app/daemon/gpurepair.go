@@ -53,8 +53,8 @@ func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (
 	return u
 }
 
-// podsOf returns the pods to evict from a GPU in the mode Evict; none if one of its users is not a pod
-// with a known name.
+// podsOf returns the pods to evict from a GPU in the mode Evict; none if one of its users is not a
+// pod with a known name.
 func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
 	if w.kubelet.directory == nil || w.watcher.Configs().Value().Repair != policy.Evict {
 		return nil
@@ -94,8 +94,8 @@ func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []p
 	return append(pods, ofClaims...)
 }
 
-// PodsOfClaims returns the pods that have a device by one of the claims; none if a claim has no pod: its
-// pod has ended, or is about to start, and the eviction of others would not free the GPU.
+// PodsOfClaims returns the pods that have a device by one of the claims; none if a claim has no
+// pod: its pod has ended, or is about to start, and the eviction of others would not free the GPU.
 func PodsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods []policy.Pod) {
 	for _, c := range prepared {
 		found := false

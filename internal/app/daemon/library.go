@@ -30,8 +30,7 @@ func CheckFirstLook(ctx context.Context, m *monitor.Monitor, configs *feed.Feed[
 	}
 	waits := errors.Is(err, inventory.ErrDriverMismatch) && !errors.Is(err, inventory.ErrOldLibrary)
 	if configs.Value().FailOnInitError && !waits {
-		// Not wrapped: the error must not start a new process, which would find the same
-		// library.
+		// Not wrapped: the error must not start a new process, which would find the same library.
 		return fmt.Errorf("%s; to find the cause, run: %s; to wait for the driver instead, use "+
 			"--fail-on-init-error=false", err.Error(), doctor)
 	}
@@ -76,7 +75,7 @@ const (
 func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 	long, veryLong := time.After(minUptime), time.After(minUptimeUseless)
 	for {
-		snapshot, looked := m.Snapshots().Latest()
+		snapshot, snapshotChanged := m.Snapshots().Latest()
 		worked, err := replaced(ctx, m, snapshot)
 		var due <-chan time.Time
 		switch {
@@ -91,7 +90,7 @@ func FollowDriver(ctx context.Context, m *monitor.Monitor) error {
 			return nil
 		case <-due:
 			return err
-		case <-looked:
+		case <-snapshotChanged:
 		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
-// TestPodsOfClaims: the pods to evict for a GPU with claims. A shared claim has several pods, and a pod
-// several devices.
+// TestPodsOfClaims: the pods to evict for a GPU with claims. A shared claim has several pods, and a
+// pod several devices.
 func TestPodsOfClaims(t *testing.T) {
 	t.Parallel()
 	device := func(pod, claim string) kubelet.ContainerDevice {
