@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -60,31 +59,6 @@ func TestFIFOs(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestAFIFOForAConfiguration: it is an error at the start, and a fault afterwards.
-func TestAFIFOForAConfiguration(t *testing.T) {
-	t.Parallel()
-	s := open(t, node.Setup{})
-	file := s.write("config.yaml", "version: v1\n")
-	s.Args = []string{"--config-file", file}
-	s.start()
-	s.shows(8, 8)
-	if err := errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	s.says("the file is a FIFO", func(now status) bool { return strings.Contains(now.ConfigError, "is a FIFO") })
-	s.shows(8, 8)
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
-	s.start()
-	daemon := s.Running()
-	s.ends(daemon)
-	if err := s.StopDaemon(); err == nil {
-		t.Error("a daemon whose configuration is a FIFO ended with exit status 0")
-	}
-	s.logs("config.yaml: is a FIFO, not a regular file")
 }
 
 // TestFewDescriptors: a daemon that may open no more files says so, goes on, and does what it has

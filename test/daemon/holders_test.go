@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"slices"
@@ -11,9 +12,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestHoldersInTheStatus: status --holders names the container of each device that a pod holds, by
-// kubelet's account at that moment, and says why where kubelet does not tell.
-func TestHoldersInTheStatus(t *testing.T) {
+// TestHolders: status --holders names the container of each device that a pod holds, by the kubelet's
+// account at that moment, and says why where the kubelet does not answer. driver preflight names the
+// pod.
+func TestHolders(t *testing.T) {
 	t.Parallel()
 	s := open(t, node.Setup{})
 	s.start()
@@ -40,6 +42,22 @@ func TestHoldersInTheStatus(t *testing.T) {
 	if told := ask(); told.Holders != nil || told.HoldersError != "" {
 		t.Errorf("without --holders: %v, %s", told.Holders, told.HoldersError)
 	}
+	s.eventually("driver preflight names the pod", func() bool {
+		var report struct {
+			Verdict string
+			Holders []struct {
+				Kind, Name string
+				Resources  []string
+			}
+		}
+		out, err := exec.CommandContext(t.Context(), binary, "driver", "preflight", "-o", "json", "--control-socket", s.ControlSocket(),
+			"--pod-resources-socket", s.PodResourcesSocket()).Output()
+		t.Logf("%v: %s", err, out)
+		var ended *exec.ExitError
+		return errors.As(err, &ended) && ended.ExitCode() == 2 && json.Unmarshal(out, &report) == nil &&
+			report.Verdict == "in use" && len(report.Holders) == 1 && report.Holders[0].Kind == "pod" &&
+			slices.Equal(report.Holders[0].Resources, []string{gpu})
+	})
 	if err := os.Remove(s.PodResourcesSocket()); err != nil {
 		t.Fatal(err)
 	}

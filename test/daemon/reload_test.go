@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-// TestReload: SIGHUP puts a changed configuration file in force; one that is not valid leaves what
-// was.
+// TestReload: SIGHUP does not end a daemon that has only begun. It puts a changed configuration file
+// in force; an invalid file changes nothing.
 func TestReload(t *testing.T) {
 	t.Parallel()
 	const shared = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
@@ -17,6 +17,8 @@ func TestReload(t *testing.T) {
 	file := s.write("config.yaml", "version: v1\n")
 	s.Args = []string{"--config-file", file}
 	s.start()
+	s.logs("Starting")
+	s.signal(s.Running(), syscall.SIGHUP)
 	s.allocatable(8)
 
 	// The devices that the new configuration does not have leave slowly; they are Unhealthy at once.
