@@ -89,11 +89,8 @@ func TestCluster(t *testing.T) {
 		{name: "under the GPU operator", story: underTheOperator},
 		{name: "under an earlier GPU operator", story: underAnEarlierOperator, long: true},
 		{name: "an example of NVIDIA's chart", story: oneExampleOfNVIDIAsChart, newest: true},
-		{name: "installed by Helm", story: installedByHelm, newest: true},
 		{name: "another plugin comes and goes", story: otherPlugin},
-		{name: "from another plugin and back by Helm", story: takesOverByHelm},
 		{name: "in the cluster", story: inTheCluster, newest: true},
-		{name: "upgrades that take devices away", story: takenAway},
 		{name: "upgrades that take devices away without the taint", story: takenAwayUntainted, long: true},
 		{name: "MIG layouts by label", story: dividedByLabel, newest: true},
 		{name: "policies for pods", story: policiesOfUnits, lacks: noMutatingPolicies},
@@ -106,8 +103,8 @@ func TestCluster(t *testing.T) {
 	})
 }
 
-// TestClaims has the stories of claims for GPUs. Kubelet looks at a pod as rarely as it does by
-// default.
+// TestClaims has the stories of claims for GPUs, and those of Helm for which TestCluster, which
+// runs beside it, has no time. The kubelet syncs a pod as rarely as it does by default.
 func TestClaims(t *testing.T) {
 	ctx, n := startNode(t)
 	if err := n.SetKubelet("syncFrequency", "1m"); err != nil {
@@ -119,6 +116,9 @@ func TestClaims(t *testing.T) {
 		{name: "claims where gates are off", story: claimsWithGatesOff, old: true},
 		{name: "no MIG devices for claims where gates are off", story: noPartitionsWithGatesOff, old: true},
 		{name: "claims by Helm", story: claimsByHelm},
+		{name: "installed by Helm", story: installedByHelm, newest: true},
+		{name: "from another plugin and back by Helm", story: takesOverByHelm},
+		{name: "upgrades that take devices away", story: takenAway},
 		{name: "without NVIDIA's runtime", story: withoutTheRuntime, long: true},
 		{name: "claims by an older API", story: claimsByOlderAPI, long: true},
 		{name: "claims in shares", story: claimsInShares, long: true, lacks: gateOff("DRAConsumableCapacity")},
