@@ -100,9 +100,9 @@ type statusWriter struct {
 // wake returns channels that are closed when the status may change.
 func (w *statusWriter) wake() []<-chan struct{} {
 	_, given := w.prepared()
-	_, looked := w.snapshots.Latest()
-	_, published := w.pools.Latest()
-	return []<-chan struct{}{given, looked, published}
+	_, snapshotChanged := w.snapshots.Latest()
+	_, poolChanged := w.pools.Latest()
+	return []<-chan struct{}{given, snapshotChanged, poolChanged}
 }
 
 // write writes the status of the claim if it has changed since the last write.

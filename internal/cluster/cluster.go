@@ -124,9 +124,9 @@ func afterHeadStart(task daemon.Task) daemon.Task {
 // watchNode watches the Node while a task needs it.
 func (c *Cluster) watchNode(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
-		_, seen := c.client.Nodes().Latest()
+		_, nodeChanged := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
-		return c.needsNode(now), []<-chan struct{}{changed, seen}
+		return c.needsNode(now), []<-chan struct{}{changed, nodeChanged}
 	}, func(ctx context.Context, needed bool) error {
 		if needed {
 			c.watch(ctx)
@@ -168,9 +168,9 @@ func (c *Cluster) watch(ctx context.Context) {
 // server.
 func (c *Cluster) keepSize(ctx context.Context, configs *feed.Feed[config.Config]) error {
 	return runWhileUnchanged(ctx, func() (bool, []<-chan struct{}) {
-		_, seen := c.client.Nodes().Latest()
+		_, nodeChanged := c.client.Nodes().Latest()
 		now, changed := configs.Latest()
-		return c.needsNode(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, seen}
+		return c.needsNode(now) || now.DRA.Mode != config.DRAOff, []<-chan struct{}{changed, nodeChanged}
 	}, func(ctx context.Context, needed bool) error {
 		if needed {
 			c.spread.awaitStart(ctx, c.client)

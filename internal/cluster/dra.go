@@ -80,12 +80,12 @@ func runDriver(ctx context.Context, d daemon.View, driver *draplugin.Plugin) err
 // when this may change. The driver is needed until all GPUs belong to the device plugin: a claim
 // that was never prepared may have a GPU, and the kubelet needs the driver to end its pod.
 func driverNeeded(d daemon.View) (needed bool, changed []<-chan struct{}) {
-	c, configured := d.Configs.Latest()
-	published, written := d.DRA.Devices.Published().Latest()
-	records, prepared := d.DRA.Claims.InUse().Latest()
-	owners, decided := d.DRA.Owners.Latest()
+	c, configChanged := d.Configs.Latest()
+	published, publishedChanged := d.DRA.Devices.Published().Latest()
+	records, recordsChanged := d.DRA.Claims.InUse().Latest()
+	owners, ownersChanged := d.DRA.Owners.Latest()
 	needed = c.DRA.Mode != config.DRAOff || len(published)+len(records) > 0 || !owners.AllPlugin()
-	return needed, []<-chan struct{}{configured, written, prepared, decided}
+	return needed, []<-chan struct{}{configChanged, publishedChanged, recordsChanged, ownersChanged}
 }
 
 // Claim returns the part of a claim that belongs to the driver, and whether the claim exists.

@@ -93,9 +93,9 @@ func isSameEvent(a, b nodeevents.NodeEvent) bool { return a.Key() == b.Key() && 
 // sendEvents writes the Events of the queue one after the other.
 func (r *reporter) sendEvents(ctx context.Context) {
 	wake := func() []<-chan struct{} {
-		_, queued := r.queue.changed.Latest()
-		_, seen := r.nodes.Latest()
-		return []<-chan struct{}{queued, seen}
+		_, queueChanged := r.queue.changed.Latest()
+		_, nodeChanged := r.nodes.Latest()
+		return []<-chan struct{}{queueChanged, nodeChanged}
 	}
 	var written nodeevents.NodeEvent // the last Event written about the node
 	var pods []kubeapi.Pod           // pods about which it is still to be written

@@ -65,9 +65,9 @@ func (c *Cluster) labelFeature(ctx context.Context, d daemon.View) {
 	}
 	defer func() { _ = l.report(nil) }() // from now on another process leads and reports
 	wake := func() []<-chan struct{} {
-		_, configured := d.Configs.Latest()
-		_, labeled := d.Labels.Latest()
-		return []<-chan struct{}{configured, labeled, l.alarm.Rings()}
+		_, configChanged := d.Configs.Latest()
+		_, labelsChanged := d.Labels.Latest()
+		return []<-chan struct{}{configChanged, labelsChanged, l.alarm.Rings()}
 	}
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "NodeFeature", wake, func(ctx context.Context) error {
 		if d.Configs.Value().Features.Labels != config.LabelsNodeFeature {

@@ -120,7 +120,7 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 	save := n.saver(ctx)
 	for {
 		node, changed := n.nodes.Latest()
-		inForce, configured := configs.Latest()
+		inForce, configChanged := configs.Latest()
 		var written <-chan struct{}
 		if name, ours := n.nameToSave(inForce); ours {
 			written = save(name)
@@ -134,7 +134,7 @@ func (n *nodeConfig) run(ctx context.Context, configs *feed.Feed[config.Config])
 			return nil
 		case <-changed:
 			continue
-		case <-configured:
+		case <-configChanged:
 			continue
 		case <-written:
 			continue

@@ -76,11 +76,11 @@ func (c *Cluster) followRepairs(ctx context.Context, d daemon.View) {
 	r.client, r.daemon, r.listed, r.own, r.askedAt = c.client, d, false, nil, time.Time{}
 	defer r.admission.answer("this process does not lead", time.Time{})
 	wake := func() []<-chan struct{} {
-		_, node := r.client.Nodes().Latest()
-		_, configured := d.Configs.Latest()
-		_, repaired := d.Repairs.Latest()
-		_, requested := r.admission.begun.Latest()
-		return []<-chan struct{}{node, configured, repaired, requested, r.alarm.Rings()}
+		_, nodeChanged := r.client.Nodes().Latest()
+		_, configChanged := d.Configs.Latest()
+		_, repairsChanged := d.Repairs.Latest()
+		_, requestChanged := r.admission.begun.Latest()
+		return []<-chan struct{}{nodeChanged, configChanged, repairsChanged, requestChanged, r.alarm.Rings()}
 	}
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "repairs of the cluster", wake, func(ctx context.Context) error {
 		err := r.step(ctx)

@@ -87,16 +87,16 @@ func tellsOfGPUs(f config.Features) bool { return f.Events || f.Condition || f.T
 func (r *reporter) followStatus(ctx context.Context) {
 	began, standby := time.Now(), r.daemon.Lead.Received().Value() != nil
 	for {
-		_, looked := r.daemon.Snapshots.Latest()
-		_, offered := r.daemon.Offered.Latest()
-		_, refused := r.daemon.ConfigErrors.Latest()
-		c, configured := r.daemon.Configs.Latest()
-		node, seen := r.nodes.Latest()
-		_, repaired := r.daemon.Repairs.Latest()
-		_, driver := r.daemon.DriverChange.Latest()
-		var divided <-chan struct{}
+		_, snapshotChanged := r.daemon.Snapshots.Latest()
+		_, offeredChanged := r.daemon.Offered.Latest()
+		_, errorsChanged := r.daemon.ConfigErrors.Latest()
+		c, configChanged := r.daemon.Configs.Latest()
+		node, nodeChanged := r.nodes.Latest()
+		_, repairsChanged := r.daemon.Repairs.Latest()
+		_, driverChanged := r.daemon.DriverChange.Latest()
+		var migChanged <-chan struct{}
 		if r.daemon.MIG != nil {
-			_, divided = r.daemon.MIG.Latest()
+			_, migChanged = r.daemon.MIG.Latest()
 		}
 		var tick <-chan time.Time
 		if tellsOfGPUs(c.Features) {
@@ -118,14 +118,14 @@ func (r *reporter) followStatus(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-looked:
-		case <-offered:
-		case <-refused:
-		case <-configured:
-		case <-seen:
-		case <-divided:
-		case <-repaired:
-		case <-driver:
+		case <-snapshotChanged:
+		case <-offeredChanged:
+		case <-errorsChanged:
+		case <-configChanged:
+		case <-nodeChanged:
+		case <-migChanged:
+		case <-repairsChanged:
+		case <-driverChanged:
 		case <-tick:
 		}
 		select {
@@ -142,11 +142,11 @@ func (r *reporter) followStatus(ctx context.Context) {
 func (r *reporter) findEvents(ctx context.Context) {
 	var history *nodeevents.History
 	for {
-		_, drained := r.queue.changed.Latest()
+		_, queueChanged := r.queue.changed.Latest()
 		node, nodeChanged := r.nodes.Latest()
 		hasStatus, firstStatus := r.statusWithNode.Latest() // read before the status
 		s, changed := r.statuses.Latest()
-		c, configured := r.daemon.Configs.Latest()
+		c, configChanged := r.daemon.Configs.Latest()
 		var again <-chan time.Time
 		switch {
 		case !c.Features.Events:
@@ -176,11 +176,11 @@ func (r *reporter) findEvents(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-drained:
+		case <-queueChanged:
 		case <-nodeChanged:
 		case <-changed:
 		case <-firstStatus:
-		case <-configured:
+		case <-configChanged:
 		case <-again:
 		}
 	}

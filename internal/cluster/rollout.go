@@ -94,15 +94,15 @@ func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
 	r.client, r.daemon, r.listed, r.own = c.client, d, false, nil
 	defer r.answer(false, "this process does not lead")
 	wake := func() []<-chan struct{} {
-		_, node := r.client.Nodes().Latest()
-		_, configured := d.Configs.Latest()
-		_, requested := r.admission.begun.Latest()
-		_, repairs := d.Repairs.Latest()
-		_, driver := d.DriverChange.Latest()
-		channels := []<-chan struct{}{node, configured, repairs, driver, requested, r.alarm.Rings()}
+		_, nodeChanged := r.client.Nodes().Latest()
+		_, configChanged := d.Configs.Latest()
+		_, requestChanged := r.admission.begun.Latest()
+		_, repairsChanged := d.Repairs.Latest()
+		_, driverChanged := d.DriverChange.Latest()
+		channels := []<-chan struct{}{nodeChanged, configChanged, repairsChanged, driverChanged, requestChanged, r.alarm.Rings()}
 		if d.MIG != nil {
-			_, divided := d.MIG.Latest()
-			channels = append(channels, divided)
+			_, migChanged := d.MIG.Latest()
+			channels = append(channels, migChanged)
 		}
 		return channels
 	}

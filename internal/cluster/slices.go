@@ -66,9 +66,9 @@ func (p *publisher) publishWhileNeeded(ctx context.Context) {
 	})
 	watching := false
 	kubeapi.RunWithRetry(ctx, clock.RealClock{}, "slices", func() []<-chan struct{} {
-		_, seen := p.observed.Latest()
-		_, failed := p.problem.Latest()
-		return append(p.changes(), seen, failed)
+		_, observedChanged := p.observed.Latest()
+		_, problemChanged := p.problem.Latest()
+		return append(p.changes(), observedChanged, problemChanged)
 	}, func(ctx context.Context) error {
 		if !watching {
 			if p.spread.awaitStart(ctx, p.client); ctx.Err() != nil {
@@ -83,10 +83,10 @@ func (p *publisher) publishWhileNeeded(ctx context.Context) {
 
 // changes returns channels that are closed when the wanted slices may change.
 func (p *publisher) changes() []<-chan struct{} {
-	_, pool := p.devices.Pools().Latest()
-	_, published := p.devices.Published().Latest()
-	_, driver := p.driver.Latest()
-	return []<-chan struct{}{pool, published, driver, p.alarm.Rings()}
+	_, poolChanged := p.devices.Pools().Latest()
+	_, publishedChanged := p.devices.Published().Latest()
+	_, driverChanged := p.driver.Latest()
+	return []<-chan struct{}{poolChanged, publishedChanged, driverChanged, p.alarm.Rings()}
 }
 
 // isNeeded reports whether there is something to publish or to remove. Slices are published only
@@ -113,13 +113,13 @@ func (p *publisher) watch(ctx context.Context) {
 		only          string // name of the slice, if there is exactly one
 	}
 	_ = runWhileUnchanged(ctx, func() (target, []<-chan struct{}) {
-		status, registered := p.driver.Latest()
+		status, driverChanged := p.driver.Latest()
 		pool, changed := p.devices.Pools().Latest()
 		t := target{registrations: status.Registrations}
 		if len(pool.Slices) == 1 {
 			t.only = pool.SliceName(0)
 		}
-		return t, []<-chan struct{}{registered, changed}
+		return t, []<-chan struct{}{driverChanged, changed}
 	}, func(ctx context.Context, t target) error { // always returns nil
 		p.client.WatchSlices(ctx, clock.RealClock{}, p.devices.Driver(), t.only, p.observed, p.problem)
 		return nil

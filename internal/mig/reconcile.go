@@ -191,7 +191,7 @@ func (r *reconciler) awaitSnapshot(ctx context.Context, now layout.GPU) (shown b
 	timer := time.NewTimer(fastPollFor)
 	defer timer.Stop()
 	for {
-		snapshot, looked := r.options.Snapshots.Latest()
+		snapshot, snapshotChanged := r.options.Snapshots.Latest()
 		found, _ := snapshot.GPU(r.UUID)
 		hidden := hiddenInstances(found, now)
 		if found.MIG == now.Mode && len(hidden) == 0 {
@@ -202,7 +202,7 @@ func (r *reconciler) awaitSnapshot(ctx context.Context, now layout.GPU) (shown b
 			return false, ""
 		case <-timer.C:
 			return found.MIG == now.Mode, hiddenReason(hidden, snapshot, found.Index)
-		case <-looked:
+		case <-snapshotChanged:
 		}
 	}
 }

@@ -133,29 +133,29 @@ func New(o Options) *Reporter {
 func (r *Reporter) Run(ctx context.Context) {
 	isRead := false
 	for ctx.Err() == nil {
-		c, configured := r.o.Configs.Latest()
+		c, configChanged := r.o.Configs.Latest()
 		if c.Features.HealthEvents == "" {
 			clear(r.newer)
-			feed.WaitAny(ctx, configured)
+			feed.WaitAny(ctx, configChanged)
 			continue
 		}
 		if !isRead {
 			isRead = true
 			r.recall(ctx)
 		}
-		s, scanned := r.o.Snapshots.Latest()
+		s, snapshotChanged := r.o.Snapshots.Latest()
 		unproven, proved := r.o.Unproven(s)
-		repairs, repaired := r.o.Repairs.Latest()
+		repairs, repairsChanged := r.o.Repairs.Latest()
 		wait := r.update(s, unproven, manual(repairs), c.Features)
 		r.save(ctx)
 		wait = min(wait, r.deliver(ctx, strings.TrimPrefix(c.Features.HealthEvents, config.UnixScheme)))
 		r.save(ctx)
 		select {
 		case <-ctx.Done():
-		case <-configured:
-		case <-scanned:
+		case <-configChanged:
+		case <-snapshotChanged:
 		case <-proved:
-		case <-repaired:
+		case <-repairsChanged:
 		case <-r.o.Clock.After(wait):
 		}
 	}

@@ -38,9 +38,9 @@ func NewConditionPart(configs *feed.Feed[config.Config], statuses *feed.Feed[sta
 
 // Inputs implements Part.
 func (p *ConditionPart) Inputs() []<-chan struct{} {
-	c, configured := p.Configs.Latest()
+	c, configChanged := p.Configs.Latest()
 	_, changed := p.Statuses.Latest()
-	return inputsIf(c.Features.Condition, configured, changed)
+	return inputsIf(c.Features.Condition, configChanged, changed)
 }
 
 // Look implements Part.
@@ -129,9 +129,9 @@ type TaintPart struct {
 
 // Inputs implements Part.
 func (p *TaintPart) Inputs() []<-chan struct{} {
-	c, configured := p.Configs.Latest()
+	c, configChanged := p.Configs.Latest()
 	_, changed := p.Statuses.Latest()
-	return inputsIf(c.Features.Taint, configured, changed)
+	return inputsIf(c.Features.Taint, configChanged, changed)
 }
 
 // Look implements Part.

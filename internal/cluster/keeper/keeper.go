@@ -170,12 +170,12 @@ func (k *Keeper) Run(ctx context.Context, parts ...*Slot) {
 	t := &term{Keeper: k, turn: turn, parts: append(parts, NewSlot("first write", turn))}
 	timer := time.AfterFunc(0, func() {})
 	for ctx.Err() == nil {
-		_, woken := k.woken.Latest()
-		_, seen := k.client.Nodes().Latest()
+		_, wakeChanged := k.woken.Latest()
+		_, nodeChanged := k.client.Nodes().Latest()
 		now, next := time.Now(), time.Time{}
 		t.takeResults(now)
 		node := k.Newest() // after takeResults: the newest Node includes the results of writes
-		changes := []<-chan struct{}{woken, seen}
+		changes := []<-chan struct{}{wakeChanged, nodeChanged}
 		for _, p := range t.parts {
 			next = order.Earliest(next, t.advance(ctx, p, node, now))
 			if !p.working {

@@ -85,9 +85,9 @@ type foreignLabel struct{ value, owner string }
 
 // Inputs implements Part.
 func (p *LabelsPart) Inputs() []<-chan struct{} {
-	c, configured := p.Configs.Latest()
-	_, labeled := p.Labels.Latest()
-	return inputsIf(c.Features.Labels == config.LabelsNode, configured, labeled)
+	c, configChanged := p.Configs.Latest()
+	_, labelsChanged := p.Labels.Latest()
+	return inputsIf(c.Features.Labels == config.LabelsNode, configChanged, labelsChanged)
 }
 
 // Look implements Part.

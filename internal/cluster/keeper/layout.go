@@ -74,10 +74,10 @@ type LayoutPart struct {
 
 // Inputs implements Part.
 func (p *LayoutPart) Inputs() []<-chan struct{} {
-	c, configured := p.Configs.Latest()
-	_, chosen := p.Chooser.Choices().Latest()
-	_, progress := p.Progress.Latest()
-	return inputsIf(c.MIG.Enabled && c.MIG.Label, configured, chosen, progress)
+	c, configChanged := p.Configs.Latest()
+	_, choiceChanged := p.Chooser.Choices().Latest()
+	_, progressChanged := p.Progress.Latest()
+	return inputsIf(c.MIG.Enabled && c.MIG.Label, configChanged, choiceChanged, progressChanged)
 }
 
 // Look implements Part.

@@ -143,9 +143,9 @@ type ResumePart struct {
 
 // Inputs implements Part.
 func (p *ResumePart) Inputs() []<-chan struct{} {
-	c, configured := p.Configs.Latest()
-	_, progress := p.Progress.Latest()
-	return inputsIf(p.wasOn || c.MIG.PauseClients, configured, progress)
+	c, configChanged := p.Configs.Latest()
+	_, progressChanged := p.Progress.Latest()
+	return inputsIf(p.wasOn || c.MIG.PauseClients, configChanged, progressChanged)
 }
 
 // Look implements Part.

@@ -198,10 +198,10 @@ func (p *ReleasePart) isIdle(enabled bool, node kubeapi.Node) bool {
 
 // Inputs implements Part.
 func (p *ReleasePart) Inputs() []<-chan struct{} {
-	c, configured := p.Daemon.Configs.Latest()
-	_, looked := p.Daemon.Snapshots.Latest()
-	_, led := p.Daemon.Lead.Statuses().Latest()
-	return inputsIf(c.Features.Quiesce || p.state != "" || !p.ResumeOwed.IsZero(), configured, looked, led)
+	c, configChanged := p.Daemon.Configs.Latest()
+	_, snapshotChanged := p.Daemon.Snapshots.Latest()
+	_, leadChanged := p.Daemon.Lead.Statuses().Latest()
+	return inputsIf(c.Features.Quiesce || p.state != "" || !p.ResumeOwed.IsZero(), configChanged, snapshotChanged, leadChanged)
 }
 
 // Look implements Part.

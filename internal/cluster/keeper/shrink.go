@@ -35,10 +35,10 @@ type ShrinkPart struct {
 
 // Inputs implements Part.
 func (p *ShrinkPart) Inputs() []<-chan struct{} {
-	c, configured := p.Daemon.Configs.Latest()
-	_, fewer := p.Daemon.PendingShrink.Latest()
-	_, offered := p.Daemon.Offered.Latest()
-	return inputsIf(c.Features.ChangeTaint || p.owes(), configured, fewer, offered)
+	c, configChanged := p.Daemon.Configs.Latest()
+	_, shrinkChanged := p.Daemon.PendingShrink.Latest()
+	_, offeredChanged := p.Daemon.Offered.Latest()
+	return inputsIf(c.Features.ChangeTaint || p.owes(), configChanged, shrinkChanged, offeredChanged)
 }
 
 // Look implements Part.

@@ -27,8 +27,8 @@ type StartupPart struct {
 
 // Inputs implements Part.
 func (p *StartupPart) Inputs() []<-chan struct{} {
-	_, configured := p.Daemon.Configs.Latest()
-	return []<-chan struct{}{configured}
+	_, configChanged := p.Daemon.Configs.Latest()
+	return []<-chan struct{}{configChanged}
 }
 
 // Look implements Part.

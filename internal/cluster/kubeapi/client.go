@@ -299,10 +299,10 @@ func IsTemporary(err error) bool {
 // send sends a request once, and returns the body of the response. The error wraps an
 // *apierrors.StatusError, or says why there is no response.
 func (c *Client) send(ctx context.Context, r request) ([]byte, error) {
-	_, restored := c.watchRestored.Latest()
+	_, restoredChanged := c.watchRestored.Latest()
 	answer, err := c.do(ctx, r)
 	if isUnavailable(err) {
-		return nil, &unavailableError{err, restored}
+		return nil, &unavailableError{err, restoredChanged}
 	}
 	return answer, err
 }

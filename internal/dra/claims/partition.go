@@ -262,8 +262,8 @@ func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 	r.Devices = slices.Clone(r.Devices)
 	s, err := c.options.Driver.Look(ctx)
 	for {
-		now, looked := c.options.Snapshots.Latest()
-		_, renewed := c.editsChanged.Latest()
+		now, snapshotChanged := c.options.Snapshots.Latest()
+		_, editsChanged := c.editsChanged.Latest()
 		if now.Generation > s.Generation {
 			s = now
 		}
@@ -302,8 +302,8 @@ func (c *Claims) awaitDevices(ctx context.Context, r record) (record, error) {
 		case <-ctx.Done():
 			return r, fail(CauseNotReady, "the device %s was created, but no scan has found it yet: %w", missing,
 				errors.Join(err, ctx.Err()))
-		case <-looked:
-		case <-renewed:
+		case <-snapshotChanged:
+		case <-editsChanged:
 		}
 	}
 }

@@ -139,12 +139,12 @@ const retryInterval = time.Second
 // retry repeats try while the error is temporary and the call may wait. Between attempts
 // no lock is held.
 func (c *Claims) retry(ctx context.Context, try func() error) error {
-	_, ended := c.open.Latest()
+	_, openChanged := c.open.Latest()
 	late := time.NewTimer(c.options.Patience)
 	defer late.Stop()
 	for {
 		_, changed := c.recordsChanged.Latest()
-		_, renewed := c.editsChanged.Latest()
+		_, editsChanged := c.editsChanged.Latest()
 		err := try()
 		if cause := causeOf(err); cause != CauseInUse && cause != CauseNotReady || c.options.Patience == 0 {
 			return err
@@ -152,12 +152,12 @@ func (c *Claims) retry(ctx context.Context, try func() error) error {
 		again := time.NewTimer(retryInterval)
 		select {
 		case <-changed:
-		case <-renewed:
+		case <-editsChanged:
 		case <-again.C:
 		case <-late.C:
 			again.Stop()
 			return err
-		case <-ended:
+		case <-openChanged:
 			again.Stop()
 			return causedError{CauseLate, dra.ErrEnded}
 		case <-ctx.Done():

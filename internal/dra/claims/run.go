@@ -73,8 +73,8 @@ func (c *Claims) Run(ctx context.Context) error {
 		return nil
 	}
 	for {
-		_, renewed := c.editsChanged.Latest()
-		_, configured := c.options.Configs.Latest()
+		_, editsChanged := c.editsChanged.Latest()
+		_, configChanged := c.options.Configs.Latest()
 		adopted = c.offersGPUs() && (adopted || c.adopt(ctx))
 		c.refresh(ctx)
 		c.setOpen(true)
@@ -82,8 +82,8 @@ func (c *Claims) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-renewed:
-		case <-configured:
+		case <-editsChanged:
+		case <-configChanged:
 		case <-timer.C:
 			timer.Reset(refreshInterval)
 			c.findLeaks(ctx, &leaks)
@@ -107,16 +107,16 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 	defer timer.Stop()
 	var problem error
 	for {
-		snapshot, found := c.options.Snapshots.Latest()
+		snapshot, snapshotChanged := c.options.Snapshots.Latest()
 		configured, changed := c.options.Configs.Latest()
-		pool, published := c.options.Pools.Latest()
+		pool, poolChanged := c.options.Pools.Latest()
 		if snapshot.Generation > 0 && (c.offersGPUs() || hasDevices(pool) || len(c.inUse.Value()) > 0) {
 			devices, err := writer.DeviceEdits(snapshot, configured.Edits, configured.CDI)
 			c.edits.Store(&containerEdits{devices, snapshot.Generation})
 			if err != nil && textOf(err) != textOf(problem) {
 				klog.FromContext(ctx).Error(err, "Cannot create all CDI specs of claims")
 			}
-			problem, published = err, nil
+			problem, poolChanged = err, nil
 		}
 		c.noteUVM(snapshot)
 		c.editsChanged.Publish(struct{}{})
@@ -124,9 +124,9 @@ func (c *Claims) follow(ctx context.Context, looked func()) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-found:
+		case <-snapshotChanged:
 		case <-changed:
-		case <-published: // only whether there are devices matters: their details are not in specs
+		case <-poolChanged: // only whether there are devices matters: their details are not in specs
 		case <-timer.C:
 			timer.Reset(refreshInterval)
 		}

@@ -35,9 +35,9 @@ func (c *Claims) Divide(ctx context.Context) error {
 	done()
 	surveys := map[string]survey{}
 	for {
-		snapshot, looked := c.options.Snapshots.Latest()
+		snapshot, snapshotChanged := c.options.Snapshots.Latest()
 		configured, changed := c.options.Configs.Latest()
-		_, used := c.inUse.Latest()
+		_, recordsChanged := c.inUse.Latest()
 		var again <-chan time.Time
 		if snapshot.Generation > 0 {
 			if c.survey(ctx, snapshot, configured, surveys) {
@@ -47,9 +47,9 @@ func (c *Claims) Divide(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-looked:
+		case <-snapshotChanged:
 		case <-changed:
-		case <-used:
+		case <-recordsChanged:
 		case <-again:
 		}
 	}

@@ -253,9 +253,9 @@ func (s *Plugin) live(parent context.Context) error {
 func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 	for {
 		leads := true
-		var changed <-chan struct{}
+		var leadChanged <-chan struct{}
 		if s.o.Leads != nil {
-			leads, changed = s.o.Leads.Latest()
+			leads, leadChanged = s.o.Leads.Latest()
 		}
 		switch others := s.look(ctx, f); {
 		case others.foreign != "":
@@ -266,7 +266,7 @@ func (s *Plugin) awaitTurn(ctx context.Context, f *folder) bool {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-changed:
+		case <-leadChanged:
 		case <-s.o.Clock.After(lookInterval):
 		}
 	}
@@ -393,10 +393,10 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 	})
 	since, was, led := l.o.Clock.Now(), true, true
 	for {
-		var moved <-chan struct{}
+		var leadChanged <-chan struct{}
 		leads := true
 		if l.o.Leads != nil {
-			leads, moved = l.o.Leads.Latest()
+			leads, leadChanged = l.o.Leads.Latest()
 		}
 		now, changed := l.kubelet.Latest()
 		others := l.look(ctx, f)
@@ -426,7 +426,7 @@ func (l *life) follow(ctx context.Context, f *folder) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-changed:
-		case <-moved:
+		case <-leadChanged:
 		case <-l.o.Clock.After(lookInterval):
 		}
 	}

@@ -149,11 +149,11 @@ func (a *Arbiter) Run(ctx context.Context) error {
 	kubeletPoller := newPoller(a.options.Clock, queryInterval, queryInterval)
 	claimPoller := newPoller(a.options.Clock, listFirst, listMost)
 	for {
-		c, configured := a.options.Devices.Configs().Latest()
-		snapshot, scanned := a.options.Devices.Snapshots().Latest()
-		offered, listed := a.options.Offered.Latest()
+		c, configChanged := a.options.Devices.Configs().Latest()
+		snapshot, snapshotChanged := a.options.Devices.Snapshots().Latest()
+		offered, offeredChanged := a.options.Offered.Latest()
 		published, changed := a.options.Devices.Published().Latest()
-		records, prepared := a.options.Records.Latest()
+		records, recordsChanged := a.options.Records.Latest()
 		hasOther, othersChanged := a.otherProcess()
 		a.noteDriver(hasOther, grace)
 		if hasOther {
@@ -183,11 +183,11 @@ func (a *Arbiter) Run(ctx context.Context) error {
 			claimPoller.wait()
 			return nil
 		case a.pulse.Heartbeat() <- struct{}{}:
-		case <-configured:
-		case <-scanned:
-		case <-listed:
+		case <-configChanged:
+		case <-snapshotChanged:
+		case <-offeredChanged:
 		case <-changed:
-		case <-prepared:
+		case <-recordsChanged:
 		case <-othersChanged:
 		case <-grace.C():
 		case <-kubeletPoller.due():

@@ -237,11 +237,11 @@ func (d *Devices) Run(ctx context.Context) error {
 				klog.FromContext(ctx).Error(err, "Cannot read which GPUs are in slices")
 			}
 		}
-		snapshot, scanned := d.o.Snapshots.Latest()
-		owners, decided := d.o.Owners.Latest()
-		c, configured := d.o.Configs.Latest()
-		divisions, divided := d.o.Divisions.Latest()
-		_, retracted := d.retractions.Latest()
+		snapshot, snapshotChanged := d.o.Snapshots.Latest()
+		owners, ownersChanged := d.o.Owners.Latest()
+		c, configChanged := d.o.Configs.Latest()
+		divisions, divisionsChanged := d.o.Divisions.Latest()
+		_, retractionsChanged := d.retractions.Latest()
 		complete := known
 		if known {
 			var pool dra.Pool
@@ -257,11 +257,11 @@ func (d *Devices) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-scanned:
-		case <-decided:
-		case <-configured:
-		case <-divided:
-		case <-retracted:
+		case <-snapshotChanged:
+		case <-ownersChanged:
+		case <-configChanged:
+		case <-divisionsChanged:
+		case <-retractionsChanged:
 		case <-again:
 		}
 	}

@@ -159,9 +159,9 @@ func (p *Proofs) Again(uuid string) {
 func (p *Proofs) Follow(ctx context.Context) error {
 	told := map[string]bool{}
 	for {
-		records, decided := p.records.Latest()
-		s, looked := p.options.Snapshots.Latest()
-		c, configured := p.options.Configs.Latest()
+		records, recordsChanged := p.records.Latest()
+		s, snapshotChanged := p.options.Snapshots.Latest()
+		c, configChanged := p.options.Configs.Latest()
 		for _, d := range Devices(s) {
 			v, valid := records.valid(s, p.options.BootID, d)
 			bad := c.Validate && valid && v.Failure != nil
@@ -177,7 +177,7 @@ func (p *Proofs) Follow(ctx context.Context) error {
 			}
 			told[d.UUID] = bad
 		}
-		if !feed.WaitAny(ctx, decided, looked, configured) {
+		if !feed.WaitAny(ctx, recordsChanged, snapshotChanged, configChanged) {
 			return nil
 		}
 	}

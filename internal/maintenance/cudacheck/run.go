@@ -75,8 +75,8 @@ func (p *Proofs) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		s, looked := p.options.Snapshots.Latest()
-		c, configured := p.options.Configs.Latest()
+		s, snapshotChanged := p.options.Snapshots.Latest()
+		c, configChanged := p.options.Configs.Latest()
 		if c.Validate && s.Generation > 0 {
 			p.recall(ctx)
 			l.forget(ctx, s)
@@ -90,8 +90,8 @@ func (p *Proofs) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-looked:
-		case <-configured:
+		case <-snapshotChanged:
+		case <-configChanged:
 		case <-timer.C:
 		case uuid := <-p.toProve:
 			l.decide(ctx, p.records.Value().with(uuid, nil))

@@ -96,22 +96,22 @@ func (r *Repairs) Run(ctx context.Context) error {
 	defer r.status.Publish(policy.Status{})
 	loaded := false
 	for ctx.Err() == nil {
-		mode, configured := r.options.Mode()
-		snapshot, looked := r.options.Snapshots.Latest()
+		mode, modeChanged := r.options.Mode()
+		snapshot, snapshotChanged := r.options.Snapshots.Latest()
 		var again <-chan time.Time
 		switch {
 		case mode == policy.Off:
 			r.status.Publish(policy.Status{Known: true})
-			looked = nil
+			snapshotChanged = nil
 		case mode.Acts() && r.options.StateDir == "":
 			r.status.Publish(policy.Status{Mode: mode, Known: true,
 				Problem: "nothing is repaired without --state-dir: the number of resets must survive a restart"})
-			looked = nil
+			snapshotChanged = nil
 		case !loaded:
 			if err := r.load(ctx); err != nil {
 				problem := "cannot read the history of repairs: " + err.Error()
 				r.status.Publish(policy.Status{Mode: mode, Problem: problem})
-				looked, again = nil, time.After(pause)
+				snapshotChanged, again = nil, time.After(pause)
 				break
 			}
 			loaded = true
@@ -123,8 +123,8 @@ func (r *Repairs) Run(ctx context.Context) error {
 			}
 		}
 		select {
-		case <-configured:
-		case <-looked:
+		case <-modeChanged:
+		case <-snapshotChanged:
 		case <-again:
 		case <-ctx.Done():
 		}

@@ -140,12 +140,12 @@ func (l *Chooser) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	labelTimeout := l.clock.After(labelTimeout)
 	for {
-		_, configured := l.configs.Latest()
+		_, configChanged := l.configs.Latest()
 		l.update(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-configured:
+		case <-configChanged:
 		case <-ticker.C():
 		case <-labelTimeout:
 		}

@@ -119,7 +119,7 @@ func (s *Swaps) Run(ctx context.Context) error {
 	}
 	s.lastAct, s.lastState = policy.Nothing, policy.Off
 	for ctx.Err() == nil {
-		wanted, configured := s.options.Wanted()
+		wanted, wantedChanged := s.options.Wanted()
 		var again <-chan time.Time
 		if wanted.Version != "" || s.isChanging() {
 			again = s.options.Clock.After(s.step(ctx, wanted))
@@ -127,7 +127,7 @@ func (s *Swaps) Run(ctx context.Context) error {
 			s.publish(ctx, policy.Step{}, "", policy.Facts{})
 		}
 		select {
-		case <-configured:
+		case <-wantedChanged:
 		case <-again:
 		case <-ctx.Done():
 		}
