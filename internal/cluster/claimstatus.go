@@ -99,10 +99,10 @@ type statusWriter struct {
 
 // wake returns channels that are closed when the status may change.
 func (w *statusWriter) wake() []<-chan struct{} {
-	_, given := w.prepared()
+	_, preparedChanged := w.prepared()
 	_, snapshotChanged := w.snapshots.Latest()
 	_, poolChanged := w.pools.Latest()
-	return []<-chan struct{}{given, snapshotChanged, poolChanged}
+	return []<-chan struct{}{preparedChanged, snapshotChanged, poolChanged}
 }
 
 // write writes the status of the claim if it has changed since the last write.

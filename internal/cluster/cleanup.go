@@ -83,9 +83,9 @@ func awaitPods(ctx context.Context, o Options, settings config.Startup, set stri
 	}
 }
 
-// CleanNode removes everything that an uninstalled daemon has left on its Node: taints, the
-// condition, labels and annotations, and pauses of DaemonSets for a MIG layout. It works without a
-// daemon. With dry, it removes nothing.
+// CleanNode removes what an uninstalled daemon has left on its Node: taints, the condition GPUHealthy,
+// labels and annotations, and pauses of DaemonSets for a MIG layout. Conditions of further types
+// (features.conditionTypes) stay. It works without a daemon. With dry, it removes nothing.
 func CleanNode(ctx context.Context, o Options, settings config.Startup, dry bool) (done []daemon.Removal, err error) {
 	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()

@@ -7,8 +7,8 @@
 //   - healthevents: sends the health of the GPUs to NVSentinel.
 //   - slices.go, slicewrites.go and slicestored.go publish ResourceSlices. claims.go reads claims, and
 //     claimstatus.go writes their status.
-//   - rollout.go has the slot of this node, by the rules of plan/slots, and repair.go the Lease about
-//     its repairs.
+//   - rollout.go has the slot of this node, by the rules of plan/slots, and repairleases.go the Lease
+//     about its repairs.
 //   - choice.go and nodeconfig.go choose the configuration file by a label of the Node; manager.go does
 //     this for another daemon.
 //   - spread.go delays requests that all nodes would send together.

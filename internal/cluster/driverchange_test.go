@@ -92,7 +92,7 @@ func (n *driverNode) start(s *stage, rules config.Rollout) {
 		Socket:  n.socket,
 		Admit: func(change string) (time.Time, error) {
 			n.with(func() { n.now = time.Now() })
-			err := p.cluster.MayChange(change)
+			err := p.cluster.RequestSlot(change)
 			return p.cluster.SlotSince(), err
 		},
 		Users:    func(context.Context) ([]driverswap.User, error) { return nil, nil },

@@ -22,10 +22,10 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/config"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repairer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -60,9 +60,9 @@ type patient struct {
 	w         *ward
 	name, dir string
 	boot      int // number of the boot
-	modes     *feed.Feed[policy.Mode]
+	modes     *feed.Feed[repair.Mode]
 	snapshots *feed.Feed[inventory.Snapshot]
-	repairs   *repair.Repairs
+	repairs   *repairer.Repairs
 	end       context.CancelFunc
 	ended     *sync.WaitGroup
 	fuse      *fuse // of the process; nil for none
@@ -78,7 +78,7 @@ type patient struct {
 const gpusOfANode = 4
 
 // ward returns a cluster whose nodes have repairs in a mode, with processes that have started.
-func (s *stage) ward(count, slots int, mode policy.Mode) *ward {
+func (s *stage) ward(count, slots int, mode repair.Mode) *ward {
 	s.Helper()
 	w := &ward{stage: s, slots: slots, busy: map[string]bool{}}
 	for i := range count {
@@ -134,22 +134,22 @@ func (p *patient) start() {
 		Clients: func(inventory.GPU) []string { return nil }, PreviousLeader: feed.New("").Latest, Write: write,
 		Run: func(ctx context.Context, gpus []inventory.GPU, _ func()) error { return p.nvidiaSMI(ctx, fuse, gpus) },
 	})
-	cluster := func() interface{ MayRepair(string) error } { return p.cluster }
-	p.repairs = repair.New(repair.Options{
+	cluster := func() interface{ RequestRepair(string) error } { return p.cluster }
+	p.repairs = repairer.New(repairer.Options{
 		Mode: p.modes.Latest, Snapshots: p.snapshots, StateDir: p.dir, CreatesMIG: func() bool { return false },
-		Users: func(ctx context.Context, g inventory.GPU) policy.Users {
+		Users: func(ctx context.Context, g inventory.GPU) repair.Users {
 			users, _, _ := reserve(ctx, g)
-			u := policy.Users{Names: users}
-			if len(users) > 0 && p.modes.Value() == policy.Evict {
-				u.Pods = []policy.Pod{{Namespace: "a", Name: g.UUID}}
+			u := repair.Users{Names: users}
+			if len(users) > 0 && p.modes.Value() == repair.Evict {
+				u.Pods = []repair.Pod{{Namespace: "a", Name: g.UUID}}
 			}
 			return u
 		},
-		Rank: func(context.Context, []policy.Pod) error { return nil },
+		Rank: func(context.Context, []repair.Pod) error { return nil },
 		Evict: func(_ context.Context, pod mig.Pod) error {
 			return fuse.step("evict", func() error { return p.evict(pod.Name) })
 		},
-		Admit: func(what string) error { return cluster().MayRepair(what) },
+		Admit: func(what string) error { return cluster().RequestRepair(what) },
 		Reset: resets.Reset, Resetting: func() bool { return resets.Status().Value().Withholds() }, Write: write,
 	})
 	p.Repairs = p.repairs.Status()
@@ -266,7 +266,7 @@ func (p *patient) noteReset(began time.Time, gpus []inventory.GPU) {
 	defer p.mu.Unlock()
 	recent := 0
 	for _, t := range p.resets[uuid] {
-		if began.Sub(t) < policy.BudgetTime-time.Second { // the history has whole seconds
+		if began.Sub(t) < repair.BudgetTime-time.Second { // the history has whole seconds
 			recent++
 		}
 	}
@@ -276,7 +276,7 @@ func (p *patient) noteReset(began time.Time, gpus []inventory.GPU) {
 			p.w.problem("%s: while %s is reset, %s is withdrawn: %v", p.name, uuid, other, is)
 		}
 	}
-	if p.holders[uuid] || recent >= policy.Budget {
+	if p.holders[uuid] || recent >= repair.Budget {
 		p.w.problem("%s: %s is reset; in use %v, %d resets before", p.name, uuid, p.holders[uuid], recent)
 	}
 }
@@ -343,15 +343,15 @@ func (w *ward) leases() (names []string) {
 // resume does what kubectl gpu repair resume does.
 func (w *ward) resume() {
 	w.Helper()
-	_ = w.server.DeleteLease(leaseSpace, policy.Resumed) // there may be none
-	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: policy.Resumed, Namespace: leaseSpace,
+	_ = w.server.DeleteLease(leaseSpace, repair.Resumed) // there may be none
+	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: repair.Resumed, Namespace: leaseSpace,
 		Labels: map[string]string{"gpu-device-plugin.github.io/repair": "true"}}}
 	now := metav1.NowMicro()
 	l.Spec.RenewTime = &now
 	if err := w.server.Add("leases", l); err != nil {
 		w.Fatal(err)
 	}
-	if err := w.server.DeleteLease(leaseSpace, policy.Stopped); err != nil {
+	if err := w.server.DeleteLease(leaseSpace, repair.Stopped); err != nil {
 		w.Fatal(err)
 	}
 }
@@ -371,7 +371,7 @@ func (w *ward) check() {
 // forgotten. A node whose GPUs are well makes no requests.
 func TestFleetRepairs(t *testing.T) {
 	onStage(t, func(s *stage) {
-		w := s.ward(2, 1, policy.Idle)
+		w := s.ward(2, 1, repair.Idle)
 		sick := w.nodes[0]
 		s.pass(time.Minute)
 		before := s.server.Requests()
@@ -395,8 +395,8 @@ func TestFleetRepairs(t *testing.T) {
 			t.Errorf("Leases %v", names)
 		}
 		w.check()
-		w.nodes[1].modes.Publish(policy.Plan)
-		w.nodes[1].configure(func(c *config.Config) { c.Repair = policy.Plan })
+		w.nodes[1].modes.Publish(repair.Plan)
+		w.nodes[1].configure(func(c *config.Config) { c.Repair = repair.Plan })
 		w.nodes[1].fail(0, resetWorks)
 		s.until("the Lease shows the plan", func() bool { return strings.Contains(w.nodes[1].shown().reason, "repair: idle would reset it now") })
 		s.pass(time.Hour)
@@ -408,13 +408,13 @@ func TestFleetRepairs(t *testing.T) {
 
 // shown is what the Lease of a node says; reason is that of the first step.
 type shown struct {
-	policy.Status
+	repair.Status
 	reason string
 }
 
 func (p *patient) shown() (s shown) {
 	for _, l := range p.w.server.Leases(leaseSpace) {
-		if l.Name == policy.LeasePrefix+p.name {
+		if l.Name == repair.LeasePrefix+p.name {
 			if err := json.Unmarshal([]byte(l.Annotations["gpu-device-plugin.github.io/repair.status"]), &s.Status); err != nil {
 				p.w.Error(err)
 			}
@@ -430,7 +430,7 @@ func (p *patient) shown() (s shown) {
 // until an operator resumes them.
 func TestManyNodesAskForARepair(t *testing.T) {
 	onStage(t, func(s *stage) {
-		w := s.ward(10, 1, policy.Idle)
+		w := s.ward(10, 1, repair.Idle)
 		for _, p := range w.nodes[:2] { // 20 percent
 			p.fail(0, resetWorks)
 			s.until("it is repaired", func() bool { return p.isHealthy(0) })
@@ -438,7 +438,7 @@ func TestManyNodesAskForARepair(t *testing.T) {
 		for _, p := range w.nodes[2:6] {
 			p.fail(0, resetWorks)
 		}
-		isStopped := func() bool { return slices.Contains(w.leases(), policy.Stopped) }
+		isStopped := func() bool { return slices.Contains(w.leases(), repair.Stopped) }
 		s.until("the repairs are stopped", isStopped)
 		s.pass(2 * time.Hour)
 		for _, p := range w.nodes[3:6] {
@@ -471,22 +471,22 @@ func TestRandomFaults(t *testing.T) {
 	}
 	onStage(t, func(s *stage) {
 		random := rand.New(rand.NewPCG(1, uint64(faults)))
-		w := s.ward(nodes, 2, policy.Idle)
+		w := s.ward(nodes, 2, repair.Idle)
 		for i, p := range w.nodes {
 			if i%2 == 1 {
-				p.configure(func(c *config.Config) { c.Repair = policy.Evict })
-				p.modes.Publish(policy.Evict)
+				p.configure(func(c *config.Config) { c.Repair = repair.Evict })
+				p.modes.Publish(repair.Evict)
 			}
 		}
 		stops, kills, reboots := 0, 0, 0
 		operate := func() {
-			if slices.Contains(w.leases(), policy.Stopped) {
+			if slices.Contains(w.leases(), repair.Stopped) {
 				w.resume()
 				stops++
 			}
 			for _, p := range w.nodes {
 				for _, step := range p.repairs.Status().Value().Steps {
-					if step.State == policy.Manual { // replaced
+					if step.State == repair.Manual { // replaced
 						p.setHealth(step.UUID, inventory.Health{State: inventory.Healthy, Since: time.Now()})
 					}
 				}

@@ -12,7 +12,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/slots"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/apiserver"
 )
@@ -91,11 +91,11 @@ func TestEndAtEachStep(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name string
-		mode policy.Mode
+		mode repair.Mode
 		does effect
 	}{
-		{"a pod is evicted, and the reset works", policy.Evict, resetWorks},
-		{"resets fail", policy.Idle, resetFails},
+		{"a pod is evicted, and the reset works", repair.Evict, resetWorks},
+		{"resets fail", repair.Idle, resetFails},
 	} {
 		var all []string
 		for last, burns := 0, true; burns; last++ {
@@ -125,7 +125,7 @@ func TestEndAtEachStep(t *testing.T) {
 
 // endAt repairs a GPU of a node whose first process has a fuse, and reports whether that burns before the
 // repair has ended.
-func (s *stage) endAt(f *fuse, mode policy.Mode, does effect, restarts bool) (burns bool) {
+func (s *stage) endAt(f *fuse, mode repair.Mode, does effect, restarts bool) (burns bool) {
 	const sick, other = 1, 2
 	w := s.ward(1, 1, mode)
 	p := w.nodes[0]
@@ -134,14 +134,14 @@ func (s *stage) endAt(f *fuse, mode policy.Mode, does effect, restarts bool) (bu
 	s.server.SetFault(apiserver.Fault{Status: http.StatusServiceUnavailable, Late: f.done, Only: f.request})
 	p.start()
 	p.hold(other, true)
-	p.hold(sick, mode == policy.Evict)
+	p.hold(sick, mode == repair.Evict)
 	p.fail(sick, does)
 	hasEnded := func() bool {
 		p.hold(sick, true) // a pod takes the GPU as soon as it can
 		p.mu.Lock()
 		isBack := !p.withdrawn["GPU-1"]
 		p.mu.Unlock()
-		return isBack && (p.isHealthy(sick) || strings.HasPrefix(p.reason(), string(policy.Manual))) &&
+		return isBack && (p.isHealthy(sick) || strings.HasPrefix(p.reason(), string(repair.Manual))) &&
 			!slices.ContainsFunc(s.server.Leases(leaseSpace), func(l *coordinationv1.Lease) bool {
 				return strings.HasPrefix(l.Name, slots.Prefix) && l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity != ""
 			})
@@ -174,7 +174,7 @@ func (s *stage) endAt(f *fuse, mode policy.Mode, does effect, restarts bool) (bu
 		s.Errorf("the GPU is Healthy: %v; %s", p.isHealthy(sick), p.reason())
 	}
 	p.mu.Lock()
-	if n := len(p.resets["GPU-1"]); n > policy.Budget {
+	if n := len(p.resets["GPU-1"]); n > repair.Budget {
 		s.Errorf("%d resets", n)
 	}
 	p.mu.Unlock()

@@ -42,7 +42,7 @@ const (
 	renewEvery = time.Minute
 )
 
-// A rollout has the slot of this node. The daemon requests a slot with MayChange before a change
+// A rollout has the slot of this node. The daemon requests a slot with RequestSlot before a change
 // begins. The task takes a slot, and gives it back when the change is done. All state is in the
 // Lease: a process that starts reads whether the node has a slot.
 type rollout struct {
@@ -68,9 +68,9 @@ func newRollout() *rollout {
 	return &rollout{alarm: new(feed.Alarm), admission: newAdmission(waitingForSlot, "")}
 }
 
-// MayChange requests a slot for a change of this node. It returns nil while the node has one, and
+// RequestSlot requests a slot for a change of this node. It returns nil while the node has one, and
 // otherwise why not. The caller repeats the request until then.
-func (c *Cluster) MayChange(change string) error { return c.rollout.admission.request(change) }
+func (c *Cluster) RequestSlot(change string) error { return c.rollout.admission.request(change) }
 
 // SlotSince returns when the node took its slot; zero if it has none. A slot that was taken away and
 // taken again has a later time.
@@ -79,7 +79,7 @@ func (c *Cluster) SlotSince() time.Time {
 	return since
 }
 
-// answer sets what MayChange and SlotSince return.
+// answer sets what RequestSlot and SlotSince return.
 func (r *rollout) answer(granted bool, reason string) {
 	if granted {
 		r.admission.answer("", r.own.Acquired)
@@ -172,7 +172,7 @@ func (r *rollout) step(ctx context.Context) error {
 	if r.own == nil {
 		name, reason := slots.Take(request, rules, others, now)
 		if reason != "" {
-			r.wait(ctx, reason)
+			r.postpone(ctx, reason)
 			return nil
 		}
 		if taken, err := r.take(ctx, name, change, request, node, now); err != nil || !taken {
@@ -300,8 +300,8 @@ func (r *rollout) readEarlierWaves(ctx context.Context, o config.Rollout, reques
 	return nil
 }
 
-// wait sets the reason, and schedules the next read of the slots.
-func (r *rollout) wait(ctx context.Context, reason string) {
+// postpone sets the reason, and schedules the next read of the slots.
+func (r *rollout) postpone(ctx context.Context, reason string) {
 	r.answer(false, keeper.OneLine(waitingForSlot+": "+reason))
 	r.poll = min(cmp.Or(r.poll, firstPoll), lastPoll)
 	delay := r.poll/2 + rand.N(r.poll)
@@ -324,7 +324,7 @@ func (r *rollout) take(
 	created, err := r.client.CreateLease(ctx, r.namespace, l)
 	if kubeapi.IsStale(err) && !kubeapi.IsNotFound(err) {
 		r.refused = name
-		r.wait(ctx, fmt.Sprintf("another node took slot %s", name))
+		r.postpone(ctx, fmt.Sprintf("another node took slot %s", name))
 		return false, nil
 	}
 	if err != nil {
@@ -341,7 +341,7 @@ func (r *rollout) confirm(ctx context.Context, request slots.Request, rules slot
 	others slots.Cluster, now time.Time,
 ) error {
 	if r.own == nil { // an operator deleted it at once
-		r.wait(ctx, "an operator took the slot away")
+		r.postpone(ctx, "an operator took the slot away")
 		return nil
 	}
 	others.WellSince = r.wellSince
@@ -349,7 +349,7 @@ func (r *rollout) confirm(ctx context.Context, request slots.Request, rules slot
 		if err := r.giveBack(ctx); err != nil {
 			return err
 		}
-		r.wait(ctx, reason)
+		r.postpone(ctx, reason)
 		return nil
 	}
 	if err := r.write(ctx, slots.Working, "", now); err != nil || r.own == nil || stateOf(*r.own) == slots.Checking {
@@ -437,7 +437,7 @@ func (r *rollout) write(ctx context.Context, state slots.State, reason string, n
 			return err
 		}
 		if r.own == nil {
-			r.wait(ctx, "an operator took the slot away")
+			r.postpone(ctx, "an operator took the slot away")
 			return nil
 		}
 		r.alarm.After(ctx, time.Second) // somebody else has written the Lease

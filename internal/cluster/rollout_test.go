@@ -132,7 +132,7 @@ func (r *rollout) divide(ctx context.Context, m *member) {
 			}
 			continue
 		case !begun:
-			if err := m.cluster.MayChange("MIG layout new"); err != nil {
+			if err := m.cluster.RequestSlot("MIG layout new"); err != nil {
 				m.status.Publish(mig.Status{Layout: "new", State: mig.StatePending, Reason: err.Error()})
 				if !sleep(time.Second) {
 					return

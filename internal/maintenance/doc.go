@@ -2,8 +2,8 @@
 // the other GPUs in service; a change of the driver and a restart of the node do not.
 //
 //   - cudacheck: the owner of the verdicts of CUDA on each device.
-//   - reset: the owner of GPU resets, which an operator or repair requests.
-//   - repair: resets GPUs whose remedy is a reset, by the rules of plan/repair.
+//   - reset: the owner of GPU resets, which an operator or repairer requests.
+//   - repairer: resets GPUs whose remedy is a reset, by the rules of plan/repair.
 //   - driver: the folder of the packages that change the driver of the node, by the rules of
 //     plan/driverchange. driverswap, in gpu-node-agent, takes each step. driverhost, in gpu-driver, carries
 //     it out and has the journal; driverapi is the socket between the two programs. preflight judges from

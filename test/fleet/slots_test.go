@@ -122,7 +122,7 @@ func (r *changing) change(ctx context.Context, own *cluster.Cluster, state *feed
 		case <-ctx.Done():
 			return
 		}
-		if own.MayChange(name) != nil || own.SlotSince().Equal(failedAt) {
+		if own.RequestSlot(name) != nil || own.SlotSince().Equal(failedAt) {
 			continue
 		}
 		busy := r.busy.Add(1)

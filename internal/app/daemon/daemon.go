@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/monitor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
@@ -53,19 +53,19 @@ type Cluster interface {
 	Evict(ctx context.Context, pod mig.Pod) error
 	// Pause pauses the DaemonSets of pods with these UIDs.
 	Pause(ctx context.Context, pods []string) error
-	// MayChange returns why a change of the node must not begin, by the rules of the cluster; nil
+	// RequestSlot returns why a change of the node must not begin, by the rules of the cluster; nil
 	// if it may. change says in a few words what would change. The caller repeats the call each
 	// second until the change begins.
-	MayChange(change string) error
+	RequestSlot(change string) error
 	// SlotSince returns when the node took its slot of the cluster; zero if it has none.
 	SlotSince() time.Time
-	// MayRepair is MayChange for the repair of a GPU.
-	MayRepair(repair string) error
+	// RequestRepair is RequestSlot for the repair of a GPU.
+	RequestRepair(repair string) error
 	// DriverRefusal returns why the driver of the node must not be changed, according to the labels
 	// of the Node; empty if it may.
 	DriverRefusal() string
 	// RankPods sets the priorities and creation times of pods of the node.
-	RankPods(ctx context.Context, pods []policy.Pod) error
+	RankPods(ctx context.Context, pods []repair.Pod) error
 	// Claim returns a ResourceClaim, and whether it exists.
 	Claim(ctx context.Context, namespace, name string) (claim dra.Claim, found bool, err error)
 	// ClaimsOf returns the claims on a node with devices of the given GPUs, as "NAMESPACE/NAME" by

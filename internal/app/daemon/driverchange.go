@@ -33,7 +33,7 @@ func (w *maintenanceWing) newSwaps() *driverswap.Swaps {
 			if w.cluster == nil {
 				return time.Time{}, errors.New("this program does not talk to the API server")
 			}
-			err := w.cluster.MayChange(change)
+			err := w.cluster.RequestSlot(change)
 			return w.cluster.SlotSince(), err
 		},
 		Users: w.usersForSwap,

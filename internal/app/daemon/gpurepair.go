@@ -11,23 +11,23 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repairer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/dra"
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/status"
 )
 
 // newRepairs returns the owner of repairs.
-func (w *maintenanceWing) newRepairs() *repair.Repairs {
-	return repair.New(repair.Options{
-		Mode: func() (policy.Mode, <-chan struct{}) {
+func (w *maintenanceWing) newRepairs() *repairer.Repairs {
+	return repairer.New(repairer.Options{
+		Mode: func() (repair.Mode, <-chan struct{}) {
 			c, changed := w.watcher.Configs().Latest()
 			return c.Repair, changed
 		},
 		Snapshots: w.gpus.monitor.Snapshots(), Users: w.usersForRepair,
 		CreatesMIG: func() bool { return w.mig.choice != nil && w.mig.choice.Desired().Value().Layout != "" },
-		Rank:       func(ctx context.Context, pods []policy.Pod) error { return w.cluster.RankPods(ctx, pods) },
+		Rank:       func(ctx context.Context, pods []repair.Pod) error { return w.cluster.RankPods(ctx, pods) },
 		Evict:      func(ctx context.Context, p mig.Pod) error { return w.cluster.Evict(ctx, p) },
 		Admit:      w.admitRepair, Reset: w.resets.Reset,
 		Resetting: func() bool { return w.resets.Status().Value().Withholds() }, StateDir: w.startup.StateDir,
@@ -37,7 +37,7 @@ func (w *maintenanceWing) newRepairs() *repair.Repairs {
 
 // usersForRepair returns the users of a GPU, and other processes that have it open: because of them
 // nvidia-smi would refuse the reset.
-func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (u policy.Users) {
+func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (u repair.Users) {
 	names, release, err := w.reserveForReset(ctx, g)
 	if release != nil {
 		release()
@@ -55,8 +55,8 @@ func (w *maintenanceWing) usersForRepair(ctx context.Context, g inventory.GPU) (
 
 // podsOf returns the pods to evict from a GPU in the mode Evict; none if one of its users is not a
 // pod with a known name.
-func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []policy.Pod) {
-	if w.kubelet.directory == nil || w.watcher.Configs().Value().Repair != policy.Evict {
+func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []repair.Pod) {
+	if w.kubelet.directory == nil || w.watcher.Configs().Value().Repair != repair.Evict {
 		return nil
 	}
 	devices := []string{g.UUID}
@@ -68,7 +68,7 @@ func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []p
 		return nil
 	}
 	for _, h := range held {
-		var p policy.Pod
+		var p repair.Pod
 		if p.Namespace, p.Name, p.UID = h.SplitPod(); p.Name == "" {
 			return nil
 		}
@@ -96,7 +96,7 @@ func (w *maintenanceWing) podsOf(ctx context.Context, g inventory.GPU) (pods []p
 
 // PodsOfClaims returns the pods that have a device by one of the claims; none if a claim has no
 // pod: its pod has ended, or is about to start, and the eviction of others would not free the GPU.
-func PodsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods []policy.Pod) {
+func PodsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods []repair.Pod) {
 	for _, c := range prepared {
 		found := false
 		for _, d := range devices {
@@ -104,7 +104,7 @@ func PodsOfClaims(devices []kubelet.ContainerDevice, prepared []dra.Claim) (pods
 				continue
 			}
 			found = true
-			if p := (policy.Pod{Namespace: d.Namespace, Name: d.Pod, UID: d.PodUID}); !slices.Contains(pods, p) {
+			if p := (repair.Pod{Namespace: d.Namespace, Name: d.Pod, UID: d.PodUID}); !slices.Contains(pods, p) {
 				pods = append(pods, p)
 			}
 		}
@@ -132,26 +132,26 @@ func (w *maintenanceWing) admitRepair(what string) error {
 	if err := w.mayReset(); err != nil {
 		return err
 	}
-	return w.cluster.MayRepair(what)
+	return w.cluster.RequestRepair(what)
 }
 
 // repairStatus returns what the daemon does about GPUs whose remedy is a reset; nil if nothing.
-func (w *maintenanceWing) repairStatus() *policy.Status {
+func (w *maintenanceWing) repairStatus() *repair.Status {
 	s := w.repairs.Status().Value()
-	if s.Mode == policy.Off {
+	if s.Mode == repair.Off {
 		return nil
 	}
 	return &s
 }
 
 // addManual changes the remedy of GPUs that resets did not repair to manual.
-func addManual(devices []status.Device, r *policy.Status) {
+func addManual(devices []status.Device, r *repair.Status) {
 	if r == nil {
 		return
 	}
 	for _, step := range r.Steps {
 		for i := range devices {
-			if d := &devices[i]; step.State == policy.Manual && d.UUID == step.UUID {
+			if d := &devices[i]; step.State == repair.Manual && d.UUID == step.UUID {
 				d.Remedy, d.Reason = string(inventory.RemedyHuman), d.Reason+"; "+step.Reason
 				d.Faults = append(slices.Clip(d.Faults), status.Fault{Source: "repair", Remedy: d.Remedy, XID: d.XID})
 			}

@@ -274,7 +274,7 @@ func (w *migWing) admitLayout(layout string) error {
 	if !w.watcher.Configs().Value().MIG.Budget {
 		return nil
 	}
-	return w.cluster.MayChange("MIG layout " + layout)
+	return w.cluster.RequestSlot("MIG layout " + layout)
 }
 
 // dividedForClaims returns why the MIG layout of a GPU must not be applied now; empty if it may.

@@ -24,7 +24,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/serve"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/cudacheck"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverswap"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repairer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mig/choice"
@@ -318,7 +318,7 @@ type maintenanceWing struct {
 	mig     *migWing
 	proofs  *cudacheck.Proofs
 	resets  *reset.Resets
-	repairs *repair.Repairs
+	repairs *repairer.Repairs
 	swaps   *driverswap.Swaps
 }
 

@@ -45,15 +45,15 @@ type Part interface {
 	Want(node kubeapi.Node, now time.Time) Decision
 }
 
-// A leaver is a part with a last write at the end of the process, because there may be no next
+// A finalWriter is a part with a last write at the end of the process, because there may be no next
 // process.
-type leaver interface {
-	// owes reports whether a last write may be needed.
-	owes() bool
-	// leave returns the last write; nil for none.
-	leave(node kubeapi.Node, now time.Time) kubeapi.NodePatch
-	// left records the result of the last write.
-	left(ctx context.Context, err error)
+type finalWriter interface {
+	// needsFinalWrite reports whether a last write may be needed.
+	needsFinalWrite() bool
+	// finalPatch returns the last write; nil for none.
+	finalPatch(node kubeapi.Node, now time.Time) kubeapi.NodePatch
+	// recordFinalWrite records the result of the last write.
+	recordFinalWrite(ctx context.Context, err error)
 }
 
 // A Decision is the next step of a Part: an action, a patch, or nothing.
@@ -190,7 +190,7 @@ func (k *Keeper) Run(ctx context.Context, parts ...*Slot) {
 	timer.Stop()
 	t.workers.Wait()
 	t.takeResults(time.Now())
-	k.leave(ctx, parts)
+	k.writeFinally(ctx, parts)
 }
 
 // takeResults records the results of finished work.
@@ -398,24 +398,24 @@ func (k *Keeper) Change(
 	}
 }
 
-// leave makes the last writes at the end of ctx. It first reads the Node from the API server: the
+// writeFinally makes the last writes at the end of ctx. It first reads the Node from the API server: the
 // watch may be late, and the end of ctx may have interrupted the response to a write.
-func (k *Keeper) leave(ctx context.Context, parts []*Slot) {
+func (k *Keeper) writeFinally(ctx context.Context, parts []*Slot) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	for _, p := range parts {
-		l, ok := p.Part.(leaver)
-		if !ok || !l.owes() {
+		l, ok := p.Part.(finalWriter)
+		if !ok || !l.needsFinalWrite() {
 			continue
 		}
 		node, err := k.Refresh(last)
 		if err == nil {
 			_, err = k.Change(last, node, func(node kubeapi.Node) kubeapi.NodePatch {
-				return l.leave(node,
+				return l.finalPatch(node,
 					time.Now())
 			})
 		}
-		l.left(ctx, err)
+		l.recordFinalWrite(ctx, err)
 	}
 }
 

@@ -172,16 +172,16 @@ func (p *ResumePart) Want(node kubeapi.Node, _ time.Time) Decision {
 	}
 }
 
-func (p *ResumePart) owes() bool { return p.Pauses.resumed != p.Pauses.count.Load() }
+func (p *ResumePart) needsFinalWrite() bool { return p.Pauses.resumed != p.Pauses.count.Load() }
 
-func (p *ResumePart) leave(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
+func (p *ResumePart) finalPatch(node kubeapi.Node, _ time.Time) kubeapi.NodePatch {
 	if p.last = PausedOn(node); len(p.last) > 0 {
 		return Resume(p.last)
 	}
 	return nil
 }
 
-func (p *ResumePart) left(ctx context.Context, err error) {
+func (p *ResumePart) recordFinalWrite(ctx context.Context, err error) {
 	if err != nil {
 		klog.FromContext(ctx).Info("DaemonSets stay paused until this program runs again", "reason", err.Error())
 	} else if len(p.last) > 0 {

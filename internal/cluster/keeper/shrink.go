@@ -38,7 +38,7 @@ func (p *ShrinkPart) Inputs() []<-chan struct{} {
 	c, configChanged := p.Daemon.Configs.Latest()
 	_, shrinkChanged := p.Daemon.PendingShrink.Latest()
 	_, offeredChanged := p.Daemon.Offered.Latest()
-	return inputsIf(c.Features.ChangeTaint || p.owes(), configChanged, shrinkChanged, offeredChanged)
+	return inputsIf(c.Features.ChangeTaint || p.needsFinalWrite(), configChanged, shrinkChanged, offeredChanged)
 }
 
 // Look implements Part.
@@ -133,16 +133,16 @@ func (p *ShrinkPart) checkPods(node kubeapi.Node, at time.Time) Decision {
 	}}
 }
 
-func (p *ShrinkPart) owes() bool { return p.requested || !p.state.Tainted.IsZero() }
+func (p *ShrinkPart) needsFinalWrite() bool { return p.requested || !p.state.Tainted.IsZero() }
 
-func (p *ShrinkPart) leave(node kubeapi.Node, now time.Time) kubeapi.NodePatch {
+func (p *ShrinkPart) finalPatch(node kubeapi.Node, now time.Time) kubeapi.NodePatch {
 	if !kubeapi.FewerDevices.IsOn(node) {
 		return nil
 	}
 	return kubeapi.TaintPatch{Taint: kubeapi.FewerDevices, Now: now}
 }
 
-func (p *ShrinkPart) left(ctx context.Context, err error) {
+func (p *ShrinkPart) recordFinalWrite(ctx context.Context, err error) {
 	if err != nil {
 		klog.FromContext(ctx).Info("The node keeps the taint for fewer devices until this program runs again", "reason",
 			err.Error())

@@ -1,5 +1,5 @@
-// Package reset resets GPUs for an operator. It withdraws the GPUs from new pods and waits for, or
-// names, their users. It then runs the driver's own program while nothing in this process has the
+// Package reset resets GPUs, for an operator or for package repairer. It withdraws the GPUs from new pods
+// and waits for, or names, their users. It then runs the driver's own program while nothing in this process has the
 // driver open, and awaits the new health of the GPUs.
 package reset
 
@@ -144,7 +144,7 @@ func (r *Resets) Runs() bool {
 	return phase == PhaseResetting || phase == PhaseHangs
 }
 
-// An Order is a request of an operator.
+// An Order is a request to reset GPUs.
 type Order struct {
 	// GPUs are indexes and UUIDs; at least one. All GPUs of a request are reset together.
 	GPUs []string

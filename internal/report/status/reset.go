@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Reset is a reset of GPUs that the command reset requested.
+// A Reset is a reset of GPUs, requested by the command reset or by a repair.
 type Reset struct {
 	// GPUs are the UUIDs.
 	GPUs []string `json:"gpus"`

@@ -61,13 +61,13 @@ func newRepairs() *repairs {
 	return &repairs{alarm: new(feed.Alarm), admission: newAdmission(waitingForRepair, waitingForRepair)}
 }
 
-// MayRepair returns why a repair of this node must not begin now; nil while the repairs of the cluster
+// RequestRepair returns why a repair of this node must not begin now; nil while the repairs of the cluster
 // are not stopped and the node has a slot. The caller repeats the request until then.
-func (c *Cluster) MayRepair(what string) error {
+func (c *Cluster) RequestRepair(what string) error {
 	if err := c.repairs.admission.request(what); err != nil {
 		return err
 	}
-	return c.MayChange(what)
+	return c.RequestSlot(what)
 }
 
 // followRepairs keeps the Lease of this node until ctx ends.

@@ -1,4 +1,4 @@
-package repair
+package repairer
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 // File is the name of the file, in the state directory, with the repairs of the last 24 hours.
@@ -22,7 +22,7 @@ const (
 // history is the content of the file.
 type history struct {
 	Version  int              `json:"version"`
-	Attempts []policy.Attempt `json:"attempts"`
+	Attempts []repair.Attempt `json:"attempts"`
 }
 
 func (r *Repairs) path() string { return filepath.Join(r.options.StateDir, File) }
@@ -42,7 +42,7 @@ func (r *Repairs) load(ctx context.Context) error {
 		return err
 	}
 	now := time.Now().UTC().Truncate(time.Second)
-	r.attempts = policy.Recent(found.Attempts, now)
+	r.attempts = repair.Recent(found.Attempts, now)
 	for i := range r.attempts {
 		if a := &r.attempts[i]; a.Ended.IsZero() {
 			a.Ended, a.After = now, "the daemon ended during the repair"
@@ -56,7 +56,7 @@ func (r *Repairs) save(ctx context.Context) error {
 	if r.options.StateDir == "" {
 		return nil
 	}
-	h := history{Version: fileVersion, Attempts: append([]policy.Attempt(nil), r.attempts...)}
+	h := history{Version: fileVersion, Attempts: append([]repair.Attempt(nil), r.attempts...)}
 	return r.disk.Do(ctx, diskPatience, func() error {
 		if len(h.Attempts) == 0 {
 			return statefile.Remove(r.path())

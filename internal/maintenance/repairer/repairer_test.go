@@ -1,4 +1,4 @@
-package repair_test
+package repairer_test
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/repairer"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 // A node has the hardware, the state directory and the users of GPUs, which outlive a process.
@@ -26,7 +26,7 @@ type node struct {
 	*testing.T
 	dir       string
 	snapshots *feed.Feed[inventory.Snapshot]
-	modes     *feed.Feed[policy.Mode]
+	modes     *feed.Feed[repair.Mode]
 
 	mu     sync.Mutex // guards all following fields
 	users  map[string][]string
@@ -45,7 +45,7 @@ type node struct {
 // A process is a daemon on a node.
 type process struct {
 	*node
-	repairs *repair.Repairs
+	repairs *repairer.Repairs
 	resets  *reset.Resets
 	stop    context.CancelFunc
 	ended   sync.WaitGroup
@@ -58,7 +58,7 @@ func newNode(t *testing.T) *node {
 		s.GPUs = append(s.GPUs, inventory.GPU{UUID: uuid, Index: i, BDF: "0000:01:00." + string(rune('0'+i)),
 			Health: inventory.Health{State: inventory.Healthy}})
 	}
-	n := &node{T: t, dir: t.TempDir(), snapshots: feed.New(s), modes: feed.New(policy.Idle),
+	n := &node{T: t, dir: t.TempDir(), snapshots: feed.New(s), modes: feed.New(repair.Idle),
 		users: map[string][]string{}}
 	n.fail("GPU-a")
 	return n
@@ -125,17 +125,17 @@ func (n *node) start() *process {
 			return nil
 		},
 	})
-	p.repairs = repair.New(repair.Options{
+	p.repairs = repairer.New(repairer.Options{
 		Mode: n.modes.Latest, Snapshots: n.snapshots, StateDir: n.dir, CreatesMIG: func() bool { return false },
-		Users: func(ctx context.Context, g inventory.GPU) policy.Users {
+		Users: func(ctx context.Context, g inventory.GPU) repair.Users {
 			users, _, _ := reserve(ctx, g)
-			u := policy.Users{Names: users}
+			u := repair.Users{Names: users}
 			for _, name := range users {
-				u.Pods = append(u.Pods, policy.Pod{Name: name})
+				u.Pods = append(u.Pods, repair.Pod{Name: name})
 			}
 			return u
 		},
-		Rank: func(_ context.Context, pods []policy.Pod) error {
+		Rank: func(_ context.Context, pods []repair.Pod) error {
 			for i := range pods {
 				n.set(func() { pods[i].Priority = n.priority[pods[i].Name] })
 			}
@@ -182,7 +182,7 @@ func (p *process) kill() {
 }
 
 // until waits until something is so.
-func (p *process) until(what string, is func(policy.Status) bool) policy.Status {
+func (p *process) until(what string, is func(repair.Status) bool) repair.Status {
 	p.Helper()
 	for range 25 * 3600 {
 		synctest.Wait()
@@ -192,19 +192,19 @@ func (p *process) until(what string, is func(policy.Status) bool) policy.Status 
 		time.Sleep(time.Second)
 	}
 	p.Fatalf("never: %s; status %+v, resets %s", what, p.repairs.Status().Value(), p.done())
-	return policy.Status{}
+	return repair.Status{}
 }
 
 // step reports whether the first step is in a state, with a part of the reason.
-func step(state policy.State, reason string) func(policy.Status) bool {
-	return func(s policy.Status) bool {
+func step(state repair.State, reason string) func(repair.Status) bool {
+	return func(s repair.Status) bool {
 		return len(s.Steps) > 0 && s.Steps[0].State == state && strings.Contains(s.Steps[0].Reason, reason)
 	}
 }
 
 // attempts reports whether so many repairs have ended, and the last one with a result.
-func attempts(n int, repaired bool, after string) func(policy.Status) bool {
-	return func(s policy.Status) bool {
+func attempts(n int, repaired bool, after string) func(repair.Status) bool {
+	return func(s repair.Status) bool {
 		if len(s.Attempts) != n {
 			return false
 		}
@@ -220,10 +220,10 @@ func TestRepair(t *testing.T) {
 		n := newNode(t)
 		n.users["GPU-a"], n.refuse = []string{"pod a/b"}, errors.New("all slots of the cluster are in use")
 		p := n.start()
-		p.until("the pod is named", step(policy.Waiting, "in use: GPU 0 by pod a/b"))
+		p.until("the pod is named", step(repair.Waiting, "in use: GPU 0 by pod a/b"))
 		time.Sleep(time.Hour)
 		n.set(func() { n.users = nil })
-		if s := p.until("it waits for a slot", step(policy.Waiting, "slots")); !s.Wanted {
+		if s := p.until("it waits for a slot", step(repair.Waiting, "slots")); !s.Wanted {
 			t.Error("no slot is wanted")
 		}
 		if n.done() != "" {
@@ -235,10 +235,10 @@ func TestRepair(t *testing.T) {
 			!strings.Contains(s.Attempts[0].Before, "GPU 0 Unhealthy: XID 95") {
 			t.Errorf("reset: %s, status %+v", n.done(), s)
 		}
-		if s := p.until("nothing is left to do", func(s policy.Status) bool { return len(s.Steps) == 0 && !s.Wanted }); !s.Known {
+		if s := p.until("nothing is left to do", func(s repair.Status) bool { return len(s.Steps) == 0 && !s.Wanted }); !s.Known {
 			t.Errorf("status %+v", s)
 		}
-		p.until("the repair is forgotten", func(s policy.Status) bool { return len(s.Attempts) == 0 })
+		p.until("the repair is forgotten", func(s repair.Status) bool { return len(s.Attempts) == 0 })
 	})
 }
 
@@ -248,22 +248,22 @@ func TestModes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.modes.Publish(policy.Plan)
+		n.modes.Publish(repair.Plan)
 		p := n.start()
-		if s := p.until("the plan", step(policy.Ready, "repair: idle would reset it now")); s.Wanted {
+		if s := p.until("the plan", step(repair.Ready, "repair: idle would reset it now")); s.Wanted {
 			t.Error("the plan wants a slot")
 		}
-		n.modes.Publish(policy.Off)
-		p.until("nothing", func(s policy.Status) bool { return s.Known && s.Mode == policy.Off && len(s.Steps) == 0 })
+		n.modes.Publish(repair.Off)
+		p.until("nothing", func(s repair.Status) bool { return s.Known && s.Mode == repair.Off && len(s.Steps) == 0 })
 		time.Sleep(time.Hour)
 		p.kill()
 		if s := p.repairs.Status().Value(); s.Known {
 			t.Errorf("after its end: %+v", s)
 		}
-		n.modes.Publish(policy.Idle)
+		n.modes.Publish(repair.Idle)
 		n.dir = ""
 		p = n.start()
-		p.until("the problem", func(s policy.Status) bool { return strings.Contains(s.Problem, "--state-dir") })
+		p.until("the problem", func(s repair.Status) bool { return strings.Contains(s.Problem, "--state-dir") })
 		if n.done() != "" {
 			t.Errorf("reset: %s", n.done())
 		}
@@ -280,17 +280,17 @@ func TestBudget(t *testing.T) {
 		began := time.Now()
 		p := n.start()
 		p.until("the first one fails", attempts(1, false, "Unknown Error"))
-		p.until("it waits", step(policy.Waiting, "the next reset is at"))
+		p.until("it waits", step(repair.Waiting, "the next reset is at"))
 		p.kill()
 		p = n.start()
 		p.until("the second one fails", attempts(2, false, "Unknown Error"))
-		if s := p.until("an operator is needed", step(policy.Manual, "2 times in 24 hours")); s.Wanted {
+		if s := p.until("an operator is needed", step(repair.Manual, "2 times in 24 hours")); s.Wanted {
 			t.Error("a slot is wanted")
 		}
 		p.kill()
 		p = n.start()
-		p.until("an operator is needed", step(policy.Manual, "2 times in 24 hours"))
-		p.until("it tries again on the next day", func(policy.Status) bool { return n.done() == "GPU-a GPU-a GPU-a" })
+		p.until("an operator is needed", step(repair.Manual, "2 times in 24 hours"))
+		p.until("it tries again on the next day", func(repair.Status) bool { return n.done() == "GPU-a GPU-a GPU-a" })
 		if passed := time.Since(began); passed < 24*time.Hour {
 			t.Errorf("three resets in %v", passed)
 		}
@@ -334,13 +334,13 @@ func TestKills(t *testing.T) {
 			synctest.Wait()
 			n.set(func() { n.write, n.smi = nil, nil })
 			p := n.start()
-			s := p.until("the attempt is known", func(s policy.Status) bool { return len(s.Attempts) == 1 })
+			s := p.until("the attempt is known", func(s repair.Status) bool { return len(s.Attempts) == 1 })
 			if s.Attempts[0].After != "the daemon ended during the repair" || s.Attempts[0].Repaired {
 				t.Errorf("killed during %s: %+v", during, s.Attempts)
 			}
 			p.until("it tries again", attempts(2, true, "Healthy"))
 			n.fail("GPU-a")
-			p.until("an operator is needed", step(policy.Manual, "2 times"))
+			p.until("an operator is needed", step(repair.Manual, "2 times"))
 		})
 	}
 }
@@ -350,13 +350,13 @@ func TestDisk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		if err := os.WriteFile(filepath.Join(n.dir, repair.File), []byte("{"), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(n.dir, repairer.File), []byte("{"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		n.write = func(string, any) error { return errors.New("no space left on device") }
 		p := n.start()
-		p.until("the file is damaged", func(s policy.Status) bool { return strings.Contains(s.Problem, "history of repairs") })
-		p.until("the disk is full", step(policy.Waiting, "cannot be noted: no space left"))
+		p.until("the file is damaged", func(s repair.Status) bool { return strings.Contains(s.Problem, "history of repairs") })
+		p.until("the disk is full", step(repair.Waiting, "cannot be noted: no space left"))
 		time.Sleep(time.Hour)
 		if n.done() != "" {
 			t.Errorf("reset: %s", n.done())
@@ -376,11 +376,11 @@ func TestNotTried(t *testing.T) {
 			return statefile.WriteState(path, v)
 		}
 		p := n.start()
-		p.until("it waits for the pod", step(policy.Waiting, "in use: GPU 0 by pod a/b"))
+		p.until("it waits for the pod", step(repair.Waiting, "in use: GPU 0 by pod a/b"))
 		if s := p.repairs.Status().Value(); len(s.Attempts) > 0 || n.done() != "" {
 			t.Errorf("status %+v, resets %s", s, n.done())
 		}
-		if _, err := os.Stat(filepath.Join(n.dir, repair.File)); !errors.Is(err, os.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(n.dir, repairer.File)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the attempt is in the file: %v", err)
 		}
 		n.set(func() { n.users = nil })
@@ -394,7 +394,7 @@ func TestEvict(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		n.modes.Publish(policy.Evict)
+		n.modes.Publish(repair.Evict)
 		n.fail("GPU-b")
 		n.users["GPU-a"], n.users["GPU-b"] = []string{"important"}, []string{"batch"}
 		n.priority = map[string]int{"important": 9}
@@ -404,9 +404,9 @@ func TestEvict(t *testing.T) {
 			return all
 		}
 		p := n.start()
-		waits := func(reason string) func(policy.Status) bool {
-			return func(s policy.Status) bool {
-				return len(s.Steps) == 2 && s.Steps[1].State == policy.Waiting && strings.Contains(s.Steps[1].Reason, reason)
+		waits := func(reason string) func(repair.Status) bool {
+			return func(s repair.Status) bool {
+				return len(s.Steps) == 2 && s.Steps[1].State == repair.Waiting && strings.Contains(s.Steps[1].Reason, reason)
 			}
 		}
 		if s := p.until("it waits for a slot", waits("slots")); !s.Wanted || evictions() != "" {
@@ -422,7 +422,7 @@ func TestEvict(t *testing.T) {
 			t.Errorf("evicted %q", got)
 		}
 		p.until("it gives up for a while", waits("its pods did not end within 10m0s"))
-		p.until("the other GPU gets its turn", func(policy.Status) bool { return strings.Contains(evictions(), "important") })
+		p.until("the other GPU gets its turn", func(repair.Status) bool { return strings.Contains(evictions(), "important") })
 		n.set(func() { n.budget = nil })
 		p.until("the GPU is repaired", attempts(1, true, "GPU 0 Healthy"))
 		p.until("the other one too", attempts(2, true, "GPU 1 Healthy"))

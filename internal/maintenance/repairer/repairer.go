@@ -1,7 +1,7 @@
-// Package repair resets GPUs whose remedy is a reset, by the rules of package plan/repair. It only
+// Package repairer resets GPUs whose remedy is a reset, by the rules of package plan/repair. It only
 // begins a reset when nobody uses the GPU. Package reset then withdraws the GPU, looks for users
 // again and resets it.
-package repair
+package repairer
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/reset"
-	policy "github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
 const (
@@ -38,13 +38,13 @@ const (
 // Options are the parts of the daemon used by Repairs.
 type Options struct {
 	// Mode returns the configured mode. The channel is closed when it may have changed.
-	Mode      func() (policy.Mode, <-chan struct{})
+	Mode      func() (repair.Mode, <-chan struct{})
 	Snapshots *feed.Feed[inventory.Snapshot]
 	// Users returns the users of a GPU and of its MIG devices.
-	Users func(ctx context.Context, gpu inventory.GPU) policy.Users
+	Users func(ctx context.Context, gpu inventory.GPU) repair.Users
 	// Rank sets priority and creation time of pods. Evict evicts a pod within its disruption budget,
 	// and returns nil if the pod is terminating or gone. Both are for the mode Evict.
-	Rank  func(ctx context.Context, pods []policy.Pod) error
+	Rank  func(ctx context.Context, pods []repair.Pod) error
 	Evict func(ctx context.Context, pod eviction.Pod) error
 	// CreatesMIG reports whether the daemon creates MIG devices again after a reset.
 	CreatesMIG func() bool
@@ -64,10 +64,10 @@ type Options struct {
 type Repairs struct {
 	options Options
 	disk    *statefile.Disk
-	status  *feed.Feed[policy.Status]
+	status  *feed.Feed[repair.Status]
 
 	// Used by Run alone.
-	attempts         []policy.Attempt
+	attempts         []repair.Attempt
 	repaired, failed int
 	notBefore        time.Time // no reset begins earlier
 	refusal          string    // why the last reset was not tried
@@ -83,34 +83,34 @@ func New(o Options) *Repairs {
 	if o.Write == nil {
 		o.Write = statefile.WriteState
 	}
-	return &Repairs{options: o, disk: statefile.NewDisk(), status: feed.New(policy.Status{}),
+	return &Repairs{options: o, disk: statefile.NewDisk(), status: feed.New(repair.Status{}),
 		evictAfter: map[string]time.Time{}}
 }
 
 // Status is the feed of what Repairs does.
-func (r *Repairs) Status() *feed.Feed[policy.Status] { return r.status }
+func (r *Repairs) Status() *feed.Feed[repair.Status] { return r.status }
 
 // Run repairs GPUs until ctx ends, and then returns nil. Only the leading process may call Run. A
 // reset that runs when ctx ends is not stopped by that.
 func (r *Repairs) Run(ctx context.Context) error {
-	defer r.status.Publish(policy.Status{})
+	defer r.status.Publish(repair.Status{})
 	loaded := false
 	for ctx.Err() == nil {
 		mode, modeChanged := r.options.Mode()
 		snapshot, snapshotChanged := r.options.Snapshots.Latest()
 		var again <-chan time.Time
 		switch {
-		case mode == policy.Off:
-			r.status.Publish(policy.Status{Known: true})
+		case mode == repair.Off:
+			r.status.Publish(repair.Status{Known: true})
 			snapshotChanged = nil
 		case mode.Acts() && r.options.StateDir == "":
-			r.status.Publish(policy.Status{Mode: mode, Known: true,
+			r.status.Publish(repair.Status{Mode: mode, Known: true,
 				Problem: "nothing is repaired without --state-dir: the number of resets must survive a restart"})
 			snapshotChanged = nil
 		case !loaded:
 			if err := r.load(ctx); err != nil {
 				problem := "cannot read the history of repairs: " + err.Error()
-				r.status.Publish(policy.Status{Mode: mode, Problem: problem})
+				r.status.Publish(repair.Status{Mode: mode, Problem: problem})
 				snapshotChanged, again = nil, time.After(pause)
 				break
 			}
@@ -134,22 +134,22 @@ func (r *Repairs) Run(ctx context.Context) error {
 
 // step decides, and resets a GPU if the decision says so. It returns the time until the next
 // decision; 0 if only a change of the GPUs or of the configuration leads to another one.
-func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapshot) time.Duration {
+func (r *Repairs) step(ctx context.Context, mode repair.Mode, s inventory.Snapshot) time.Duration {
 	now := time.Now()
-	r.attempts = policy.Recent(r.attempts, now)
-	in := policy.Input{Mode: mode, Snapshot: s, Users: map[string]policy.Users{}, CreatesMIG: r.options.CreatesMIG(),
+	r.attempts = repair.Recent(r.attempts, now)
+	in := repair.Input{Mode: mode, Snapshot: s, Users: map[string]repair.Users{}, CreatesMIG: r.options.CreatesMIG(),
 		Attempts: r.attempts, EvictAfter: r.evictAfter, Now: now}
 	inUse := 0
-	for _, g := range policy.Candidates(s) {
+	for _, g := range repair.Candidates(s) {
 		u := r.options.Users(ctx, g)
 		if in.Users[g.UUID] = u; len(u.Pods) > 0 {
 			inUse++
 		}
 	}
-	if mode == policy.Evict && inUse > 1 {
+	if mode == repair.Evict && inUse > 1 {
 		r.rank(ctx, in.Users)
 	}
-	d := policy.Decide(in)
+	d := repair.Decide(in)
 	busy := r.options.Resetting()
 	if d.EvictFor != r.evictFor {
 		r.evictFor, r.evictSince, r.evictions = d.EvictFor, time.Time{}, eviction.Evictions{}
@@ -162,19 +162,19 @@ func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapsh
 		if len(d.Steps) == 0 && !busy {
 			return r.untilForgotten(now)
 		}
-		if !mode.Acts() || !slices.ContainsFunc(d.Steps, func(s policy.Step) bool { return s.State != policy.Manual }) {
+		if !mode.Acts() || !slices.ContainsFunc(d.Steps, func(s repair.Step) bool { return s.State != repair.Manual }) {
 			return slowInterval
 		}
 		return queryInterval
 	}
-	at := slices.IndexFunc(d.Steps, func(s policy.Step) bool { return s.UUID == d.Reset[0] })
+	at := slices.IndexFunc(d.Steps, func(s repair.Step) bool { return s.UUID == d.Reset[0] })
 	if now.Before(r.notBefore) {
-		d.Steps[at].State, d.Steps[at].Reason = policy.Waiting, r.refusal
+		d.Steps[at].State, d.Steps[at].Reason = repair.Waiting, r.refusal
 		r.publish(ctx, mode, d.Steps, false)
 		return r.notBefore.Sub(now)
 	}
 	if err := r.options.Admit(fmt.Sprintf("repair of GPU %d", d.Steps[at].Index)); err != nil {
-		d.Steps[at].State, d.Steps[at].Reason = policy.Waiting, err.Error()
+		d.Steps[at].State, d.Steps[at].Reason = repair.Waiting, err.Error()
 		r.publish(ctx, mode, d.Steps, true)
 		return queryInterval
 	}
@@ -183,7 +183,7 @@ func (r *Repairs) step(ctx context.Context, mode policy.Mode, s inventory.Snapsh
 }
 
 // rank sets priority and age of the pods. If the API server does not answer, they count as equal.
-func (r *Repairs) rank(ctx context.Context, users map[string]policy.Users) {
+func (r *Repairs) rank(ctx context.Context, users map[string]repair.Users) {
 	ctx, cancel := context.WithTimeout(ctx, rankTimeout)
 	defer cancel()
 	for _, u := range users {
@@ -199,8 +199,8 @@ func (r *Repairs) rank(ctx context.Context, users map[string]policy.Users) {
 
 // evict asks the pods of a GPU to end, so that it can be reset. The node needs a slot for that. It
 // returns the time until the next decision.
-func (r *Repairs) evict(ctx context.Context, mode policy.Mode, d policy.Decision, now time.Time) time.Duration {
-	step := &d.Steps[slices.IndexFunc(d.Steps, func(s policy.Step) bool { return s.UUID == d.EvictFor })]
+func (r *Repairs) evict(ctx context.Context, mode repair.Mode, d repair.Decision, now time.Time) time.Duration {
+	step := &d.Steps[slices.IndexFunc(d.Steps, func(s repair.Step) bool { return s.UUID == d.EvictFor })]
 	if !r.evictSince.IsZero() && now.Sub(r.evictSince) >= evictLimit {
 		r.evictAfter[d.EvictFor] = now.Add(evictPause)
 		step.Reason += fmt.Sprintf("; its pods did not end within %v", evictLimit)
@@ -232,24 +232,24 @@ func (r *Repairs) untilForgotten(now time.Time) time.Duration {
 	if len(r.attempts) == 0 {
 		return 0
 	}
-	return max(time.Second, r.attempts[0].Began.Add(policy.BudgetTime).Sub(now))
+	return max(time.Second, r.attempts[0].Began.Add(repair.BudgetTime).Sub(now))
 }
 
 // repair resets the GPUs of a decision. The attempt is in the history from before the reset, so
 // that a kill at any time never leads to more resets than the budget.
-func (r *Repairs) repair(ctx context.Context, mode policy.Mode, d policy.Decision, at int, s inventory.Snapshot) {
+func (r *Repairs) repair(ctx context.Context, mode repair.Mode, d repair.Decision, at int, s inventory.Snapshot) {
 	step := &d.Steps[at]
-	r.attempts = append(r.attempts, policy.Attempt{
+	r.attempts = append(r.attempts, repair.Attempt{
 		GPUs: d.Reset, Began: time.Now().UTC().Truncate(time.Second), Before: states(s, d.Reset),
 	})
 	if err := r.save(ctx); err != nil {
 		r.refuse(ctx, fmt.Errorf("the repair cannot be noted: %w", err))
-		step.State, step.Reason = policy.Waiting, r.refusal
+		step.State, step.Reason = repair.Waiting, r.refusal
 		r.publish(ctx, mode, d.Steps, false)
 		return
 	}
 	tell := func(text string) {
-		step.State, step.Reason = policy.Repairing, text
+		step.State, step.Reason = repair.Repairing, text
 		r.publish(ctx, mode, d.Steps, true)
 	}
 	tell("withdrawn from new pods")
@@ -290,11 +290,11 @@ func (r *Repairs) refuse(ctx context.Context, why error) {
 }
 
 // publish publishes the status.
-func (r *Repairs) publish(ctx context.Context, mode policy.Mode, steps []policy.Step, wanted bool) {
+func (r *Repairs) publish(ctx context.Context, mode repair.Mode, steps []repair.Step, wanted bool) {
 	reason := ""
 	for _, s := range steps {
 		reason = fmt.Sprintf("GPU %d %s: %s", s.Index, s.State, s.Reason)
-		if s.State != policy.Waiting {
+		if s.State != repair.Waiting {
 			break
 		}
 	}
@@ -302,7 +302,7 @@ func (r *Repairs) publish(ctx context.Context, mode policy.Mode, steps []policy.
 		klog.FromContext(ctx).V(2).Info("A GPU needs a reset", "progress", reason)
 	}
 	r.latestReason = reason
-	r.status.Publish(policy.Status{
+	r.status.Publish(repair.Status{
 		Mode: mode, Known: true, Wanted: wanted && mode.Acts(), Steps: slices.Clone(steps),
 		Attempts: slices.Clone(r.attempts), Repaired: r.repaired, Failed: r.failed,
 	})
@@ -317,7 +317,7 @@ func states(s inventory.Snapshot, gpus []string) string {
 		if there {
 			text = fmt.Sprintf("GPU %d %s", g.Index, g.Health.State)
 		}
-		if health, needs := policy.NeedsReset(g); there && needs {
+		if health, needs := repair.NeedsReset(g); there && needs {
 			text = fmt.Sprintf("GPU %d %s: %s", g.Index, health.State, health.Why())
 		}
 		all = append(all, text)
