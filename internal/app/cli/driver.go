@@ -169,7 +169,7 @@ func preflightTarget(host fs.FS, to string) (*preflight.Target, error) {
 }
 
 // gpuDevices returns the devices of GPUs held by containers, for any name of the resource.
-func gpuDevices(ctx context.Context, c config.Config, daemonStatus status.Status) (fact diagnosis.Fact[[]preflight.PodDevice]) {
+func gpuDevices(ctx context.Context, c config.Config, s status.Status) (fact diagnosis.Fact[[]preflight.PodDevice]) {
 	client := kubelet.NewPodResources(c.PodResourcesSocket, clock.RealClock{})
 	defer func() { _ = client.Close() }() // used for reading only
 	all, err := client.ContainerDevices(ctx)
@@ -178,12 +178,12 @@ func gpuDevices(ctx context.Context, c config.Config, daemonStatus status.Status
 		return fact
 	}
 	var resources []string
-	for _, r := range daemonStatus.Resources {
+	for _, r := range s.Resources {
 		resources = append(resources, r.Name)
 	}
 	driver := ""
-	if daemonStatus.DRA != nil {
-		driver = daemonStatus.DRA.DriverName
+	if s.DRA != nil {
+		driver = s.DRA.DriverName
 	}
 	for _, d := range all {
 		one := preflight.PodDevice{Namespace: d.Namespace, Pod: d.Pod, Container: d.Container, Resource: d.Resource}

@@ -57,10 +57,10 @@ func askReady(ctx context.Context, socket string, wait time.Duration) (status.Re
 	start := time.Now()
 	for {
 		var answer status.Readiness
-		budget := max(0, wait-time.Since(start))
-		err := control.Call(ctx, socket, daemon.CallReady, daemon.ReadyArguments{WaitMilliseconds: budget.Milliseconds()},
-			&answer)
-		if !errors.Is(err, control.ErrNoDaemon) || budget == 0 {
+		limit := max(0, wait-time.Since(start))
+		arguments := daemon.ReadyArguments{WaitMilliseconds: limit.Milliseconds()}
+		err := control.Call(ctx, socket, daemon.CallReady, arguments, &answer)
+		if !errors.Is(err, control.ErrNoDaemon) || limit == 0 {
 			return answer, err
 		}
 		select {

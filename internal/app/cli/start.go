@@ -16,8 +16,9 @@ import (
 // runDaemon runs the daemon until ctx ends. It handles the signals of the process.
 func (p Program) runDaemon(ctx context.Context, flags *pflag.FlagSet, own *ownProcess) error {
 	sources := config.Sources{
-		Env: os.LookupEnv, Flags: flags, OwnPIDNamespace: nodefiles.HasOwnPIDNamespace(os.DirFS("/")), Program: p.kind(),
-		NVIDIA: p.nvidia,
+		Env: os.LookupEnv, Flags: flags, Program: p.kind(),
+		OwnPIDNamespace: nodefiles.HasOwnPIDNamespace(os.DirFS("/")),
+		NVIDIA:          p.nvidia,
 	}
 	first, err := p.begin(ctx, &sources, own)
 	if err != nil {

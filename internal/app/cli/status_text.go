@@ -327,7 +327,8 @@ func departingSentences(resources []status.Resource) []string {
 			sentences = append(sentences, fmt.Sprintf("%s %s: %s; still listed: %s", r.Name, d.ID, d.Reason, d.Waiting))
 		}
 		if more := len(r.Departing) - maxDeparting; more > 0 {
-			sentences = append(sentences, fmt.Sprintf("%s: %s, see -o json", r.Name, wording.Count(more, "more device")))
+			devices := wording.Count(more, "more device")
+			sentences = append(sentences, fmt.Sprintf("%s: %s, see -o json", r.Name, devices))
 		}
 	}
 	return sentences

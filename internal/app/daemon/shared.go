@@ -96,7 +96,8 @@ func (t *Shared) Publish(ctx context.Context) error {
 			}
 			t.lead.Publish(text)
 		}
-		if feed.WaitAny(ctx, ownersChanged, divisionsChanged, proofsChanged, resetsChanged, driverChanged); ctx.Err() != nil {
+		feed.WaitAny(ctx, ownersChanged, divisionsChanged, proofsChanged, resetsChanged, driverChanged)
+		if ctx.Err() != nil {
 			return nil
 		}
 	}

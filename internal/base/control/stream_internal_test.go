@@ -54,7 +54,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 			followers[i], err = net.Dial("unix", socket)
 			return err == nil
 		})
-		defer followers[i].Close()
+		t.Cleanup(func() { _ = followers[i].Close() })
 		if _, err := fmt.Fprintln(followers[i], `{"call": "count"}`); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,9 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 	close(begin)
 	poll.Until(t, "a follower that reads is let in", func() bool { return errors.Is(follow(), enough) })
 	for range followers {
-		<-left
+		if err := <-left; err == nil {
+			t.Error("a follower that does not read receives values")
+		}
 	}
 	for _, f := range followers {
 		if text, err := io.ReadAll(f); err != nil || len(text) < 1<<16 || bytes.Contains(text, []byte("error")) {
