@@ -1,9 +1,11 @@
 package serve
 
-// Inside: what the inside tests of registrations share.
+// Inside: what the inside tests of registrations share, and times that no kubelet shows.
 
 import (
 	"context"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -68,4 +70,52 @@ func sentList(d Registrar, a Accountant) *registration {
 	l.list.publish(listOf(oneGPU()), Options{})
 	l.sent.Publish(l.list.views.Value().response)
 	return l
+}
+
+// TestABusyNodeIsReadSoon: ten times a second after the kubelet allocated a retiring device.
+func TestABusyNodeIsReadSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second-1)
+		defer cancel()
+		reads := 0
+		set := NewServers(Collaborators{Registrar: &sharedDirectory{}, Accountant: emptyAccount{}, Clock: clock.RealClock{},
+			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil)),
+			Checkpoint: func() (kubelet.Checkpoint, error) { reads++; return kubelet.Checkpoint{}, nil }})
+		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
+		set.Apply(resource.Plan{}, Options{}, 1)
+		set.allocating(gpuName, [][]string{{"GPU-0"}})
+		if err := set.runReaper(ctx); err != nil || reads != 11 { // one of them before the first plan
+			t.Errorf("read %d times, want 11 (%v)", reads, err)
+		}
+	})
+}
+
+// TestAServerEndsWithATick: by then the kubelet has received the empty list.
+func TestAServerEndsWithATick(t *testing.T) {
+	t.Parallel()
+	s, stops := NewServers(Collaborators{Clock: clock.RealClock{}}), 0
+	entry := s.add(gpuName)
+	entry.retired, entry.phase, entry.stop = true, PhaseServing, func() { stops++ }
+	entry.list.last.Store(entry.list.views.Value().response)
+	for i, ticked := range []bool{false, true} {
+		if waits, pause := s.waits(ticked); waits || pause != listing.ReadInterval || stops != i {
+			t.Errorf("with a tick: %v: stopped %d times, waits %v, pause %v", ticked, stops, waits, pause)
+		}
+	}
+}
+
+// TestASilentServerAsksNobody: what the kubelet counts is another server's list.
+func TestASilentServerAsksNobody(t *testing.T) {
+	for _, silence := range []mute{muteLaterProcess, muteOtherPlugin} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			account := &notedAccount{answer: func(int) ([]string, error) { return nil, nil }}
+			l := sentList(&sharedDirectory{}, account)
+			l.mute.Publish(silence)
+			if _, err := l.checkAccount(ctx, 1); ctx.Err() == nil || len(account.asked) > 0 {
+				t.Errorf("silence %d: asked %d times (%v)", silence, len(account.asked), err)
+			}
+		})
+	}
 }

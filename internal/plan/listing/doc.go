@@ -3,6 +3,6 @@
 // kubelet crashes when the last list lacks a device that a pod holds.
 //
 // The package is policy. Each event makes the next State out of the last one. Package kubelet/serve
-// brings the events, and sends the lists of the latest Decision. A Comparison says what follows when
-// the kubelet's account is, or is not, the list that was sent.
+// brings the events, and sends the lists of the latest Decision. A Comparison says what follows
+// when the kubelet's account is, or is not, the list that was sent.
 package listing
