@@ -22,16 +22,16 @@ import (
 // cleanupTimeout limits the requests of a cleanup.
 const cleanupTimeout = 30 * time.Second
 
-const cleanupLong = `cleanup-node removes everything that an uninstalled daemon has left on its Node object: taints, the
-condition, labels and annotations, and pauses of DaemonSets. The command cleanup removes what is left on the node
-itself.`
+const cleanupLong = `cleanup-node removes what an uninstalled daemon has left on its Node object: taints, the condition
+GPUHealthy, labels and annotations, and pauses of DaemonSets. Conditions of features.conditionTypes stay. The command
+cleanup removes what is left on the node itself.`
 
 func newCleanupCommand(o Options) *cobra.Command {
 	var settings config.Startup
 	var dry bool
 	var await string
 	cmd := &cobra.Command{
-		Use: "cleanup-node", Short: "Remove everything that an uninstalled daemon has left on its Node object",
+		Use: "cleanup-node", Short: "Remove what an uninstalled daemon has left on its Node object",
 		Long: cleanupLong,
 		Args: cobra.NoArgs,
 	}

@@ -1,7 +1,7 @@
 // Package config merges defaults, the configuration file, environment variables and flags
 // into a typed, validated and immutable Config, and watches the file. Later sources override
-// earlier sources. The daemon's default values, environment variables and
-// YAML have no other home; other commands read their own flags.
+// earlier sources. The daemon's default values, environment variables and YAML have no other home;
+// other commands read their own flags.
 //
 // Each setting with more than one source is one row of a table: in options.go, features.go, rollout.go,
 // mig.go or dra.go, joined in options.go. A running daemon applies the Live settings. The package

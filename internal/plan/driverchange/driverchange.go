@@ -48,8 +48,9 @@ const (
 	MinTrial = 2 * time.Minute
 )
 
-// releasedByOthers says that this program must not use the driver.
-const releasedByOthers = "the driver is released by quiesce or by a request on the Node"
+// releasedByOthers says that this program must not use the driver, and what ends that.
+const releasedByOthers = "the driver is released by quiesce or by a request on the Node; run gpu-device-plugin " +
+	"resume, or remove the request"
 
 // HoldReason is the reason of the holds on all devices during a change.
 const HoldReason = "the driver of the node is being changed"
@@ -189,7 +190,7 @@ func begin(f Facts) Step {
 	}
 	s.State = Waiting
 	if f.ReleasedByOthers {
-		s.Reason = "the change begins after the end of that: " + releasedByOthers
+		s.Reason = "the change waits: " + releasedByOthers
 		return s
 	}
 	if s.NeedsSlot = true; !f.HasSlot {
@@ -269,7 +270,7 @@ func follow(f Facts, c Change) Step {
 		case f.Released:
 			s.Act, s.Reason = UseDriver, "the new driver is used"
 		case f.ReleasedByOthers:
-			s.State, s.Reason = Waiting, "the new driver is tried after the end of that: "+releasedByOthers
+			s.State, s.Reason = Waiting, "the new driver is not tried yet: "+releasedByOthers
 		case f.Problem == "":
 			s.Act, s.Reason = Confirm, "the new driver works"
 		case f.Now.Sub(c.Since) >= ProofLimit && f.Tried >= MinTrial:

@@ -97,7 +97,7 @@ func TestNext(t *testing.T) {
 			driverchange.Blocked, "no modules"},
 		{"no slot", driverchange.Facts{Wanted: "580.1", Host: host(), NoSlot: "all slots are in use"}, driverchange.TakeSlot, driverchange.Waiting, "all slots"},
 		{"released by somebody else", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true, ReleasedByOthers: true},
-			driverchange.Nothing, driverchange.Waiting, "begins after the end of that: the driver is released by quiesce"},
+			driverchange.Nothing, driverchange.Waiting, "the change waits: the driver is released by quiesce"},
 		{"a person releases it while pods are waited for", with(ready, func(f *driverchange.Facts) {
 			f.Users, f.ReleasedByOthers = []string{"a/p"}, true
 		}), driverchange.Nothing, driverchange.Waiting, "quiesce"},
@@ -106,7 +106,7 @@ func TestNext(t *testing.T) {
 		}), driverchange.Nothing, driverchange.Changing, ""},
 		{"a person has it released when it is to be tried", with(ready, func(f *driverchange.Facts) {
 			f.Host, f.ReleasedByOthers = host(in(driverchange.PhaseUnproven, time.Hour)), true
-		}), driverchange.Nothing, driverchange.Waiting, "is tried after the end of that: the driver is released by quiesce"},
+		}), driverchange.Nothing, driverchange.Waiting, "is not tried yet: the driver is released by quiesce"},
 		{"with a slot", driverchange.Facts{Wanted: "580.1", Host: host(), HasSlot: true}, driverchange.Withhold, driverchange.Changing, ""},
 		{"pods are waited for", with(ready, func(f *driverchange.Facts) { f.Users = []string{"b/q", "a/p"} }), driverchange.Nothing, driverchange.Waiting, "a/p, b/q"},
 		{"many pods", with(ready, func(f *driverchange.Facts) { f.Users = strings.Split("g f e d c b a", " ") }), driverchange.Nothing, driverchange.Waiting, "d, e and 2 more"},

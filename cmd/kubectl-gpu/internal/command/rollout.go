@@ -16,8 +16,9 @@ import (
 func (p *plugin) newRollout() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rollout", Short: "Show and control changes that take a slot of the cluster",
-		Long: "rollout shows and controls changes of nodes that take a slot of the cluster, such as changes of MIG\n" +
-			"layouts with mig.budget. A slot is a Lease in the daemon's namespace, or in the one of --namespace.",
+		Long: "rollout shows and controls the slots of the cluster. A node takes a slot to change its driver, to\n" +
+			"repair a GPU or, with mig.budget, to change its MIG layout. A slot is a Lease in the daemon's\n" +
+			"namespace, or in the one of --namespace.",
 	}
 	cmd.AddCommand(p.newRolloutStatus(), p.newRolloutPause(), p.newRolloutResume(), p.newRolloutRetry())
 	return cmd

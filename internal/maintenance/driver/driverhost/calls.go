@@ -204,7 +204,7 @@ func (h *Host) reschedule(atNextBoot bool) error {
 	}
 }
 
-// checkTarget returns an error if a call is about another driver than that of the change.
+// checkTarget returns an error if a call names another driver than the change.
 func (h *Host) checkTarget(a driverapi.Arguments) error {
 	if c := h.Change; a.Digest != "" && c != nil && c.To != a.Digest {
 		return fmt.Errorf("the change is one to %.12s, not to %.12s", c.To, a.Digest)
@@ -241,7 +241,7 @@ func (h *Host) callRevert(_ context.Context, a driverapi.Arguments) error {
 	switch step := h.step(); step {
 	case driverapi.StepUnproven:
 		return h.enter(driverapi.StepReverting, func(j *journal) {
-			j.Change.Reason = cmp.Or(a.Reason, "somebody asked for the former driver")
+			j.Change.Reason = cmp.Or(a.Reason, "an operator requested the former driver")
 		})
 	case driverapi.StepReverting, driverapi.StepFailed:
 		return nil

@@ -60,7 +60,7 @@ type Host struct {
 
 	// The holder of the turn alone uses these.
 	counted   bool // the journal has counted the load of this process
-	isSettled bool // nothing is to be loaded or started until the next change
+	isSettled bool // the driver and its services run
 	isWhole   bool // this process has loaded all modules of the driver, or found them
 	failures  int  // attempts in a row
 
@@ -204,15 +204,15 @@ func (h *Host) setWaiting(reason string, holders []preflight.Holder) {
 	h.reason, h.holders = reason, holders
 }
 
-// progress tells how much of the step is done.
+// progress records how much of the step is done.
 func (h *Host) progress(done, all int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.percent = 100 * done / max(all, 1)
 }
 
-// maintain loads the driver after a boot, starts the services that were stopped, and copies folders, while no
-// change replaces modules.
+// maintain loads the driver after a boot, starts the services that were stopped, and copies folders,
+// while no change replaces modules.
 func (h *Host) maintain(ctx context.Context, step driverapi.Step) (time.Duration, error) {
 	if step != "" && h.Change.BootID != h.boot {
 		switch step {
@@ -243,7 +243,8 @@ func (h *Host) maintain(ctx context.Context, step driverapi.Step) (time.Duration
 	return idle, problem
 }
 
-// settle makes the loaded driver whole: after a boot, and after a change that was ended in the middle.
+// settle loads the missing modules of the current driver and starts the stopped services, after a boot
+// and after a change that stopped in the middle.
 func (h *Host) settle(ctx context.Context) error {
 	state, err := h.kernel.State()
 	if err != nil {

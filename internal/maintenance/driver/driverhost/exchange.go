@@ -39,8 +39,8 @@ func (h *Host) unload(ctx context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-// unloadModules unloads the loaded driver. It returns a pause while something uses the driver, which then
-// stays whole.
+// unloadModules unloads the loaded driver. While the driver is in use it stays loaded, and
+// unloadModules returns a pause.
 func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 	state, err := h.kernel.State()
 	if err != nil {
@@ -74,7 +74,7 @@ func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-// restore loads the modules of the present driver that are out, so that its users have a whole driver.
+// restore loads the unloaded modules of the present driver again.
 func (h *Host) restore(ctx context.Context) error {
 	if digest := h.loaded(); digest != "" {
 		return h.loadFolder(ctx, digest)
@@ -82,7 +82,7 @@ func (h *Host) restore(ctx context.Context) error {
 	return nil
 }
 
-// stopServices stops the services that use the driver, and records its other users, according to the facts.
+// stopServices stops the services that use the driver, and records its other users, by the facts.
 func (h *Host) stopServices(ctx context.Context, facts preflight.Facts) (time.Duration, error) {
 	facts.Devices.Missing, facts.Claims.Missing = "", ""
 	holders := preflight.Examine(facts).Holders
@@ -144,8 +144,8 @@ func (h *Host) load(ctx context.Context) error {
 	if !h.counted {
 		if h.Change.Loads >= maxLoads {
 			return h.enter(driverapi.StepReverting, func(j *journal) {
-				j.Change.Reason = fmt.Sprintf("the node has loaded the driver %d times, and ended or restarted before "+
-					"the driver was confirmed", j.Change.Loads)
+				j.Change.Reason = fmt.Sprintf("the node has loaded the driver %d times, and gpu-driver or the node "+
+					"restarted each time before the driver was confirmed", j.Change.Loads)
 			})
 		}
 		err := h.write(func(j *journal) {
@@ -173,7 +173,7 @@ func (h *Host) load(ctx context.Context) error {
 	return h.enter(driverapi.StepUnproven, nil)
 }
 
-// otherDriver returns why another driver is loaded than that of the journal; empty if none is.
+// otherDriver says that a driver is loaded that gpu-driver did not load; empty if none is.
 func (h *Host) otherDriver() string {
 	state, err := h.kernel.State()
 	switch {

@@ -398,7 +398,7 @@ func TestQuiesceOfAPerson(t *testing.T) {
 	n.await(t, policy.Changing, "in use: service x")
 	n.change(func() { n.byPerson = true }) // takes the release over
 	n.driver.SetHolders()
-	n.await(t, policy.Waiting, "is tried after the end of that")
+	n.await(t, policy.Waiting, "is not tried yet")
 	quiesce(false)
 	n.await(t, policy.Changing, "does not work yet: no GPU")
 	n.change(func() { n.problem = "" })

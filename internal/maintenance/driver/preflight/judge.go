@@ -171,7 +171,7 @@ func (r *Report) summarize(f *Facts) {
 	case users != "":
 		r.Verdict, r.Summary = InUse, "in use by "+users
 	case unnamed:
-		r.Verdict, r.Summary = InUse, "in use, by what is not known"
+		r.Verdict, r.Summary = InUse, "in use by an unknown process or module"
 	case f.Target != nil:
 		r.Verdict, r.Summary = Ready, "ready for "+f.name()+": "+unused(f, "the present driver")
 	default:
