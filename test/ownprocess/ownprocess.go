@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -15,16 +16,19 @@ import (
 const variable = "TEST_OWN_PROCESS"
 
 // Is reports whether this process was started for the test t, which then does its work. Otherwise Is
-// runs t in such a process, and t has nothing left to do. A failure there fails t.
+// runs t in such a process, and t has nothing left to do. Everything but a pass there fails t.
 func Is(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(variable) == t.Name() {
 		return true
 	}
-	c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	c := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
 	c.Env = append(os.Environ(), variable+"="+t.Name())
-	if out, err := c.CombinedOutput(); err != nil {
+	switch out, err := c.CombinedOutput(); {
+	case err != nil:
 		t.Errorf("%v: %s", err, out)
+	case !strings.Contains(string(out), "--- PASS: "+t.Name()+" "):
+		t.Errorf("the process of this test did not run it: %s", out)
 	}
 	return false
 }
