@@ -99,7 +99,8 @@ func (c *Cluster) followSlots(ctx context.Context, d daemon.View) {
 		_, requestChanged := r.admission.begun.Latest()
 		_, repairsChanged := d.Repairs.Latest()
 		_, driverChanged := d.DriverChange.Latest()
-		channels := []<-chan struct{}{nodeChanged, configChanged, repairsChanged, driverChanged, requestChanged, r.alarm.Rings()}
+		channels := []<-chan struct{}{
+			nodeChanged, configChanged, repairsChanged, driverChanged, requestChanged, r.alarm.Rings()}
 		if d.MIG != nil {
 			_, migChanged := d.MIG.Latest()
 			channels = append(channels, migChanged)

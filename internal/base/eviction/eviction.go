@@ -51,7 +51,8 @@ func (e *Evictions) Evict(ctx context.Context, now time.Time, purpose string, po
 			switch {
 			case requested && next.refusal == last.refusal:
 			case next.refusal == "":
-				klog.FromContext(ctx).Info("Evicted a pod", "namespace", pod.Namespace, "pod", pod.Name, "purpose", purpose)
+				klog.FromContext(ctx).Info("Evicted a pod", "namespace", pod.Namespace, "pod", pod.Name,
+					"purpose", purpose)
 			default:
 				klog.FromContext(ctx).Info("Cannot evict a pod; retrying", "namespace", pod.Namespace, "pod", pod.Name,
 					"purpose", purpose, "reason", next.refusal)

@@ -201,7 +201,8 @@ func (p *ReleasePart) Inputs() []<-chan struct{} {
 	c, configChanged := p.Daemon.Configs.Latest()
 	_, snapshotChanged := p.Daemon.Snapshots.Latest()
 	_, leadChanged := p.Daemon.Lead.Statuses().Latest()
-	return inputsIf(c.Features.Quiesce || p.state != "" || !p.ResumeOwed.IsZero(), configChanged, snapshotChanged, leadChanged)
+	return inputsIf(c.Features.Quiesce || p.state != "" || !p.ResumeOwed.IsZero(),
+		configChanged, snapshotChanged, leadChanged)
 }
 
 // Look implements Part.

@@ -125,7 +125,8 @@ func (p *ShrinkPart) checkPods(node kubeapi.Node, at time.Time) Decision {
 				"Cannot list the pods that the kubelet has admitted; the change continues after a timeout",
 				"reason", err.Error())
 		}
-		later := order.Earliest(now.Add(kubeapi.Backoff(err, p.failures)), p.state.Tainted.Add(nodeevents.ShrinkTimeout))
+		later := order.Earliest(
+			now.Add(kubeapi.Backoff(err, p.failures)), p.state.Tainted.Add(nodeevents.ShrinkTimeout))
 		if later.After(at) {
 			p.checkAt = later
 		}

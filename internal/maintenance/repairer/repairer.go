@@ -284,7 +284,8 @@ func (r *Repairs) repair(ctx context.Context, mode repair.Mode, d repair.Decisio
 func (r *Repairs) refuse(ctx context.Context, why error) {
 	r.attempts = r.attempts[:len(r.attempts)-1]
 	if err := r.save(ctx); err != nil { // it then counts after a restart of the daemon
-		klog.FromContext(ctx).Info("Cannot save the history of repairs; the untried repair counts after a restart", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot save the history of repairs; the untried repair counts after a restart",
+			"reason", err.Error())
 	}
 	r.notBefore, r.refusal = time.Now().Add(pause), why.Error()
 }

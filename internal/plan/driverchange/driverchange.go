@@ -139,8 +139,8 @@ func Next(f Facts) Step {
 		return follow(f, *c)
 	}
 	if f.Released { // for a change that is over
-		return Step{Act: UseDriver, State: Changing, Reason: "the driver is used again", Withholds: true, NeedsSlot: true,
-			Percent: 95}
+		return Step{Act: UseDriver, State: Changing, Reason: "the driver is used again", Withholds: true,
+			NeedsSlot: true, Percent: 95}
 	}
 	if f.Wanted == "" {
 		return Step{State: Off}

@@ -89,11 +89,14 @@ type Status struct {
 	Download *Download `json:"download,omitempty"`
 }
 
-// The types of package driverchange that a Status has.
+// Types of package driverchange in a Status.
 type (
+	// A Download is what is known of an archive that is not placed yet.
 	Download = driverchange.Download
-	Folder   = driverchange.Folder
-	Step     = driverchange.Phase
+	// A Folder is a driver on the disk of the node.
+	Folder = driverchange.Folder
+	// A Step is the phase of a change.
+	Step = driverchange.Phase
 )
 
 // The steps of a change, in their order. Only Unproven, NextBoot and Failed wait for a call.

@@ -168,7 +168,8 @@ func (p Process) holder() (kind, name, release string) {
 // unreadProcesses reports processes whose files were not read.
 func unreadProcesses(p Processes, r *judgment) {
 	if p.Closed > 0 {
-		r.skip(fmt.Sprintf("The open files of %d of %s could not be read", p.Closed, wording.Count(p.Number, "process")),
+		r.skip(fmt.Sprintf("The open files of %d of %s could not be read",
+			p.Closed, wording.Count(p.Number, "process")),
 			"# run gpu-device-plugin driver preflight as root on the node, with all capabilities")
 	}
 	if p.Late {

@@ -195,7 +195,8 @@ func fileProblems(f *Facts, r *judgment, boot boot, files []*ModuleFile) {
 		}
 	}
 	if len(unread) > 0 {
-		r.skip(fmt.Sprintf("%s of %s not read: %s %s", wording.Count(len(unread), "module file"), boot, unread[0], reason),
+		r.skip(fmt.Sprintf("%s of %s not read: %s %s",
+			wording.Count(len(unread), "module file"), boot, unread[0], reason),
 			"modinfo "+shellWord(unread[0]))
 	}
 	cores := filter(files, isCore)
@@ -278,7 +279,8 @@ func signers(f *Facts, r *judgment, boot boot, files []*ModuleFile, evidence []s
 		}
 		r.add(diagnosis.Error, "unsigned-modules",
 			fmt.Sprintf("%s for %s %s not signed, and the kernel refuses %s: Key was rejected by service",
-				wording.Count(len(unsigned), "module"), boot, are, them), slices.Concat([]string{unsigned[0].Path}, evidence),
+				wording.Count(len(unsigned), "module"), boot, are, them),
+			slices.Concat([]string{unsigned[0].Path}, evidence),
 			"# sign the modules with a key that the firmware or the kernel knows, such as one enrolled by mokutil "+
 				"--import")
 	}
