@@ -5,8 +5,8 @@
 // The packages below serve the kubelet:
 //
 //   - checkpoint: the format of the kubelet's checkpoint of devices.
-//   - serve: one gRPC server for each resource: registration, lists and calls, and the order of two
-//     processes.
+//   - serve: one gRPC server for each resource: registration, lists and calls.
+//   - yield: what a server does beside the servers of other processes.
 //   - offer: makes the plan of each Snapshot and Config, and withholds devices that are changing,
 //     not proven or not ready.
 package kubelet

@@ -70,8 +70,8 @@ var narrower = map[string]string{
 	"internal/base/statefile":  "",
 	"internal/base/supervise":  "",
 	"internal/gpu/inventory":   "",
-	"internal/kubelet":         "base/... kubelet/checkpoint", // an adapter knows no plan
-	"internal/kubelet/serve":   "base/... plan/... kubelet",   // nor a server the configuration
+	"internal/kubelet":         "base/... kubelet/checkpoint",             // an adapter knows no plan
+	"internal/kubelet/serve":   "base/... plan/... kubelet kubelet/yield", // nor a server the configuration
 	"internal/dra/draplugin":   "base/... gpu/inventory plan/dra kubelet",
 	"internal/cluster/kubeapi": "base/...",
 }
@@ -132,7 +132,7 @@ var callHomes = []struct {
 var pure = []string{
 	"internal/base/diagnosis", "internal/base/order", "internal/base/wording",
 	"internal/gpu/inventory", "internal/gpu/health", "internal/gpu/topology",
-	"internal/maintenance/driver/preflight",
+	"internal/kubelet/yield", "internal/maintenance/driver/preflight",
 	"internal/plan/containeredits", "internal/plan/dra", "internal/plan/driverchange", "internal/plan/holders", "internal/plan/labels",
 	"internal/plan/layout", "internal/plan/listing", "internal/plan/resource", "internal/plan/slots", "internal/plan/repair",
 	"internal/report/doctor", "internal/report/nodeevents", "internal/report/status", "internal/report/unitreport",

@@ -12,6 +12,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
@@ -73,7 +74,7 @@ func (l *registration) checkAccount(ctx context.Context, incarnation uint64) (ag
 			return c.Agreed, err
 		}
 		sent := c.last
-		if silence := l.mute.Value(); sent == nil || silence == muteLaterProcess || silence == muteOtherPlugin {
+		if mute := l.mute.Value(); sent == nil || mute == yield.MuteLaterProcess || mute == yield.MuteOtherPlugin {
 			c.repeated = repeat
 			c.next(checkSoon)
 			continue
@@ -83,7 +84,7 @@ func (l *registration) checkAccount(ctx context.Context, incarnation uint64) (ag
 		if err != nil {
 			return c.Agreed, err
 		}
-		if repeat != c.repeated && l.mute.Value() == muteNone {
+		if repeat != c.repeated && l.mute.Value() == yield.MuteNone {
 			l.resend.Publish(repeat)
 			pause = checkSoon
 			c.Pace = pause
@@ -152,8 +153,8 @@ func (l *registration) compare(
 	if v.Began {
 		klog.FromContext(ctx).Info("The kubelet's account differs from the list", "kubelet", len(allocatable),
 			"list", len(list))
-		if l.mute.Value() == muteNone {
-			l.mute.Publish(muteAccountDiffers)
+		if l.mute.Value() == yield.MuteNone {
+			l.mute.Publish(yield.MuteAccountDiffers)
 		}
 	}
 	if v.Resume {
@@ -168,7 +169,7 @@ func (l *registration) compare(
 // awaitOther sends no lists until one of the other programs with these sockets has ended. It returns
 // why this registration ends.
 func (l *registration) awaitOther(ctx context.Context, incarnation uint64, others []kubelet.Socket) error {
-	l.mute.Publish(muteOtherPlugin)
+	l.mute.Publish(yield.MuteOtherPlugin)
 	l.report(PhaseOtherPlugin)
 	var names []string
 	for _, socket := range others {
@@ -181,8 +182,8 @@ func (l *registration) awaitOther(ctx context.Context, incarnation uint64, other
 
 // endMuteForDifference allows lists again after a difference.
 func (l *registration) endMuteForDifference() {
-	if l.mute.Value() == muteAccountDiffers {
-		l.mute.Publish(muteNone)
+	if l.mute.Value() == yield.MuteAccountDiffers {
+		l.mute.Publish(yield.MuteNone)
 	}
 }
 

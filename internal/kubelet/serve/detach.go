@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"maps"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -17,47 +15,43 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 )
 
-// A kubelet up to 1.36 takes the end of any stream of a resource for the end of the
-// server that registered last. In a roll-out, the end of the earlier process would
-// cost the later process its registration. So the earlier process first makes the
-// kubelet forget the last registration: then the kubelet ignores the end of a
-// stream. The later process registers a second time when the earlier process has
-// ended, and the kubelet knows the later process again. The first stream of the
-// later process stays open as long as the second: the kubelet would take the end of
-// the first for the end of the second.
+// A kubelet up to 1.36 takes the end of any stream of a resource for the end of the server that
+// registered last. In a roll-out, the end of the earlier process would cost the later process its
+// registration. So the earlier process first makes the kubelet forget the last registration: then
+// the kubelet ignores the end of a stream. The later process registers a second time when the
+// earlier process has ended, and the kubelet knows the later process again. The first stream of the
+// later process stays open as long as the second: the kubelet would take the end of the first for
+// the end of the second.
 //
-// A roll-out that overtakes the previous roll-out ends the later process: the
-// earlier process serves again until the next process starts. The later process
-// tells the earlier process so, and stays until the earlier process has registered.
-// From then on the roles are exchanged. A process whose successor listens and has
-// not registered yet waits in the same way.
+// A roll-out that overtakes the previous roll-out ends the later process: the earlier process
+// serves again until the next process starts. The later process tells the earlier process so, and
+// stays until the earlier process has registered. From then on the roles are exchanged. A process
+// whose successor listens and has not registered yet waits in the same way.
 //
-// The kubelet 1.37 knows whose stream ends, so none of this is done: with two
-// streams of one process, the kubelet could call the stream that ends last.
+// The kubelet 1.37 knows whose stream ends, so none of this is done: with two streams of one
+// process, the kubelet could call the stream that ends last.
 
 const (
-	// leaveTimeout limits the preparation of the end of a process, without the wait
-	// for another process. The process has 2 s in all.
+	// leaveTimeout limits the preparation of the end of a process, without the wait for another
+	// process. The process has 2 s in all.
 	leaveTimeout = 800 * time.Millisecond
-	// handOverTimeout limits the wait for the registration of the process that
-	// serves afterwards.
+	// handOverTimeout limits the wait for the registration of the process that serves afterwards.
 	handOverTimeout = 5 * time.Second
 	// handOverPause is the time between two checks whether that process has registered.
 	handOverPause = 20 * time.Millisecond
-	// leftFor is how long no earlier process must have had a socket before this
-	// process registers again. By then, the kubelet has noticed the end of the
-	// earlier stream. The resource is served all the time.
+	// leftFor is how long no earlier process must have had a socket before this process registers
+	// again. By then, the kubelet has noticed the end of the earlier stream. The resource is served
+	// all the time.
 	leftFor = time.Second
-	// earlierPause is how often an ending process checks whether the earlier
-	// process has ended.
+	// earlierPause is how often an ending process checks whether the earlier process has ended.
 	earlierPause = 5 * time.Millisecond
 )
 
-// detachFromKubelet prepares the end of the stream of this registration, while
-// another process serves the resource or is about to. It reports whether the
-// kubelet will ignore the end.
+// detachFromKubelet prepares the end of the stream of this registration, while another process
+// serves the resource or is about to. It reports whether the kubelet will ignore the end.
 func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64) bool {
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
@@ -92,11 +86,10 @@ func (l *registration) noteCheckpoint() {
 	}
 }
 
-// awaitTakenIn waits until the kubelet has processed the last list of this
-// registration, as far as known. The kubelet writes its checkpoint for each list,
-// and notices the end of the stream only afterwards: on a busy disk, a second
-// later. It would take that end for the end of a process that has registered
-// meanwhile.
+// awaitTakenIn waits until the kubelet has processed the last list of this registration, as far as
+// known. The kubelet writes its checkpoint for each list, and notices the end of the stream only
+// afterwards: on a busy disk, a second later. It would take that end for the end of a process that
+// has registered meanwhile.
 func (l *registration) awaitTakenIn(ctx context.Context) {
 	before := l.checkpoint.Load()
 	if before == nil || *before == "" || l.CheckpointVersion() != *before {
@@ -109,9 +102,9 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 	}
 }
 
-// tryDetach keeps other processes from registering once the kubelet has forgotten
-// the other process: the kubelet would take the end of this process for the end of
-// a process that registers meanwhile.
+// tryDetach keeps other processes from registering once the kubelet has forgotten the other
+// process: the kubelet would take the end of this process for the end of a process that registers
+// meanwhile.
 func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
@@ -125,33 +118,32 @@ func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error 
 	return nil
 }
 
-// prepareEnd prepares the end of this process, whose newest stream belongs to this
-// registration.
+// prepareEnd prepares the end of this process, whose newest stream belongs to this registration.
 func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
-	forgotten := l.previous.endsForgotten()
-	switch silence := l.mute.Value(); {
-	case !service.streamed() || !service.oneClient, silence == muteOtherPlugin: // another program serves the resource
-	default:
-		l.mute.Publish(muteReplaced) // the other process has the list
+	l.previous.mu.Lock()
+	l.previous.state.End()
+	l.previous.mu.Unlock()
+	if service.server().Detaches() {
+		l.mute.Publish(yield.MuteReplaced) // the other process has the list
 		if l.detachFromKubelet(ctx, incarnation) {
 			return
 		}
 	}
-	if forgotten && len(l.later()) == 0 {
+	peers := l.Registrar.Peers(l.list.name)
+	if know(l.previous, func(s *yield.State) bool { return s.RegistersBeforeExit(peers) }) {
 		l.registerBeforeExit(ctx, incarnation, server, service.options())
 	}
 }
 
-// registerBeforeExit registers once more before this process ends. It is called
-// after an earlier process has made the kubelet forget this process, while no other
-// process serves the resource: the kubelet would not notice the end of this
-// process's streams. It first waits for the end of earlier processes, because they
-// could make the kubelet forget this registration, too.
+// registerBeforeExit registers once more before this process ends. It is called after an earlier
+// process has made the kubelet forget this process, while no other process serves the resource: the
+// kubelet would not notice the end of this process's streams. It first waits for the end of earlier
+// processes, because they could make the kubelet forget this registration, too.
 func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint64, server *grpc.Server,
 	options *pluginapi.DevicePluginOptions) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	l.mute.Publish(muteReplaced) // a list that the kubelet processed after the end would add the devices again
+	l.mute.Publish(yield.MuteReplaced) // a list that the kubelet processed after the end would add the devices again
 	l.awaitEarlier(ctx)
 	// a process that starts now registers after the end of this process
 	l.previous.unlock, _ = l.Registrar.LockRegistrations(ctx)
@@ -166,8 +158,8 @@ func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint6
 	}
 }
 
-// awaitEarlier waits until no earlier process has a socket, for half of
-// leaveTimeout at most. The directory may no longer be watched.
+// awaitEarlier waits until no earlier process has a socket, for half of leaveTimeout at most. The
+// directory may no longer be watched.
 func (l *registration) awaitEarlier(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout/2)
 	defer cancel()
@@ -176,148 +168,38 @@ func (l *registration) awaitEarlier(ctx context.Context) {
 	}
 }
 
-// noteForgotten records that an earlier process makes the kubelet forget this
-// process. It returns false if this process is ending and will not register again.
-func (p *previous) noteForgotten() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.ending {
-		p.forgotten++
+// server returns what the service knows of itself and of other servers.
+func (s *service) server() yield.Server {
+	v := s.registration.server()
+	v.Streams = s.streamed()
+	v.OneClient = v.Streams && s.oneClient // known once the stream has begun
+	return v
+}
+
+// answerLeaving records that the process with this token is ending, and returns the answer for it.
+func (s *service) answerLeaving(token string) yield.Answer {
+	now := s.server()
+	s.previous.mu.Lock()
+	known := s.previous.state.Leaving()
+	answer, mute := s.previous.state.Answer(token, now)
+	leaving := s.previous.state.Leaving()
+	s.previous.mu.Unlock()
+	if leaving > known {
+		s.previous.leaving.Publish(leaving)
 	}
-	return !p.ending
-}
-
-// beginRegistration records that a registration begins, and returns how often the
-// kubelet was made to forget this process.
-func (p *previous) beginRegistration() (forgotten int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.forgottenAtStart = p.forgotten
-	return p.forgotten
-}
-
-// noteRegistered records that the kubelet has accepted a registration. forgotten is
-// the result of beginRegistration.
-func (p *previous) noteRegistered(forgotten int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.forgottenAtAccept = forgotten
-}
-
-// isForgotten reports whether the kubelet was made to forget this process and has
-// accepted no registration of it since. The kubelet may have forgotten a later
-// process, too, and missed the end of that process.
-func (p *previous) isForgotten() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.forgotten > p.forgottenAtAccept
-}
-
-// endsForgotten records that this process is ending, and reports whether the
-// kubelet was made to forget it.
-func (p *previous) endsForgotten() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ending = true
-	return p.forgotten > p.forgottenAtAccept
-}
-
-// answerLeaving records that the process with this token is ending. again reports
-// whether this process serves the resource now and registers again after that end.
-// Otherwise soon reports whether this process is about to register. Both are false
-// if another server serves the resource or this process is ending itself.
-//
-// This process serves the resource when the kubelet has its list and calls no other
-// process. The kubelet calls a later process that registered after this
-// registration, even if this registration has not noticed the other socket yet.
-func (s *service) answerLeaving(token string) (again, soon bool) {
-	if !s.previous.noteForgotten() {
-		return false, false
+	if mute != now.Mute {
+		s.mute.Publish(mute)
 	}
-	s.previous.noteLeaving(token)
-	if !s.streamed() {
-		return false, true
-	}
-	if !s.oneClient {
-		return false, false
-	}
-	switch s.mute.Value() {
-	case muteNone, muteAccountDiffers:
-		switch {
-		case s.mayHaveRegisteredLater(token):
-			s.mute.Publish(muteLaterProcess)
-			return false, true
-		case s.sent.Value() == nil:
-			return false, true
-		}
+	if answer == yield.WillReregister {
 		s.reregisterPromised.Publish(true)
-		return true, false
-	case muteReplaced:
-		return false, true
-	case muteLaterProcess: // if not for that process, then for another one that has come since
-		return false, len(s.previous.ofLeaving(s.Registrar.Peers(s.list.name).Later)) > 0
-	default:
-		return false, false
 	}
+	return answer
 }
 
-// mayHaveRegisteredLater reports whether the process with this token started later
-// and was not known to be ending when this registration began.
-func (l *registration) mayHaveRegisteredLater(token string) bool {
-	later := slices.ContainsFunc(l.Registrar.Peers(l.list.name).Later, func(name string) bool {
-		_, its, _ := kubelet.ParseSocketName(name)
-		return its == token
-	})
-	l.previous.mu.Lock()
-	defer l.previous.mu.Unlock()
-	return later && l.previous.leaving[token] > l.previous.forgottenAtStart
-}
-
-// noteLeaving records that the process with this token is ending. It no longer
-// counts as a later process.
-func (p *previous) noteLeaving(token string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, known := p.leaving[token]; known {
-		return
-	}
-	if p.leaving == nil {
-		p.leaving = map[string]int{}
-	}
-	p.leaving[token] = p.forgotten
-	p.leavingCount.Publish(len(p.leaving))
-}
-
-// ofLeaving returns the sockets whose processes are ending.
-func (p *previous) ofLeaving(names []string) []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !p.isLeaving(name) })
-}
-
-// isLeaving requires the lock.
-func (p *previous) isLeaving(name string) bool {
-	_, token, _ := kubelet.ParseSocketName(name)
-	_, leaving := p.leaving[token]
-	return leaving
-}
-
-// forgetLeaving removes ending processes without any of these sockets. It requires
-// the lock.
-func (p *previous) forgetLeaving(names []string) {
-	there := map[string]bool{}
-	for _, name := range names {
-		_, token, _ := kubelet.ParseSocketName(name)
-		there[token] = true
-	}
-	maps.DeleteFunc(p.leaving, func(token string, _ int) bool { return !there[token] })
-}
-
-// endKept ends the server of the previous registration, if it still runs, while the
-// kubelet has forgotten this process and ignores the end. It returns when the
-// kubelet has noticed the end: the kubelet would take it for the end of whichever
-// process registers meanwhile. If a later process may have registered, the server
-// continues.
+// endKept ends the server of the previous registration, if it still runs, while the kubelet has
+// forgotten this process and ignores the end. It returns when the kubelet has noticed the end: the
+// kubelet would take it for the end of whichever process registers meanwhile. If a later process
+// may have registered, the server continues.
 func (l *registration) endKept(ctx context.Context, incarnation uint64) {
 	if l.previous.stopKept == nil {
 		return
@@ -331,12 +213,11 @@ func (l *registration) endKept(ctx context.Context, incarnation uint64) {
 	l.pause(ctx, incarnation, stopDelay)
 }
 
-// keepStream leaves the stream of this registration open, without further lists,
-// and its server running until the next registration ends. A stream that was kept
-// before stays open, too.
+// keepStream leaves the stream of this registration open, without further lists, and its server
+// running until the next registration ends. A stream that was kept before stays open, too.
 func (l *registration) keepStream(socket *listener, server *grpc.Server, tasks *sync.WaitGroup) {
 	before := l.previous.stopKept
-	l.mute.Publish(muteReplaced)
+	l.mute.Publish(yield.MuteReplaced)
 	_ = socket.Close() // the socket stays until the next one is there
 	l.previous.socket = socket
 	l.previous.serveKept = func(unix *net.UnixListener) *listener {
@@ -355,10 +236,10 @@ func (l *registration) keepStream(socket *listener, server *grpc.Server, tasks *
 	}
 }
 
-// beReachable makes the server of the previous registration, if it still runs,
-// answer other processes while this process has no registration. Without such a
-// server it closes the last socket.
-func (l *registration) beReachable(ctx context.Context) {
+// listenAgain makes the server of the previous registration, if it still runs, answer other
+// processes while this process has no registration. Without such a server it closes the last
+// socket.
+func (l *registration) listenAgain(ctx context.Context) {
 	if l.previous.stopKept == nil {
 		l.previous.release()
 		return
@@ -376,17 +257,17 @@ func (l *registration) beReachable(ctx context.Context) {
 	l.previous.socket, l.previous.reachable = l.previous.serveKept(unix), true
 }
 
-// endBetween prepares the end of a process that ends between two registrations,
-// while the server of the previous registration still runs.
+// endBetween prepares the end of a process that ends between two registrations, while the server of
+// the previous registration still runs.
 func (p *previous) endBetween() {
 	if p.stopKept != nil && p.unlock == nil { // else the end is prepared already
 		p.prepareEnd()
 	}
 }
 
-// letRegister lets other processes register again, if this process locked them out
-// until the kubelet noticed its end.
-func (p *previous) letRegister(c clock.WithTicker) {
+// unlockRegistrations lets other processes register again, if this process locked them out until the
+// kubelet noticed its end.
+func (p *previous) unlockRegistrations(c clock.WithTicker) {
 	if p.unlock == nil {
 		return
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/holders"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -78,7 +79,7 @@ func TestABusyNodeIsReadSoon(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second-1)
 		defer cancel()
 		reads := 0
-		set := NewServers(Collaborators{Registrar: &sharedDirectory{}, Accountant: emptyAccount{}, Clock: clock.RealClock{},
+		set := NewServers(Collaborators{Registrar: noPeers(), Accountant: emptyAccount{}, Clock: clock.RealClock{},
 			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil)),
 			Checkpoint: func() (kubelet.Checkpoint, error) { reads++; return kubelet.Checkpoint{}, nil }})
 		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
@@ -106,12 +107,12 @@ func TestAServerEndsWithATick(t *testing.T) {
 
 // TestASilentServerAsksNobody: what the kubelet counts is another server's list.
 func TestASilentServerAsksNobody(t *testing.T) {
-	for _, silence := range []mute{muteLaterProcess, muteOtherPlugin} {
+	for _, silence := range []yield.Mute{yield.MuteLaterProcess, yield.MuteOtherPlugin} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			account := &notedAccount{answer: func(int) ([]string, error) { return nil, nil }}
-			l := sentList(&sharedDirectory{}, account)
+			l := sentList(noPeers(), account)
 			l.mute.Publish(silence)
 			if _, err := l.checkAccount(ctx, 1); ctx.Err() == nil || len(account.asked) > 0 {
 				t.Errorf("silence %d: asked %d times (%v)", silence, len(account.asked), err)

@@ -12,9 +12,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// connections are the open connections of one listener. They show when the kubelet
-// has closed its connection. A registration closes the other connections itself,
-// because a stopping gRPC server waits for silent connections.
+// connections are the open connections of one listener. They show when the kubelet has closed its
+// connection. A registration closes the other connections itself, because a stopping gRPC server
+// waits for silent connections.
 type connections struct {
 	mu              sync.Mutex // guards all following fields
 	open            map[*conn]struct{}
@@ -41,12 +41,12 @@ func (c *connections) noteCall(ctx context.Context) {
 	}
 }
 
-// kubeletClosed returns a channel that is closed once the kubelet's connection was
-// closed; never if the kubelet makes no call.
+// kubeletClosed returns a channel that is closed once the kubelet's connection was closed; never if
+// the kubelet makes no call.
 func (c *connections) kubeletClosed() <-chan struct{} { return c.kubeletClosedCh }
 
-// kubeletGone returns a channel that is closed once no connection of the kubelet is
-// open: at once if there never was one.
+// kubeletGone returns a channel that is closed once no connection of the kubelet is open: at once
+// if there never was one.
 func (c *connections) kubeletGone() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,8 +74,7 @@ func (c *connections) close() {
 	}
 }
 
-// add adds a new connection. It returns false if the caller must close the
-// connection.
+// add adds a new connection. It returns false if the caller must close the connection.
 func (c *connections) add(conn *conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,8 +94,8 @@ func (c *connections) remove(conn *conn) {
 	delete(c.open, conn)
 }
 
-// A listener records the connections that it accepts. Close only stops accepting:
-// the socket stays until release.
+// A listener records the connections that it accepts. Close only stops accepting: the socket stays
+// until release.
 type listener struct {
 	*net.UnixListener
 	connections *connections
@@ -135,8 +134,7 @@ func (l *listener) Close() error {
 // release closes the socket and removes its file.
 func (l *listener) release() { _ = l.UnixListener.Close() } // it fails only when it is closed already
 
-// A conn is an accepted connection. gRPC closes it as soon as the other side has
-// closed it.
+// A conn is an accepted connection. gRPC closes it as soon as the other side has closed it.
 type conn struct {
 	net.Conn
 	connections *connections

@@ -18,43 +18,37 @@ import (
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
 const (
-	// registerTimeout limits a Register call, and then the wait for the
-	// ListAndWatch stream. The kubelet tries to connect to the socket for up to 10
-	// s before it answers.
+	// registerTimeout limits a Register call, and then the wait for the ListAndWatch stream. The
+	// kubelet tries to connect to the socket for up to 10 s before it answers.
 	registerTimeout = 15 * time.Second
-	// stopDelay is the pause between the end of the kubelet's connection and the
-	// next Register. The kubelet 1.36 marks the resource as stopped shortly after
-	// it closes the connection. A server that registers earlier is marked, too.
+	// stopDelay is the pause between the end of the kubelet's connection and the next Register. The
+	// kubelet 1.36 marks the resource as stopped shortly after it closes the connection. A server
+	// that registers earlier is marked, too.
 	stopDelay = 50 * time.Millisecond
-	// stopTimeout limits the further wait until the kubelet's account shows that
-	// the resource is stopped. If another server of the resource continues, the
-	// account never shows a stop.
+	// stopTimeout limits the further wait until the kubelet's account shows that the resource is
+	// stopped. If another server of the resource continues, the account never shows a stop.
 	stopTimeout = 500 * time.Millisecond
-	// deadCloseTimeout limits the wait for the connection of a stopped kubelet
-	// to close.
+	// deadCloseTimeout limits the wait for the connection of a stopped kubelet to close.
 	deadCloseTimeout = 5 * time.Millisecond
-	// closeTimeout limits the wait for the kubelet to close its connection after
-	// the stream ended.
+	// closeTimeout limits the wait for the kubelet to close its connection after the stream ended.
 	closeTimeout = 500 * time.Millisecond
-	// handshakeTimeout is how long a connection may stay silent. The default of
-	// gRPC is two minutes, and a stopping server waits for silent connections.
+	// handshakeTimeout is how long a connection may stay silent. The default of gRPC is two
+	// minutes, and a stopping server waits for silent connections.
 	handshakeTimeout = time.Second
 	// finishTimeout limits the wait for running calls when a registration ends.
 	finishTimeout = time.Second
-	// provenAfter is how long a stream must last for its registration to count as
-	// successful.
+	// provenAfter is how long a stream must last for its registration to count as successful.
 	provenAfter = time.Second
-	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every
-	// free device of a list, and the required devices a second time.
+	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a
+	// list, and the required devices a second time.
 	maxRequest = 2 * resource.MaxList
-	// largeRequest is the size of a request, in bytes, whose memory is released
-	// after the answer.
+	// largeRequest is the size of a request, in bytes, whose memory is released after the answer.
 	largeRequest = 1 << 20
 )
 
@@ -74,33 +68,32 @@ var (
 	errTakesOver   = errors.New("a process that started later is exiting, and this process serves the resource again")
 )
 
-// A registration is one registration of the server of a resource, from a new socket
-// to the end of its stream. It runs once.
+// A registration is one registration of the server of a resource, from a new socket to the end of
+// its stream. It runs once.
 type registration struct {
 	Collaborators
 	list     *list
 	previous *previous
 	report   func(Phase)
-	// reportDifference is called with the difference between the kubelet's account
-	// and the list; empty if there is none.
+	// reportDifference is called with the difference between the kubelet's account and the list;
+	// empty if there is none.
 	reportDifference func(difference string)
-	// adopt adds devices to the list that the kubelet knows and the plan lacks. It
-	// is called before each registration.
+	// adopt adds devices to the list that the kubelet knows and the plan lacks. It is called before
+	// each registration.
 	adopt func(context.Context)
-	// allocating returns the answer to a call of Allocate for the devices of each
-	// container, and how containers get devices.
+	// allocating returns the answer to a call of Allocate for the devices of each container, and
+	// how containers get devices.
 	allocating func(containers [][]string) (listing.Answer, Options)
 
 	sending
 	session
-	// Another process is ending, and this process has promised to register again
-	// afterwards.
+	// Another process is ending, and this process has promised to register again afterwards.
 	reregisterPromised feed.Feed[bool]
 }
 
 // sending is what a registration sends to the kubelet.
 type sending struct {
-	mute       feed.Feed[mute]
+	mute       feed.Feed[yield.Mute]
 	resend     feed.Feed[uint64]                          // changes when the last list is to be sent again
 	sent       feed.Feed[*pluginapi.ListAndWatchResponse] // the last list; nil before the first
 	checkpoint atomic.Pointer[string]                     // version of the kubelet's checkpoint before that list
@@ -116,9 +109,9 @@ type session struct {
 	unlock         func()                  // lets other processes register
 }
 
-// run registers and serves until ctx or the registration ends. It returns nil if
-// the next registration may begin at once, and otherwise the reason for the
-// failure.
+// run registers and serves until ctx or the registration ends. It returns nil if the next
+// registration may begin at once, and otherwise the reason for the failure. Servers.live calls run of
+// the next registration after each end.
 func (l *registration) run(parent context.Context) error {
 	incarnation, ok := l.awaitKubelet(parent)
 	if !ok || !l.awaitLaterEnds(parent, incarnation) {
@@ -136,7 +129,7 @@ func (l *registration) run(parent context.Context) error {
 	ctx, end := context.WithCancelCause(parent)
 	defer end(nil)
 	l.end, l.unlock = end, func() {}
-	defer func() { l.unlock() }() // not before a registration that has come to nothing has ended for the kubelet, too
+	defer func() { l.unlock() }() // a failed registration unlocks when the kubelet has closed it
 	l.closing = make(chan struct{})
 	l.siblingChanged = make(chan struct{}, 1)
 	service := newService(l, log)
@@ -196,10 +189,9 @@ func newServer(s *service) *grpc.Server {
 	return server
 }
 
-// leaveSocket leaves the socket to the next registration and returns nil if the
-// next registration may begin at once: this registration was successful, or a new
-// registration repairs the cause. Otherwise leaveSocket closes the socket and
-// returns the cause.
+// leaveSocket leaves the socket to the next registration and returns nil if the next registration
+// may begin at once: this registration was successful, or a new registration repairs the cause.
+// Otherwise leaveSocket closes the socket and returns the cause.
 func (l *registration) leaveSocket(socket *listener, proven bool, cause error) error {
 	fixable := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
 	if proven || slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) }) {
@@ -225,23 +217,22 @@ func (l *registration) awaitKubelet(ctx context.Context) (incarnation uint64, ok
 	}
 }
 
-// follow returns why this registration must end, as shown by the kubelet's
-// directory and the list. Until then, it signals siblingChanged when the socket of
-// another server appears or disappears.
+// follow returns why this registration must end, as shown by the kubelet's directory and the list.
+// Until then, it signals siblingChanged when the socket of another server appears or disappears.
 func (l *registration) follow(ctx context.Context, endpoint string, incarnation uint64, inspect bool) error {
 	before := l.Registrar.Peers(l.list.name)
 	var alone <-chan time.Time
 	for {
-		now, came := l.Incarnation.Latest()
-		_, moved := l.Sockets.Latest()
-		view, listed := l.list.views.Latest()
-		silence, silenced := l.mute.Latest()
-		leaves, told := l.reregisterPromised.Latest()
-		rivals := l.Registrar.Peers(l.list.name)
+		newest, incarnationChanged := l.Incarnation.Latest()
+		_, socketsChanged := l.Sockets.Latest()
+		view, listChanged := l.list.views.Latest()
+		_, muteChanged := l.mute.Latest()
+		_, promiseChanged := l.reregisterPromised.Latest()
+		now := l.server()
 		switch {
-		case now != incarnation:
+		case newest != incarnation:
 			return errKubeletLeft
-		case silence == muteLaterProcess || len(l.previous.running(rivals.Later)) > 0:
+		case know(l.previous, func(s *yield.State) bool { return s.Yields(now) }):
 			if err := l.yield(ctx, incarnation); err != nil {
 				return err
 			}
@@ -250,29 +241,28 @@ func (l *registration) follow(ctx context.Context, endpoint string, incarnation 
 			return errSocketRemoved
 		case view.options.Inspect != inspect:
 			return errOptions
-		case !reflect.DeepEqual(rivals, before):
-			before = rivals
+		case !reflect.DeepEqual(now.Peers, before):
+			before = now.Peers
 			select {
 			case l.siblingChanged <- struct{}{}:
 			default:
 			}
 		}
-		if leaves && alone == nil && silence == muteNone &&
-			len(rivals.Earlier)+len(l.previous.ofLeaving(rivals.Later)) == 0 {
+		if alone == nil && know(l.previous, func(s *yield.State) bool { return s.ReregistersSoon(now) }) {
 			alone = l.Clock.After(leftFor)
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-told:
+		case <-promiseChanged:
 		case <-alone:
-			if alone = nil; silence == muteNone {
+			if alone = nil; now.Mute == yield.MuteNone {
 				return errEarlierLeft
 			}
-		case <-came:
-		case <-moved:
-		case <-listed:
-		case <-silenced:
+		case <-incarnationChanged:
+		case <-socketsChanged:
+		case <-listChanged:
+		case <-muteChanged:
 		}
 	}
 }
@@ -282,10 +272,9 @@ func isGone(path string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// stayRegistered registers, and returns when ctx ends or the kubelet no longer
-// serves the registration. It reports whether the registration was successful: the
-// kubelet counted the devices, the kubelet allocated a device, or the stream
-// lasted.
+// stayRegistered registers, and returns when ctx ends or the kubelet no longer serves the
+// registration. It reports whether the registration was successful: the kubelet counted the
+// devices, the kubelet allocated a device, or the stream lasted.
 func (l *registration) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
 ) (proven bool, err error) {
@@ -294,25 +283,27 @@ func (l *registration) stayRegistered(
 	unlock, locked := l.Registrar.LockRegistrations(ctx)
 	l.unlock = unlock
 	lockedAt := l.Clock.Now()
-	if len(l.later()) > 0 {
+	if l.isOvertaken(false, 0) {
 		return false, errLaterCame
 	}
-	forgotten := l.previous.beginRegistration()
+	l.previous.mu.Lock()
+	l.previous.state.Begin()
+	l.previous.mu.Unlock()
 	err = l.register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
 		return false, err
 	}
 	l.accepted = true
-	l.previous.noteRegistered(forgotten)
+	l.previous.mu.Lock()
+	l.previous.state.Accept()
+	l.previous.mu.Unlock()
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
-	// A later server whose socket exists now may have registered before or after
-	// this registration. It registers afterwards if it still waits for the lock, or
-	// if this registration sent a list before the socket appeared. Then this
-	// registration stays, without further lists: its end would take the devices
-	// away until the other server has registered.
-	registersAfter := locked && l.Clock.Since(lockedAt) < kubelet.LockTimeout || l.sent.Value() != nil
-	if len(l.later()) > 0 && !registersAfter {
+	// A later server whose socket exists now may have registered before or after this registration.
+	// It registers afterwards if it still waits for the lock, or if this registration sent a list
+	// before the socket appeared. Then this registration stays, without further lists: its end
+	// would take the devices away until the other server has registered.
+	if l.isOvertaken(locked, l.Clock.Since(lockedAt)) {
 		return false, errLaterCame
 	}
 	l.unlock()
@@ -331,12 +322,19 @@ func (l *registration) stayRegistered(
 	case <-service.began:
 	}
 	l.report(PhaseServing)
-	if l.mute.Value() != muteNone {
+	if l.mute.Value() != yield.MuteNone {
 		l.report(PhaseYielding)
 	}
 	began := l.Clock.Now()
 	agreed, err := l.checkAccount(ctx, incarnation)
 	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
+}
+
+// isOvertaken reports whether a later process may register, or have registered, first. locked says
+// that this server has the lock of registrations, for so long.
+func (l *registration) isOvertaken(locked bool, held time.Duration) bool {
+	now := l.server()
+	return know(l.previous, func(s *yield.State) bool { return s.Overtaken(now, locked, held) })
 }
 
 func (l *registration) register(
@@ -347,13 +345,12 @@ func (l *registration) register(
 	return l.Registrar.Register(ctx, incarnation, l.list.name, endpoint, options)
 }
 
-// disconnect ends the streams and stops the gRPC server. If the kubelet of this
-// registration still runs, disconnect waits until the kubelet has closed its
-// connection and stopped the resource, because the kubelet can mistake an earlier
-// Register for this registration.
+// disconnect ends the streams and stops the gRPC server. If the kubelet of this registration still
+// runs, disconnect waits until the kubelet has closed its connection and stopped the resource,
+// because the kubelet can mistake an earlier Register for this registration.
 func (l *registration) disconnect(parent context.Context, server *grpc.Server, incarnation uint64, cause error) {
-	// A stopped kubelet has closed its connection, or the kernel does so soon.
-	// A kubelet that only created its socket again keeps the connection.
+	// A stopped kubelet has closed its connection, or the kernel does so soon. A kubelet that only
+	// created its socket again keeps the connection.
 	left := errors.Is(cause, errKubeletLeft)
 	stays := parent.Err() == nil && !(left && l.wait(parent, l.connections.kubeletGone(), deadCloseTimeout))
 	if l.accepted { // otherwise the kubelet still calls the previous server
@@ -394,19 +391,18 @@ func (l *registration) wait(ctx context.Context, done <-chan struct{}, d time.Du
 	}
 }
 
-// awaitStopped waits until the kubelet's account shows no device of the resource,
-// for stopTimeout at most. It returns early when ctx ends or, if incarnation is not
-// 0, when another kubelet starts.
+// awaitStopped waits until the kubelet's account shows no device of the resource, for stopTimeout
+// at most. It returns early when ctx ends or, if incarnation is not 0, when another kubelet starts.
 func (l *registration) awaitStopped(ctx context.Context, incarnation uint64) {
 	for began := l.Clock.Now(); ; {
-		if !l.pause(ctx, incarnation, stopDelay) || !l.counted(ctx) || l.Clock.Since(began) >= stopTimeout {
+		if !l.pause(ctx, incarnation, stopDelay) || !l.countsDevices(ctx) || l.Clock.Since(began) >= stopTimeout {
 			return
 		}
 	}
 }
 
-// pause waits for d. It returns false if ctx ends or, if incarnation is not 0,
-// another kubelet starts first.
+// pause waits for d. It returns false if ctx ends or, if incarnation is not 0, another kubelet
+// starts first.
 func (l *registration) pause(ctx context.Context, incarnation uint64, d time.Duration) bool {
 	timer := l.Clock.NewTimer(d)
 	defer timer.Stop()
@@ -425,9 +421,9 @@ func (l *registration) pause(ctx context.Context, incarnation uint64, d time.Dur
 	}
 }
 
-// counted reports whether the kubelet's account shows healthy devices of the
-// resource. It returns false without an answer.
-func (l *registration) counted(ctx context.Context) bool {
+// countsDevices reports whether the kubelet's account shows healthy devices of the resource. It returns
+// false without an answer.
+func (l *registration) countsDevices(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, stopTimeout)
 	defer cancel()
 	ids, _ := l.allocatable(ctx)

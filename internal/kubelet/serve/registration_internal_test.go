@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -13,36 +12,27 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/peer"
-	"k8s.io/utils/clock"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 )
 
-// A countingAccount is that of a kubelet that counts a device until some time.
-type countingAccount struct {
-	noCalls
-	until time.Time
-}
+// An accountFunc returns the devices that a kubelet counts.
+type accountFunc func() ([]string, error)
 
-func (a countingAccount) Allocatable(context.Context) (map[string][]string, error) {
-	if time.Now().Before(a.until) {
-		return map[string][]string{"nvidia.com/gpu": {"GPU-0"}}, nil
-	}
-	return nil, nil
+func (a accountFunc) Allocatable(context.Context) (map[string][]string, error) {
+	ids, err := a()
+	return map[string][]string{gpuName: ids}, err
 }
-
-func (countingAccount) Held(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }
+func (accountFunc) Held(context.Context) ([]kubelet.HeldDevice, error) { return nil, nil }
+func (accountFunc) Allocating() (ended func(bool))                     { return func(bool) {} }
 
 // TestDisconnecting has a life hang up whose kubelet closes its connection some time after it was
 // told to, if it did not by itself, and whose directory shows another incarnation some time after
 // that.
 func TestDisconnecting(t *testing.T) {
-	const (
-		itself = -1 // the connection is closed already
-		soon   = 10 * time.Millisecond
-	)
+	const itself, soon = -1, 10 * time.Millisecond // itself: the connection is closed already
 	tests := map[string]struct {
 		cause           error
 		closes, changes time.Duration
@@ -65,11 +55,16 @@ func TestDisconnecting(t *testing.T) {
 				if errors.Is(test.cause, errKubeletLeft) {
 					incarnation.Publish(0)
 				}
-				account := countingAccount{until: time.Now().Add(test.counted)}
-				l := &registration{Collaborators: Collaborators{Incarnation: incarnation, Accountant: account,
-					Clock: clock.RealClock{}}, list: newList("nvidia.com/gpu"),
-					session:  session{connections: newConnections(), closing: make(chan struct{})},
-					previous: &previous{}}
+				until := time.Now().Add(test.counted)
+				account := accountFunc(func() ([]string, error) {
+					if time.Now().Before(until) {
+						return []string{"GPU-0"}, nil
+					}
+					return nil, nil
+				})
+				l := muted(account, laterDirectory{})
+				l.Incarnation = incarnation
+				l.session = session{connections: newConnections(), closing: make(chan struct{})}
 				connection, far := net.Pipe()
 				defer func() { _ = far.Close() }()
 				kubelets := &conn{Conn: connection, connections: l.connections}
@@ -122,161 +117,5 @@ func TestWithoutAKubeletTheLastSocketIsClosed(t *testing.T) {
 	}
 	if _, there := l.awaitKubelet(ctx); there || open {
 		t.Errorf("kubelet is there: %t; the socket is open: %t", there, open)
-	}
-}
-
-// TestAKeptLife: its stream stays open without lists, until its successor has it end. Other
-// processes see by its socket that this one goes on.
-func TestAKeptLife(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		unix, err := statefile.Listen(t.Context(), filepath.Join(t.TempDir(), "l.sock"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		l := &registration{list: newList(gpuName), previous: &previous{},
-			session: session{connections: newConnections(), closing: make(chan struct{})}}
-		ended := 0
-		l.previous.stopKept = func() { ended++ }
-		socket := &listener{UnixListener: unix, connections: l.connections}
-		silent, _ := opened(t, l.connections)
-		server, tasks, task := grpc.NewServer(), sync.WaitGroup{}, false
-		tasks.Go(func() {
-			<-l.closing
-			time.Sleep(time.Millisecond)
-			task = true
-		})
-		l.keepStream(socket, server, &tasks)
-		if _, err := socket.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("its server accepts connections: %v", err)
-		}
-		if may, _ := l.maySend(); may || l.mute.Value() != muteReplaced {
-			t.Error("it sends lists beside its successor")
-		}
-		if ended != 0 || l.previous.socket != socket {
-			t.Errorf("the life before ended %d times; the socket is kept: %v", ended, l.previous.socket == socket)
-		}
-		if client, err := net.Dial("unix", unix.Addr().String()); err != nil {
-			t.Error(err)
-		} else {
-			_ = client.Close()
-		}
-		select {
-		case <-l.closing:
-			t.Error("its stream ended at once")
-		default:
-		}
-		l.previous.endKept()
-		l.previous.endKept() // nothing is left to end
-		if err := server.Serve(unix); !errors.Is(err, grpc.ErrServerStopped) || !task || ended != 1 ||
-			silent.SetDeadline(time.Time{}) == nil {
-			t.Errorf("its server serves: %v, its tasks have ended: %v; the life before ended %d times, want once", err, task,
-				ended)
-		}
-		select {
-		case <-l.closing:
-		default:
-			t.Error("its stream does not end")
-		}
-	})
-}
-
-// TestWhyALifeEnds, as far as the directory and the list tell.
-func TestWhyALifeEnds(t *testing.T) {
-	const s = time.Second
-	for name, tt := range map[string]struct {
-		happens func(l *registration, d *sharedDirectory, socket string) // after a second
-		next    func(l *registration, d *sharedDirectory, socket string) // after two
-		want    error
-		after   time.Duration
-		signals bool // the socket of another server came or went
-	}{
-		"nothing": {want: context.DeadlineExceeded, after: 10 * s},
-		"another kubelet": {happens: func(l *registration, _ *sharedDirectory, _ string) { l.Incarnation.Publish(2) },
-			want: errKubeletLeft, after: s},
-		"the same kubelet": {happens: func(l *registration, _ *sharedDirectory, _ string) { l.Incarnation.Publish(1) },
-			want: context.DeadlineExceeded, after: 10 * s},
-		"its socket is removed": {happens: func(l *registration, _ *sharedDirectory, socket string) {
-			_ = os.Remove(socket)
-			l.Sockets.Publish(nil)
-		}, want: errSocketRemoved, after: s},
-		"other options": {happens: func(l *registration, _ *sharedDirectory, _ string) {
-			l.list.publish(listOf(oneGPU()), Options{Inspect: true})
-		}, want: errOptions, after: s},
-		"another list": {happens: func(l *registration, _ *sharedDirectory, _ string) {
-			l.list.publish(listOf(oneGPU()), Options{})
-		}, want: context.DeadlineExceeded, after: 10 * s},
-		"another program": {happens: func(l *registration, d *sharedDirectory, _ string) {
-			d.beside(kubelet.Socket{Name: "another.sock"})
-			l.Sockets.Publish(nil)
-		}, want: context.DeadlineExceeded, after: 10 * s, signals: true},
-		"another program, of which this is not the first notice": {happens: func(l *registration, d *sharedDirectory,
-			_ string) {
-			d.beside(kubelet.Socket{Name: "another.sock"})
-			l.Sockets.Publish(nil)
-		}, next: func(l *registration, _ *sharedDirectory, _ string) {
-			<-l.siblingChanged
-			l.Sockets.Publish(nil)
-		}, want: context.DeadlineExceeded, after: 10 * s},
-		"the end of a later process": {happens: func(l *registration, d *sharedDirectory, _ string) {
-			d.come("later.sock")
-			l.Sockets.Publish(nil)
-		}, want: errOtherEnded, after: s + stopDelay},
-		"a list that must not be sent": {happens: func(l *registration, _ *sharedDirectory, _ string) {
-			l.mute.Publish(muteLaterProcess)
-		}, want: errOtherEnded, after: s + stopDelay},
-		"the end of an earlier process": {happens: func(l *registration, _ *sharedDirectory,
-			_ string) {
-			l.reregisterPromised.Publish(true)
-		},
-			want: errEarlierLeft, after: s + leftFor},
-		"that of one which is there still": {happens: func(l *registration, d *sharedDirectory, _ string) {
-			d.behind("earlier.sock")
-			l.reregisterPromised.Publish(true)
-		}, next: func(l *registration, d *sharedDirectory, _ string) {
-			d.behind()
-			l.Sockets.Publish(nil)
-		}, want: errEarlierLeft, after: 2*s + leftFor, signals: true},
-		"that of one while another program serves": {happens: func(l *registration, _ *sharedDirectory, _ string) {
-			l.mute.Publish(muteOtherPlugin)
-			l.reregisterPromised.Publish(true)
-		}, want: context.DeadlineExceeded, after: 10 * s},
-		"another program serves since": {happens: func(l *registration, _ *sharedDirectory,
-			_ string) {
-			l.reregisterPromised.Publish(true)
-		},
-			next: func(l *registration, _ *sharedDirectory, _ string) { l.mute.Publish(muteOtherPlugin) },
-			want: context.DeadlineExceeded, after: 10 * s},
-	} {
-		t.Run(name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "e.sock")
-			if err := os.WriteFile(socket, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*s)
-				defer cancel()
-				d := &sharedDirectory{}
-				l := sentList(d, emptyAccount{})
-				if tt.happens != nil {
-					defer time.AfterFunc(s, func() { tt.happens(l, d, socket) }).Stop()
-				}
-				if tt.next != nil {
-					defer time.AfterFunc(2*s-time.Millisecond, func() { tt.next(l, d, socket) }).Stop()
-				}
-				began := time.Now()
-				err := l.follow(ctx, socket, 1, false)
-				took := time.Since(began)
-				if tt.next != nil && errors.Is(err, errEarlierLeft) {
-					took += time.Millisecond
-				}
-				if !errors.Is(err, tt.want) || took != tt.after {
-					t.Errorf("it ends after %v: %v; want %v: %v", took, err, tt.after, tt.want)
-				}
-				if signals := len(l.siblingChanged) > 0; signals != tt.signals {
-					t.Errorf("a change of sockets is signalled: %v, want %v", signals, tt.signals)
-				}
-			})
-		})
 	}
 }

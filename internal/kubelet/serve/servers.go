@@ -398,7 +398,7 @@ func (s *Servers) live(ctx context.Context, entry *servedResource) error {
 	s.mu.Unlock()
 
 	past, name := &previous{}, entry.list.name
-	defer past.letRegister(s.collaborators.Clock)
+	defer past.unlockRegistrations(s.collaborators.Clock)
 	defer past.release()
 	defer past.endKept()
 	defer past.endBetween()

@@ -22,6 +22,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/containeredits"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
@@ -53,11 +54,12 @@ func (s *service) GetDevicePluginOptions(
 	ctx context.Context, _ *pluginapi.Empty,
 ) (*pluginapi.DevicePluginOptions, error) {
 	if token := kubelet.LeavingToken(ctx); token != "" {
-		switch again, soon := s.answerLeaving(token); {
-		case again:
+		switch s.answerLeaving(token) {
+		case yield.WillReregister:
 			kubelet.WillReregister(ctx)
-		case soon:
+		case yield.WillRegister:
 			kubelet.WillRegister(ctx)
+		case yield.WillNot:
 		}
 		return s.options(), nil
 	}

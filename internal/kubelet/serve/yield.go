@@ -4,24 +4,23 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
 
-// Two servers of one resource never send lists in turn: the kubelet uses the list
-// that it received last, and allocates devices through the server that registered
-// last. So a server sends no list while a later process has a socket for the
-// resource. When that process has ended, a new registration begins and sends its
-// list.
+// Two servers of one resource never send lists in turn: the kubelet uses the list that it received
+// last, and allocates devices through the server that registered last. So a server sends no list
+// while a later process has a socket for the resource. When that process has ended, a new
+// registration begins and sends its list. Package yield has the rules, and explains the words.
 
-// returnTimeout is how long a muted server waits for the later server at a new
-// kubelet, which has removed the sockets of both.
+// returnTimeout is how long a muted server waits for the later server at a new kubelet, which has
+// removed the sockets of both.
 const returnTimeout = time.Second
 
 // previous is the state that one registration leaves to the next.
@@ -30,39 +29,25 @@ type previous struct {
 	yielded  bool      // the registration was muted by a later server when it ended
 	disputes listing.Disputes
 	keptServer
-	// unlock lets other processes register after this process has ended; nil if
-	// they are not locked out.
+	// unlock lets other processes register after this process has ended; nil if they are not locked
+	// out.
 	unlock func()
 
-	mu           sync.Mutex      // guards all following fields
-	endedSockets map[string]bool // sockets of later processes that ended without removing them
-	forgetting
-	ending bool // this process is ending, or no longer serves the resource
-	// the tokens of processes that announced their end, with the value of forgotten
-	// at that time
-	leaving      map[string]int
-	leavingCount feed.Feed[int] // changes when another one has said so
+	mu      sync.Mutex     // guards state
+	state   yield.State    // what this process knows of the others
+	leaving feed.Feed[int] // how many others have announced their end
 }
 
-// A keptServer is the server of the previous registration, whose stream stays open beside the current
-// stream.
+// A keptServer is the server of the previous registration, whose stream stays open beside the
+// current stream.
 type keptServer struct {
 	stopKept func() // ends the server; nil if there is none
-	// serveKept makes the server accept connections on another socket. reachable says that the server
-	// does so, because no registration is running.
+	// serveKept makes the server accept connections on another socket. reachable says that the
+	// server does so, because no registration is running.
 	serveKept func(*net.UnixListener) *listener
 	reachable bool
 	// prepareEnd prepares the end of this process while the server is its newest.
 	prepareEnd func()
-}
-
-// forgetting counts how often an earlier process has made the kubelet forget this process.
-type forgetting struct {
-	// forgottenAtAccept is the value of forgotten when the last accepted registration began. If forgotten
-	// is larger, the kubelet may not know this process: an earlier process may end while the kubelet
-	// handles a registration.
-	forgotten, forgottenAtAccept int
-	forgottenAtStart             int // when the last registration began
 }
 
 // release closes the socket of the last registration.
@@ -73,88 +58,70 @@ func (p *previous) release() {
 	}
 }
 
-// noteEnd records that the server behind a socket has ended.
-func (p *previous) noteEnd(name string) {
+// know calls f with the state, and returns its result.
+func know[T any](p *previous, f func(*yield.State) T) T {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.endedSockets == nil {
-		p.endedSockets = map[string]bool{}
-	}
-	p.endedSockets[name] = true
+	return f(&p.state)
+}
+
+// server returns what the registration knows of itself and of other servers.
+func (l *registration) server() yield.Server {
+	return yield.Server{Listed: l.sent.Value() != nil, Promised: l.reregisterPromised.Value(), Mute: l.mute.Value(),
+		Peers: l.Registrar.Peers(l.list.name)}
 }
 
 // later returns the sockets of later processes that may serve the resource.
 func (l *registration) later() []string {
-	return l.previous.running(l.Registrar.Peers(l.list.name).Later)
+	peers := l.Registrar.Peers(l.list.name)
+	return know(l.previous, func(s *yield.State) []string { return s.Running(peers) })
 }
 
-// running returns the sockets of later processes whose servers have not ended and
-// have not announced their end.
-func (p *previous) running(names []string) []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.forgetLeaving(names)
-	return slices.DeleteFunc(slices.Clone(names),
-		func(name string) bool { return p.endedSockets[name] || p.isLeaving(name) })
-}
-
-// A mute says why a server sends no list.
-type mute int
-
-const (
-	muteNone           mute = iota
-	muteLaterProcess        // a process that started later
-	muteOtherPlugin         // another program, which has registered since
-	muteAccountDiffers      // the kubelet's account differs, and the reason is not known yet
-	muteReplaced            // the next registration has the list
-)
-
-// maySend reports whether a list may be sent now. The channel is closed when the
-// answer may have changed. maySend reads the directory itself, because the notice
-// of a later server's socket may arrive later than that server's list.
+// maySend reports whether a list may be sent now. The channel is closed when the answer may have
+// changed. maySend reads the directory itself, because the notice of a later server's socket may
+// arrive later than that server's list.
 func (l *registration) maySend() (bool, <-chan struct{}) {
 	now, changed := l.mute.Latest()
-	if now == muteNone && len(l.later()) > 0 {
-		l.mute.Publish(muteLaterProcess)
-		now = muteLaterProcess
+	if now == yield.MuteNone && len(l.later()) > 0 {
+		l.mute.Publish(yield.MuteLaterProcess)
+		now = yield.MuteLaterProcess
 	}
-	return now == muteNone, changed
+	return now == yield.MuteNone, changed
 }
 
-// awaitLaterEnds waits until no later process serves the resource. It returns false
-// when ctx ends or another kubelet starts.
+// awaitLaterEnds waits until no later process serves the resource. It returns false when ctx ends
+// or another kubelet starts.
 func (l *registration) awaitLaterEnds(ctx context.Context, incarnation uint64) bool {
 	if l.previous.yielded {
 		l.previous.yielded = false
 		l.awaitLater(ctx)
 	}
 	for {
-		_, left := l.previous.leavingCount.Latest()
+		_, leavingChanged := l.previous.leaving.Latest()
 		later := l.later()
 		if len(later) == 0 {
 			break
 		}
-		l.beReachable(ctx)
+		l.listenAgain(ctx)
 		l.report(PhaseYielding)
-		if err := l.awaitEnd(ctx, incarnation, later, left); err != nil {
+		if err := l.awaitEnd(ctx, incarnation, later, leavingChanged); err != nil {
 			l.previous.yielded = errors.Is(err, errKubeletLeft)
 			return false
 		}
-		// A kubelet up to 1.36 stops its endpoint of the resource when it notices
-		// that end. An earlier registration is stopped, too, and a list sent after
-		// the registration hides the stop.
+		// A kubelet up to 1.36 stops its endpoint of the resource when it notices that end. An
+		// earlier registration is stopped, too, and a list sent after the registration hides the
+		// stop.
 		l.awaitStopped(ctx, incarnation)
 	}
 	return ctx.Err() == nil
 }
 
-// awaitLater waits for a later process to have a socket again, for a second at
-// most.
+// awaitLater waits for a later process to have a socket again, for a second at most.
 func (l *registration) awaitLater(ctx context.Context) {
 	timer := l.Clock.NewTimer(returnTimeout)
 	defer timer.Stop()
 	for {
-		_, moved := l.Sockets.Latest()
+		_, socketsChanged := l.Sockets.Latest()
 		if len(l.later()) > 0 {
 			return
 		}
@@ -163,49 +130,54 @@ func (l *registration) awaitLater(ctx context.Context) {
 			return
 		case <-timer.C():
 			return
-		case <-moved:
+		case <-socketsChanged:
 		}
 	}
 }
 
-// yield sends nothing until no later process serves the resource. It returns nil if
-// no later process was registered, and otherwise an error that ends this
-// registration. Until then the stream stays open: at its end, the kubelet 1.36
-// would close the connection to the later server.
+// yield sends nothing until no later process serves the resource. It returns nil if no later
+// process was registered, and otherwise an error that ends this registration. Until then the stream
+// stays open: at its end, the kubelet 1.36 would close the connection to the later server.
 func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 	log := klog.FromContext(ctx)
-	l.mute.Publish(muteLaterProcess)
+	l.mute.Publish(yield.MuteLaterProcess)
 	l.report(PhaseYielding)
 	log.Info("Sending no more lists: a process that started later serves the resource")
+	account := yield.AccountUnknown
 	for {
-		_, left := l.previous.leavingCount.Latest()
-		if later := l.later(); len(later) > 0 {
-			if err := l.awaitEnd(ctx, incarnation, later, left); err != nil {
+		_, leavingChanged := l.previous.leaving.Latest()
+		peers, running := l.Registrar.Peers(l.list.name), []string(nil)
+		switch know(l.previous, func(s *yield.State) yield.Step {
+			running = s.Running(peers)
+			return s.Yielding(peers, account)
+		}) {
+		case yield.AwaitEnd:
+			account = yield.AccountUnknown
+			if err := l.awaitEnd(ctx, incarnation, running, leavingChanged); err != nil {
 				l.previous.yielded = true // the kubelet has left, or ended the stream as it left
 				return err
 			}
-			continue
-		}
-		if len(l.previous.ofLeaving(l.Registrar.Peers(l.list.name).Later)) > 0 {
+		case yield.TakeOver:
 			return errTakesOver
-		}
-		switch kept := l.undisturbed(ctx, incarnation); {
-		case len(l.later()) > 0: // another one
-		case !kept || l.previous.isForgotten():
+		case yield.Compare:
+			account = yield.AccountChanged
+			if l.undisturbed(ctx, incarnation) {
+				account = yield.AccountKept
+			}
+		case yield.RegisterAgain:
 			return errOtherEnded
-		default:
+		case yield.Resume:
 			log.Info("Sending lists again: the kubelet kept the registration")
-			l.mute.Publish(muteNone)
+			l.mute.Publish(yield.MuteNone)
 			l.report(PhaseServing)
 			return nil
 		}
 	}
 }
 
-// undisturbed reports whether the kubelet still uses the last list of this
-// registration, some time after another server ended. The kubelet 1.36 does so only
-// if the other server was never registered: at the end of a registered server, all
-// devices would count as unhealthy.
+// undisturbed reports whether the kubelet still uses the last list of this registration, some time
+// after another server ended. The kubelet 1.36 does so only if the other server was never
+// registered: at the end of a registered server, all devices would count as unhealthy.
 func (l *registration) undisturbed(ctx context.Context, incarnation uint64) bool {
 	for _, d := range []time.Duration{stopDelay, checkSoon} {
 		if !l.pause(ctx, incarnation, d) {
@@ -220,10 +192,10 @@ func (l *registration) undisturbed(ctx context.Context, incarnation uint64) bool
 	return true
 }
 
-// awaitEnd waits until one of the servers with these sockets has ended, or left is
-// closed because another process announces its end. An error means that the kubelet
-// stopped or ctx ended.
-func (l *registration) awaitEnd(ctx context.Context, incarnation uint64, sockets []string, left <-chan struct{}) error {
+// awaitEnd waits until one of the servers with these sockets has ended, or leavingChanged is closed
+// because another process announces its end. An error means that the kubelet stopped or ctx ended.
+func (l *registration) awaitEnd(ctx context.Context, incarnation uint64, sockets []string,
+	leavingChanged <-chan struct{}) error {
 	var waits sync.WaitGroup
 	defer waits.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -245,10 +217,12 @@ func (l *registration) awaitEnd(ctx context.Context, incarnation uint64, sockets
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-changed:
-		case <-left:
+		case <-leavingChanged:
 			return nil
 		case name := <-ended:
-			l.previous.noteEnd(name)
+			l.previous.mu.Lock()
+			l.previous.state.NoteEnd(name)
+			l.previous.mu.Unlock()
 			return nil
 		}
 	}
