@@ -100,7 +100,7 @@ func TestModuleParameters(t *testing.T) {
 // and before image volumes.
 func TestDriverByURL(t *testing.T) {
 	t.Parallel()
-	const values = "{driver: {downloadFrom: [\"https://a.example/drivers/\", \"http://b:81\"], caFile: /etc/pki/ca.pem, proxy: \"http://proxy:3128\"}}"
+	const values = "{driver: {downloadFrom: [\"https://a.example/drivers/\", \"http://b:81\"], caFile: /etc/pki/ca.pem, proxy: \"http://proxy:3128\", noProxy: \".example,10.0.0.0/8\"}}"
 	for _, version := range []string{"1.37", "1.31"} {
 		pod := driverPod(t, version, values)
 		mounts(t, pod)
@@ -110,7 +110,8 @@ func TestDriverByURL(t *testing.T) {
 		if diff := cmp.Diff(want, c.Args); diff != "" || len(pod.InitContainers) > 0 {
 			t.Errorf("%s: init containers %v; arguments (-want +got):\n%s", version, pod.InitContainers, diff)
 		}
-		env := []corev1.EnvVar{{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}, {Name: "HTTP_PROXY", Value: "http://proxy:3128"}}
+		env := []corev1.EnvVar{{Name: "HTTPS_PROXY", Value: "http://proxy:3128"}, {Name: "HTTP_PROXY", Value: "http://proxy:3128"},
+			{Name: "NO_PROXY", Value: ".example,10.0.0.0/8"}}
 		if diff := cmp.Diff(env, c.Env); diff != "" {
 			t.Errorf("%s: environment (-want +got):\n%s", version, diff)
 		}
