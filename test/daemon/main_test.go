@@ -32,6 +32,8 @@ const (
 	// condition of the node, which is written after 30 s, on a machine that is slow and has other
 	// things to do.
 	patience = 3 * time.Minute
+	// shortStory is what runs with -short: one story stands for all.
+	shortStory = "^TestStory$"
 )
 
 var (
@@ -56,9 +58,9 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	// With -short, one story stands for all: make test takes it.
+	// make test has -short.
 	if run := flag.Lookup("test.run").Value; testing.Short() && run.String() == "" {
-		if err := run.Set("^TestStory$"); err != nil {
+		if err := run.Set(shortStory); err != nil {
 			panic(err)
 		}
 	}
@@ -78,7 +80,7 @@ func buildAndRun(m *testing.M) (code int, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
 	binary, nodeAgent = filepath.Join(folder, "gpu-device-plugin"), filepath.Join(folder, "gpu-node-agent")
 	args := append(append([]string{"build"}, buildFlags...), "-o", folder, "../../cmd/gpu-device-plugin")
-	if !testing.Short() {
+	if flag.Lookup("test.run").Value.String() != shortStory {
 		args = append(args, "../../cmd/gpu-node-agent")
 	}
 	if output, err := exec.Command("go", args...).CombinedOutput(); err != nil {

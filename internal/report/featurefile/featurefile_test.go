@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -316,6 +317,8 @@ func TestPrinter(t *testing.T) {
 			t.Helper()
 			time.Sleep(passes)
 			synctest.Wait()
+			out.mu.Lock()
+			defer out.mu.Unlock()
 			if diff := cmp.Diff(want, out.texts); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", what, diff)
 			}
@@ -347,11 +350,14 @@ func TestPrinter(t *testing.T) {
 
 // prints records each printed set of labels.
 type prints struct {
+	mu    sync.Mutex // guards texts
 	texts []string
 	err   error
 }
 
 func (p *prints) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.texts = append(p.texts, string(text))
 	return len(text), p.err
 }
