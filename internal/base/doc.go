@@ -1,8 +1,8 @@
-// Package base contains the packages that every program needs. None of them depends on GPUs.
+// Package base contains packages that import nothing outside of base.
 //
 //   - feed: the latest value of something for many readers.
 //   - supervise: runs tasks, and restarts them with a backoff.
-//   - statefile: reads and writes whole files, with deadlines for a hanging disk.
+//   - statefile: whole files, locks and Unix sockets, with deadlines for a hanging disk.
 //   - lead: elects the leading process of a node, and sends its values to the standbys.
 //   - eviction: repeats requests to evict pods.
 //   - control: the control socket between commands and the daemon.

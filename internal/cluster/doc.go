@@ -1,8 +1,8 @@
 // Package cluster runs the tasks that send requests to the API server. Only gpu-node-agent imports it.
 // The daemon serves the kubelet regardless of the API server.
 //
-//   - keeper: the one writer of the Node. report.go joins its parts: labels, condition, taints and
-//     annotations.
+//   - keeper: the one writer of the Node while the program runs. report.go joins its parts: labels,
+//     condition, taints and annotations. cleanup.go removes them afterwards.
 //   - kubeapi: the adapter to the API server, for requests and watches.
 //   - healthevents: sends the health of the GPUs to NVSentinel.
 //   - slices.go, slicewrites.go and slicestored.go publish ResourceSlices. claims.go reads claims, and

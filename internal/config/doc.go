@@ -4,7 +4,9 @@
 // other commands read their own flags.
 //
 // Each setting with more than one source is one row of a table: in options.go, features.go, rollout.go,
-// mig.go or dra.go, joined in options.go. A running daemon applies the Live settings. The package
-// checks everything except hardware, and reports all problems at once. The plan checks the
-// rest for each node, so that one file can serve many nodes.
+// mig.go or dra.go, joined in options.go. In a row, fallback is the default, and set checks the text
+// and fills a field of Config. The packages that read the field give it its effect: a field of Startup
+// once, and a field of Live after each change. The package checks everything except hardware, and
+// reports all problems at once. The plan checks the rest for each node, so that one file can serve
+// many nodes.
 package config

@@ -3,7 +3,8 @@
 //
 // A device is withheld from pods for one of the reasons in resource/hold.go, in four places: resource
 // (its health), kubelet/offer (holds: the driver, MIG, MPS, CUDA checks, files), listing (pods that may
-// still use its GPU) and dra (the GPU belongs to claims).
+// still use its GPU) and dra (the GPU belongs to claims). At Allocate, mayGive of app/daemon refuses a
+// device that was withheld a moment ago.
 //
 //   - resource: Snapshot and options to the Plan: names, MIG strategy, selection, sharing, health.
 //   - holders: grants and the kubelet's accounts to who holds each device.

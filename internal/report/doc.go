@@ -1,7 +1,8 @@
 // Package report publishes the state of the daemon to users and other programs.
 //
 //   - status: the daemon's state in one value, as printed by the command status.
-//   - telemetry: metrics for Prometheus and the answers to the kubelet's probes.
+//   - telemetry: metrics for Prometheus (a new one begins in rows.go, or in gpurows.go for a GPU) and
+//     the answers to the kubelet's probes.
 //   - doctor: the policy of doctor: from facts of a node to findings with remedies.
 //   - findings: the text of findings for people.
 //   - nodefacts: the adapter that reads the facts for doctor; changes nothing.

@@ -156,8 +156,9 @@ func (w *leadership) mayChangeHardware() error {
 }
 
 // mayGive returns why the device plugin must not allocate devices to a pod: they are in a
-// slice, their GPU is being reset, or they have no successful CUDA check. The kubelet may
-// allocate devices for a moment after they left the list. No disk is read.
+// slice, their GPU is being reset, they have no successful CUDA check, or their driver is not
+// accepted or is being changed. The kubelet may allocate devices for a moment after they left the
+// list. No disk is read.
 func (w *maintenanceWing) mayGive(devices []resource.Device) error {
 	owners := w.claims.owners.Value()
 	for _, device := range devices {

@@ -68,7 +68,8 @@ type cleanup struct {
 // Cleanup removes this program's files from the node: CDI specs, the MPS root, sockets,
 // the file with labels, and the state directory. It keeps files in use by containers
 // according to the kubelet. With dry, it removes nothing. It returns an error, and removes
-// nothing, if a daemon of this program is running, or if the kubelet does not answer.
+// nothing, if a daemon of this program is running, or if neither the kubelet nor its checkpoint says
+// what containers use.
 // Parameter cgroups is the path of the node's /sys/fs/cgroup.
 func Cleanup(ctx context.Context, c config.Config, cgroups string, dry bool) ([]Removal, error) {
 	l := &cleanup{Config: c, cgroups: cgroups, dry: dry, claims: map[string]bool{}}

@@ -172,7 +172,7 @@ func process(p inventory.Process) string {
 // unseen returns an error about devices that could not be scanned.
 func unseen(devices []resource.Device, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, inventory.ErrNoAnswer) {
-		err = fmt.Errorf("%w: the kernel log says what it is at; if it stays so, restart the node",
+		err = fmt.Errorf("%w: see the kernel log; if this lasts, restart the node",
 			inventory.ErrNoAnswer)
 	}
 	names := make([]string, len(devices))

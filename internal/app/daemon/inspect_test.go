@@ -375,7 +375,7 @@ func TestUnresponsiveDriverIsNamed(t *testing.T) {
 		err := (&daemon.Inspector{Configs: feed.New(config.Config{Live: config.Live{PreStart: fit}}), Monitor: m}).Inspect(ctx,
 			[]resource.Device{{UUID: "GPU-a"}})
 		if !errors.Is(err, inventory.ErrNoAnswer) || !strings.HasPrefix(err.Error(), "GPU-a cannot be checked: ") ||
-			!strings.Contains(err.Error(), "the kernel log says") {
+			!strings.Contains(err.Error(), "see the kernel log") {
 			t.Errorf("got error %v, want one that says where to look", err)
 		}
 	}

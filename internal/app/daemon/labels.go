@@ -62,7 +62,7 @@ func (l *Labels) Run(ctx context.Context) error {
 	}
 }
 
-func (l *Labels) inUse() (claimsChanged map[string][]claims.Holder, changed <-chan struct{}) {
+func (l *Labels) inUse() (holders map[string][]claims.Holder, changed <-chan struct{}) {
 	if l.InUse == nil {
 		return map[string][]claims.Holder{}, nil
 	}

@@ -92,7 +92,7 @@ type ShrinkView struct {
 	// lets the change with that number begin.
 	PendingShrink *feed.Feed[uint64]
 	ApproveShrink func(number uint64)
-	// Listed returns the number of devices in the lists, by resource.
+	// Listed returns the number of Healthy devices in the lists, by resource.
 	Listed func() map[string]int
 }
 

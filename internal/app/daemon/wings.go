@@ -227,7 +227,7 @@ func (w *kubeletWing) watchKubelet(ctx context.Context) error {
 	return w.directory.Watch(ctx, w.kubelets, w.sockets)
 }
 
-// listed returns the number of devices in the lists of the plugin servers, by resource.
+// listed returns the number of Healthy devices in the lists of the plugin servers, by resource.
 func (w *kubeletWing) listed() map[string]int {
 	devices := map[string]int{}
 	for _, s := range w.set.Status() {

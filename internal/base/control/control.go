@@ -4,8 +4,8 @@
 //
 // A call is one connection: the client sends one JSON object {"call", "arguments", "deadline"} and
 // receives one JSON object with either "result" or "error". A followed call receives an empty
-// object immediately, and then results until either side closes the connection. Only the daemon's
-// own user, root in a cluster, may connect.
+// object immediately, and then results until either side closes the connection. Only root
+// and the daemon's own user may connect.
 //
 // A call starts no change after the client has gone or the deadline has passed: an operator who
 // gave up finds no late change. See callContext.

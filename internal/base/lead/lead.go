@@ -1,6 +1,6 @@
 // Package lead elects the leader among the processes of this program on a node. During a roll-out
-// two processes run, and both serve the kubelet. Only the leader writes to the disk, to the API
-// server and to the hardware.
+// two processes run, and both serve the kubelet. Only the leader writes state that they share: to the
+// disk, to the API server and to the hardware.
 //
 // The processes of a node meet in one folder, where the leader listens on a socket. A process takes
 // the lead by replacing the socket. Before each write the leader compares the socket on the disk
@@ -103,7 +103,7 @@ type Lead struct {
 	// by the leader.
 	previous string
 
-	mu         sync.Mutex  // guards leadership, and changes of statuses, leads, tenures and running
+	mu         sync.Mutex  // guards leadership, and changes of statuses, leads, tenures and runningTasks
 	leadership *leadership // nil while this process does not lead
 }
 

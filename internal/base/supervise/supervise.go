@@ -1,5 +1,4 @@
-// Package supervise runs a function repeatedly: after the end of a run, the next run starts. No
-// other package repeats such functions.
+// Package supervise runs a function repeatedly: after the end of a run, the next run starts.
 package supervise
 
 import (

@@ -8,7 +8,12 @@
 // registration listens on a socket with a new name, registers once, and answers the kubelet from
 // the list. It needs an open ListAndWatch stream from the current kubelet, and the kubelet's own
 // account must agree with the list. When one of these conditions fails, the registration ends and
-// the next one begins. No answer waits for hardware or disk.
+// the next one begins; while the account keeps differing, this happens less and less often. Only
+// PreStartContainer waits for hardware or disk.
+//
+// A call of Allocate goes from service.go to listing.State.Allocate, which records it, and then to
+// containeredits.For, which has what the container gets. CDI specs and device nodes exist by then:
+// package offer sends a plan when they are written.
 //
 // Package daemon builds Servers. Servers uses the kubelet through the interfaces declared in this
 // package.

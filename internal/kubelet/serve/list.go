@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 )
 
-// A list sends the devices of one resource to the kubelet, over all registrations of its server.
+// A list publishes the devices of one resource to the streams of all registrations of its server.
 type list struct {
 	name  string
 	views *feed.Feed[*view]

@@ -65,7 +65,7 @@ func TestAllocate(t *testing.T) {
 		"no container":   {nil, nil, codes.InvalidArgument, "names no container"},
 		"no device":      {[][]string{{id(0)}, {}}, nil, codes.InvalidArgument, "no device"},
 		"an empty ID":    {[][]string{{""}}, nil, codes.InvalidArgument, "empty ID"},
-		"a repeated ID":  {[][]string{{id(0), id(0)}}, nil, codes.InvalidArgument, id(0) + " is asked for twice"},
+		"a repeated ID":  {[][]string{{id(0), id(0)}}, nil, codes.InvalidArgument, id(0) + " is requested twice"},
 		"an unknown ID": {[][]string{{"GPU-x"}}, nil, codes.NotFound,
 			`invalid allocation request for "nvidia.com/gpu": invalid request: unknown device: GPU-x`},
 		"an unhealthy device": {[][]string{{id(3)}}, nil, codes.FailedPrecondition, "XID 48"},

@@ -40,7 +40,7 @@ func (e *Evidence) Account(r Answers) Account {
 	case a.Kubelet == 0:
 		a.UnknownBecause = "the kubelet is not running"
 	case r.Restarted, r.Connected != r.Before && r.Connected > 1:
-		a.UnknownBecause = "kubelet has just restarted"
+		a.UnknownBecause = "the kubelet has just restarted"
 	case r.CheckpointErr != nil:
 		a.UnknownBecause, a.Unreadable, a.Partial = r.CheckpointErr.Error(), true, answers
 		a.NoCheckpoint = answers && r.NoCheckpoint

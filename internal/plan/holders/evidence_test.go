@@ -32,10 +32,10 @@ func TestGapsInTheEvidence(t *testing.T) {
 		{name: "there is none, and PodResources fails", kubelet: 2, failed: away, unreadable: fs.ErrNotExist,
 			gap: fs.ErrNotExist.Error()},
 		{name: "it is asked by the first connection", kubelet: 2, connected: 1},
-		{name: "it is asked by another connection", kubelet: 2, before: 1, connected: 2, gap: "kubelet has just restarted"},
+		{name: "it is asked by another connection", kubelet: 2, before: 1, connected: 2, gap: "the kubelet has just restarted"},
 		{name: "it is asked by the same connection", kubelet: 2, before: 2, connected: 2},
 		{name: "it cannot be asked", kubelet: 2, failed: away, none: true, gap: "away"},
-		{name: "kubelet restarts meanwhile", kubelet: 2, restarted: true, gap: "kubelet has just restarted"},
+		{name: "kubelet restarts meanwhile", kubelet: 2, restarted: true, gap: "the kubelet has just restarted"},
 		{name: "no kubelet", failed: away, unreadable: damaged, none: true, gap: "the kubelet is not running"},
 	} {
 		r := holders.Answers{Checkpoint: holders.Account{Kubelet: step.kubelet, Held: names("saved", true)},

@@ -85,7 +85,7 @@ func TestAGrantCountsUntilAnAccountShowsThePod(t *testing.T) {
 		held  map[holders.Key]holders.Holder
 		want  bool
 	}
-	const allocated = "kubelet may have allocated it within the last 10s"
+	const allocated = "the kubelet may have allocated it within the last 10s"
 	for name, readings := range map[string][]reading{
 		"no account shows the pod": {{0, 0, nil, true}, {10*time.Second - 1, 0, nil, true},
 			{10 * time.Second, 0, nil, false}},

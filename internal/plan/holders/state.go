@@ -20,8 +20,8 @@ const (
 	ended
 	// free: the accounts have named no pod since a known time.
 	free
-	// unheld: the accounts cannot be read, and no pod can hold the device: the
-	// device was never offered, or was free and not allocated since.
+	// unheld: the accounts were not read since, or cannot be read, and no pod can hold the device: it
+	// was never offered, or was free and not allocated since.
 	unheld
 	holdings // their number
 )
@@ -42,7 +42,7 @@ const (
 )
 
 // transitions has the next holding for each holding and observation.
-// docs/dev/architecture.md shows them as a picture.
+// docs/dev/architecture.md shows them as a table.
 var transitions = [holdings][observations]holding{
 	//        namesPod, namesEnded, namesNone, namesNotYet, saysNothing, staysSilent, allocates
 	unread: {held, ended, free, given, unread, lost, given},
@@ -71,10 +71,10 @@ type State struct {
 }
 
 // waitsForReading is why a device is still listed before the first reading.
-const waitsForReading = "kubelet's checkpoint was not read since the device left the plan"
+const waitsForReading = "the kubelet's checkpoint was not read since the device left the plan"
 
 // waitsForAllocate is why a device counts as held that a pod may have received a short time ago.
-const waitsForAllocate = "kubelet may have allocated it within the last 10s"
+const waitsForAllocate = "the kubelet may have allocated it within the last 10s"
 
 // Adopted is the state of a device that another process listed: that process may
 // have given it to a pod until now.
@@ -102,7 +102,7 @@ func (s State) Read(h *Holders, a Account, device Key, now time.Time) State {
 	o := namesNone
 	switch {
 	case named && holder.CheckpointOnly && s.confirmedBy == a.Source && s.confirmedBy != Source{}:
-		o, s.waitsFor = namesEnded, "kubelet's checkpoint still names pod "+holder.Pod+", which has ended"
+		o, s.waitsFor = namesEnded, "the kubelet's checkpoint still names pod "+holder.Pod+", which has ended"
 	case named:
 		o, s.waitsFor = namesPod, holder.Reason()
 	case a.UnknownBecause != "" && h.unreadable.Counts() && !recent:

@@ -171,7 +171,7 @@ func (l List) CanForward(ids []string) bool {
 func (a Answer) Devices(ids []string) ([]resource.Device, error) {
 	switch {
 	case len(ids) == 0:
-		return nil, refuse(Invalid, "a container asks for no device")
+		return nil, refuse(Invalid, "a container requests no device")
 	case a.refusal != nil:
 		return nil, a.refusal
 	}
@@ -189,7 +189,7 @@ func (a Answer) Devices(ids []string) ([]resource.Device, error) {
 			return nil, refuse(Withheld, "device %s is not healthy: %s", id, device.Reason)
 		}
 		if _, twice := seen[id]; twice {
-			return nil, refuse(Invalid, "device %s is asked for twice", id)
+			return nil, refuse(Invalid, "device %s is requested twice", id)
 		}
 		seen[id] = struct{}{}
 		devices = append(devices, device)

@@ -18,9 +18,9 @@ func TestACallThatIsRefused(t *testing.T) {
 		says string
 		kind listing.Refusal
 	}{
-		"no device":             {nil, "asks for no device", listing.Invalid},
+		"no device":             {nil, "requests no device", listing.Invalid},
 		"an empty ID":           {[]string{"G0", ""}, "empty ID", listing.Invalid},
-		"twice":                 {[]string{"G0", "G0"}, "asked for twice", listing.Invalid},
+		"twice":                 {[]string{"G0", "G0"}, "requested twice", listing.Invalid},
 		"one is not Healthy":    {[]string{"G0", "G1"}, "device G1 is not healthy", listing.Withheld},
 		"one may not be given":  {[]string{"G0", "G2"}, "a claim has G2", listing.Withheld},
 		"unknown":               {[]string{"G9"}, "unknown device: G9", listing.Unknown},

@@ -201,7 +201,7 @@ func TestTheLastMomentOfAnOldForm(t *testing.T) {
 		c := shared(t)
 		c.holds()
 		c.reads()
-		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, UnknownBecause: "kubelet has just restarted"}})
+		c.read(listing.Reading{Account: holders.Account{Kubelet: 1, UnknownBecause: "the kubelet has just restarted"}})
 		c.lists("G0::0", "G0::1")
 	})
 }

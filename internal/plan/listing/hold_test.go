@@ -42,7 +42,7 @@ func TestHoldsAboutPods(t *testing.T) {
 				c.holders.Occupy(inUnits, []string{fmt.Sprint("G0::", 100+i)}, c.now)
 			}
 			c.planUnits(0)
-		}, resource.RowUnits, "G0", "no container more"},
+		}, resource.RowUnits, "G0", "no more containers"},
 		"units that left": {func(c *node) {
 			c.gpus = c.gpus[:1]
 			c.planUnits(0)

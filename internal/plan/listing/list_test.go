@@ -104,7 +104,7 @@ func TestWhatADeviceWaitsFor(t *testing.T) {
 			t.Errorf("%+v, want that it waits for %q", got, want)
 		}
 	}
-	waits("kubelet's checkpoint was not read since the device left the plan")
+	waits("the kubelet's checkpoint was not read since the device left the plan")
 	c.unreadable()
 	waits("damaged")
 	c.holds("G0")

@@ -101,7 +101,7 @@ func (n *step) holdsOnUnits(name string, l *list) (holds []resource.Hold) {
 		h := resource.Hold{Resource: name, UUID: d.UUID, Row: resource.RowUnits}
 		switch {
 		case use.Containers[d.UUID] >= l.resource.UnitClients(d.UUID):
-			h.Reason = "no container more can use its GPU"
+			h.Reason = "no more containers can use its GPU"
 		case l.units.gpu != "" && l.units.gpu != d.UUID:
 			h.Reason = "another GPU offers its free units"
 		default:

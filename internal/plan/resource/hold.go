@@ -25,7 +25,7 @@ const (
 	RowForm                  // the GPU may be in use in another form
 	RowTaint                 // the form before stays offered until the Node has its taint
 	RowGrowth                // the GPU was offered in another form a moment ago
-	RowUnits                 // another GPU offers its free units, or no container more can use the GPU
+	RowUnits                 // another GPU offers its free units, or no more containers can use the GPU
 )
 
 // IsRoutine reports whether the holds of a row are part of normal operation:
