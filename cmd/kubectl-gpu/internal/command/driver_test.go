@@ -137,7 +137,7 @@ func TestDriverPreflightOfManyNodes(t *testing.T) {
 func TestDriverStatus(t *testing.T) {
 	t.Parallel()
 	s := newStage(t)
-	since := time.Now().Add(-time.Minute)
+	since := time.Now().Add(-longAgo)
 	for name, change := range map[string]*driverchange.Status{
 		"a": {State: driverchange.Done, Wanted: "580.95.05", Loaded: "580.95.05", Since: since},
 		"b": {State: driverchange.Changing, Wanted: "580.95.05", Loaded: "570.1", Since: since, Percent: 52,
@@ -154,11 +154,11 @@ func TestDriverStatus(t *testing.T) {
 	out, problems, code := s.run("driver", "status")
 	const want = `Nodes: 6: 1 dancing, 1 failed, 1 next-boot, 1 changing, 1 done, 1 off.
 NODE STATE PROGRESS SINCE LOADED WANTED REASON
-e dancing - 60s - - -
-c failed - 60s 570.1 580.95.05 the driver finds no GPU
-d next-boot - 60s 570.1 580.95.05 the driver is in use; restart the node
-b changing [#####.....] 52% 60s 570.1 580.95.05 modules are loaded^[[2J
-a done - 60s 580.95.05 580.95.05 -`
+e dancing - 5h - - -
+c failed - 5h 570.1 580.95.05 the driver finds no GPU
+d next-boot - 5h 570.1 580.95.05 the driver is in use; restart the node
+b changing [#####.....] 52% 5h 570.1 580.95.05 modules are loaded^[[2J
+a done - 5h 580.95.05 580.95.05 -`
 	if got := strings.TrimSpace(fields(out)); got != want || code != 0 || problems != "" {
 		t.Errorf("exit status %d, %s, and\n%s\nwant\n%s", code, problems, got, want)
 	}

@@ -11,6 +11,9 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
 )
 
+// longAgo is an age that is shown as 5h, however long a test takes.
+const longAgo = 5*time.Hour + 30*time.Second
+
 // TestRepair: the command shows what the nodes report, also a Lease that somebody else has written,
 // and resume ends a stop.
 func TestRepair(t *testing.T) {
@@ -20,7 +23,7 @@ func TestRepair(t *testing.T) {
 			Labels: map[string]string{"gpu-device-plugin.github.io/repair": "true"}, Annotations: annotations}})
 	}
 	const status = "gpu-device-plugin.github.io/repair.status"
-	since := time.Now().Add(-time.Minute).UTC().Format(time.RFC3339)
+	since := time.Now().Add(-longAgo).UTC().Format(time.RFC3339)
 	add(repair.LeasePrefix+"b", map[string]string{status: `{"mode": "idle", "steps": [{"index": 3, "uuid": "GPU-3", "state": "waiting", ` +
 		`"reason": "in use: GPU 3 by pod a/b\u001b[2J", "since": "` + since + `"}], "attempts": [{"gpus": ["GPU-1"], "began": "` + since +
 		`", "ended": "` + since + `", "before": "GPU 1 Unhealthy", "after": "GPU 1 Healthy", "repaired": true}, ` +
@@ -33,9 +36,9 @@ func TestRepair(t *testing.T) {
 	want := strings.Join([]string{
 		"NODE   GPU     STATE      SINCE   REASON",
 		"a      -       unknown    -       its Lease cannot be read: unexpected end of JSON input",
-		"b      3       waiting    60s     in use: GPU 3 by pod a/b^[[2J",
-		"b      GPU-1   repaired   60s     GPU 1 Unhealthy → GPU 1 Healthy",
-		"b      GPU-2   failed     60s     x → y",
+		"b      3       waiting    5h      in use: GPU 3 by pod a/b^[[2J",
+		"b      GPU-1   repaired   5h      GPU 1 Unhealthy → GPU 1 Healthy",
+		"b      GPU-2   failed     5h      x → y",
 		"c      -       unknown    -       its Lease is too large\n",
 	}, "\n")
 	if said := "Stopped: 3 of 10 GPU nodes asked. Look for a common cause, and continue with kubectl gpu repair " +

@@ -29,6 +29,7 @@ func TestRollout(t *testing.T) {
 	}
 	hold := func(name, node, state, reason string, renewed time.Duration, owners ...metav1.OwnerReference) {
 		at := metav1.NewMicroTime(time.Now().Add(-renewed))
+		acquired := metav1.NewMicroTime(time.Now().Add(-longAgo))
 		s.add("leases", &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: name, Namespace: "gpu-system", Labels: map[string]string{"gpu-device-plugin.github.io/slot": "true"},
@@ -39,7 +40,7 @@ func TestRollout(t *testing.T) {
 					"gpu-device-plugin.github.io/change.reason": reason,
 				},
 			},
-			Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, AcquireTime: &at, RenewTime: &at},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &node, AcquireTime: &acquired, RenewTime: &at},
 		})
 	}
 	hold("gpu-change-0", "a", "working", "", 30*time.Second)
@@ -51,12 +52,12 @@ func TestRollout(t *testing.T) {
 	out, problems, code := s.run("rollout", "status")
 	want := strings.Join([]string{
 		"SLOT            NODE   STATE      SINCE   CHANGE                    REASON",
-		"gpu-change-0    a      changing   30s     MIG layout all-balanced   -",
-		"gpu-change-1    b      failed     60s     MIG layout all-balanced   GPU 3 needs a reset^[[2J",
-		"gpu-change-2    d      silent     60m     MIG layout all-balanced   -",
-		"gpu-change-10   none   gone       60s     MIG layout all-balanced   -",
-		"gpu-change-11   -      silent     60s     MIG layout all-balanced   the Lease names no node; delete it if nobody needs it",
-		"gpu-change-12   e      gone       60s     MIG layout all-balanced   -\n",
+		"gpu-change-0    a      changing   5h      MIG layout all-balanced   -",
+		"gpu-change-1    b      failed     5h      MIG layout all-balanced   GPU 3 needs a reset^[[2J",
+		"gpu-change-2    d      silent     5h      MIG layout all-balanced   -",
+		"gpu-change-10   none   gone       5h      MIG layout all-balanced   -",
+		"gpu-change-11   -      silent     5h      MIG layout all-balanced   the Lease names no node; delete it if nobody needs it",
+		"gpu-change-12   e      gone       5h      MIG layout all-balanced   -\n",
 	}, "\n")
 	if said := "1 changing, 1 failed, 1 waiting, 2 silent, 2 gone: c.\n"; out != want || problems != said || code != 0 {
 		t.Errorf("exit status %d\n%s%s\nwant\n%s%s", code, out, problems, want, said)
