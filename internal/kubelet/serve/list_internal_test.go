@@ -4,6 +4,7 @@ package serve
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -118,5 +119,22 @@ func TestASilentServerAsksNobody(t *testing.T) {
 				t.Errorf("silence %d: asked %d times (%v)", silence, len(account.asked), err)
 			}
 		})
+	}
+}
+
+// TestPodResourcesIsAskedBeforeTheFirstRegistration only, if the checkpoint cannot be read: pods that
+// are admitted while it does not answer would fail each time.
+func TestPodResourcesIsAskedBeforeTheFirstRegistration(t *testing.T) {
+	t.Parallel()
+	account := &notedAccount{answer: func(int) ([]string, error) { return []string{"GPU-9"}, nil }}
+	s := NewServers(Collaborators{Clock: clock.RealClock{}, Accountant: account,
+		Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, errors.New("damaged") }})
+	entry := s.add(gpuName)
+	s.listing = s.listing.Add(gpuName, false, s.holders, time.Now())
+	for range 2 {
+		s.adopt(t.Context(), entry)
+		if devices := s.listing.Retiring(gpuName); len(devices) != 1 || devices[0].ID != "GPU-9" || len(account.asked) != 1 {
+			t.Errorf("asked %d times: %+v", len(account.asked), devices)
+		}
 	}
 }
