@@ -367,14 +367,14 @@ func displays(kernel root) ([]preflight.Display, error) {
 	return all, nil
 }
 
-// space returns the free space where drivers are installed.
+// space returns the free space where drivers are installed, or placed by gpu-driver.
 func (p Places) space() ([]preflight.Space, error) {
 	free := p.Free
 	if free == nil {
 		free = freeBytes
 	}
 	var all []preflight.Space
-	for _, folder := range []string{"usr", "boot"} {
+	for _, folder := range []string{"usr", "boot", "var/lib"} {
 		resolved, info, err := root{FS: p.Host}.Resolve(folder)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

@@ -4,7 +4,9 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,13 +19,17 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/findings.txt anew")
 
-// examine judges a fixture.
+// examine judges a fixture with much free space.
 func examine(t *testing.T, f fixture) preflight.Report {
 	t.Helper()
+	return examineWith(t, f, func(fs.FS, string) (uint64, error) { return 3 << 30, nil })
+}
+
+// examineWith judges a fixture with the free space of each folder.
+func examineWith(t *testing.T, f fixture, free func(fs.FS, string) (uint64, error)) preflight.Report {
+	t.Helper()
 	tree := f.node.tree()
-	facts := driverfacts.Places{
-		Kernel: tree, Host: tree, Free: func(fs.FS, string) (uint64, error) { return 3 << 30, nil },
-	}.ReadAll(t.Context())
+	facts := driverfacts.Places{Kernel: tree, Host: tree, Free: free}.ReadAll(t.Context())
 	if strings.HasPrefix(f.to, "/") {
 		folder, err := fs.Sub(tree, f.to[1:])
 		if err != nil {
@@ -98,5 +104,40 @@ func TestFindings(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), b.String()); diff != "" {
 		t.Errorf("the findings (-want +got):\n%s", diff)
+	}
+}
+
+// TestSpace: a version is installed into /usr, and a folder is placed by gpu-driver below /var/lib.
+func TestSpace(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		to, full string // the full folder
+		bare     bool   // there is no /var
+		want     diagnosis.Severity
+		says     string
+	}{
+		"a version":                 {to: v570, want: diagnosis.OK, says: "There is space for a driver"},
+		"a version, /usr full":      {to: v570, full: "usr", want: diagnosis.Warning, says: "/usr has 5 MiB free, and a driver needs about 2048 MiB"},
+		"a version, /boot full":     {to: v570, full: "boot", want: diagnosis.Warning, says: "/boot has 5 MiB free, and a driver needs about 256 MiB"},
+		"a version, /var/lib full":  {to: v570, full: "var/lib", want: diagnosis.OK, says: "There is space for a driver"},
+		"a folder, /usr full":       {to: "/opt/driver", full: "usr", want: diagnosis.OK, says: "There is space for a driver"},
+		"a folder, /var/lib full":   {to: "/opt/driver", full: "var/lib", want: diagnosis.Warning, says: "/var/lib has 5 MiB free, and a driver needs about 2048 MiB"},
+		"the present driver":        {full: "usr", want: diagnosis.OK, says: "Nothing is to be installed on the node"},
+		"a folder without /var/lib": {to: "/opt/driver", bare: true, want: diagnosis.NotChecked, says: "The free space for a driver is not known"},
+	} {
+		node := ubuntu.with(files{"opt/driver/x": ""})
+		if tt.bare {
+			maps.DeleteFunc(node, func(name, _ string) bool { return strings.HasPrefix(name, "var/") })
+		}
+		r := examineWith(t, fixture{node: node, to: tt.to}, func(_ fs.FS, folder string) (uint64, error) {
+			if folder == tt.full {
+				return 5 << 20, nil
+			}
+			return 3 << 30, nil
+		})
+		at := slices.IndexFunc(r.Findings, func(f diagnosis.Finding) bool { return f.Check == "space" })
+		if at < 0 || r.Findings[at].Severity != tt.want || r.Findings[at].Message != tt.says {
+			t.Errorf("%s: %+v", name, r.Findings[max(at, 0):])
+		}
 	}
 }

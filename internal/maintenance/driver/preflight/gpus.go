@@ -273,12 +273,19 @@ func memory(f *Facts, r *judgment) {
 	}
 }
 
-// required are the bytes of free space that a driver needs, by path: the user space and firmware of
-// R580 have about 1 GB unpacked, and an initramfs with the driver about 200 MB.
-var requiredSpace = map[string]uint64{"/usr": 2 << 30, "/boot": 256 << 20}
+// The bytes of free space that a driver needs, by path: the user space and firmware of R580 have about
+// 1 GB unpacked, and an initramfs with the driver about 200 MB. gpu-driver leaves /usr and /boot alone.
+var (
+	installSpace = map[string]uint64{"/usr": 2 << 30, "/boot": 256 << 20}
+	folderSpace  = map[string]uint64{"/var/lib": 2 << 30}
+)
 
 func space(f *Facts, r *judgment) {
-	if f.Target == nil || f.System.Value.Image {
+	required := installSpace
+	switch {
+	case f.Target != nil && f.Target.Folder:
+		required = folderSpace
+	case f.Target == nil || f.System.Value.Image:
 		r.ok("Nothing is to be installed on the node")
 		return
 	}
@@ -287,8 +294,12 @@ func space(f *Facts, r *judgment) {
 	}
 	var seen []string
 	for _, s := range f.Space.Value {
+		least, needed := required[s.Path]
+		if !needed {
+			continue
+		}
 		text := fmt.Sprintf("%s: %d MiB free", s.Path, s.Free>>20)
-		if least := requiredSpace[s.Path]; s.Free < least {
+		if s.Free < least {
 			r.add(diagnosis.Warning, "no-space",
 				fmt.Sprintf("%s has %d MiB free, and a driver needs about %d MiB", s.Path,
 					s.Free>>20, least>>20),
@@ -296,7 +307,10 @@ func space(f *Facts, r *judgment) {
 		}
 		seen = append(seen, text)
 	}
-	if !r.hasProblem() {
+	switch {
+	case len(seen) == 0:
+		r.skip("The free space for a driver is not known")
+	case !r.hasProblem():
 		r.ok("There is space for a driver", seen...)
 	}
 }
