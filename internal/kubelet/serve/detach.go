@@ -130,7 +130,7 @@ func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, serve
 		}
 	}
 	peers := l.Registrar.Peers(l.list.name)
-	if know(l.previous, func(s *yield.State) bool { return s.RegistersBeforeExit(peers) }) {
+	if know(l.previous, peers, func(s *yield.State) bool { return s.RegistersBeforeExit(peers) }) {
 		l.registerBeforeExit(ctx, incarnation, server, service.options())
 	}
 }

@@ -232,7 +232,7 @@ func (l *registration) follow(ctx context.Context, endpoint string, incarnation 
 		switch {
 		case newest != incarnation:
 			return errKubeletLeft
-		case know(l.previous, func(s *yield.State) bool { return s.Yields(now) }):
+		case know(l.previous, now.Peers, func(s *yield.State) bool { return s.Yields(now) }):
 			if err := l.yield(ctx, incarnation); err != nil {
 				return err
 			}
@@ -248,7 +248,7 @@ func (l *registration) follow(ctx context.Context, endpoint string, incarnation 
 			default:
 			}
 		}
-		if alone == nil && know(l.previous, func(s *yield.State) bool { return s.ReregistersSoon(now) }) {
+		if alone == nil && know(l.previous, now.Peers, func(s *yield.State) bool { return s.ReregistersSoon(now) }) {
 			alone = l.Clock.After(leftFor)
 		}
 		select {
@@ -334,7 +334,7 @@ func (l *registration) stayRegistered(
 // that this server has the lock of registrations, for so long.
 func (l *registration) isOvertaken(locked bool, held time.Duration) bool {
 	now := l.server()
-	return know(l.previous, func(s *yield.State) bool { return s.Overtaken(now, locked, held) })
+	return know(l.previous, now.Peers, func(s *yield.State) bool { return s.Overtaken(now, locked, held) })
 }
 
 func (l *registration) register(

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/kubelet/yield"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/listing"
 )
@@ -58,10 +59,11 @@ func (p *previous) release() {
 	}
 }
 
-// know calls f with the state, and returns its result.
-func know[T any](p *previous, f func(*yield.State) T) T {
+// know returns the result of f for the state, which it first tells which sockets there are.
+func know[T any](p *previous, peers kubelet.Peers, f func(*yield.State) T) T {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.state.Refresh(peers)
 	return f(&p.state)
 }
 
@@ -74,7 +76,7 @@ func (l *registration) server() yield.Server {
 // later returns the sockets of later processes that may serve the resource.
 func (l *registration) later() []string {
 	peers := l.Registrar.Peers(l.list.name)
-	return know(l.previous, func(s *yield.State) []string { return s.Running(peers) })
+	return know(l.previous, peers, func(s *yield.State) []string { return s.Running(peers) })
 }
 
 // maySend reports whether a list may be sent now. The channel is closed when the answer may have
@@ -147,7 +149,7 @@ func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 	for {
 		_, leavingChanged := l.previous.leaving.Latest()
 		peers, running := l.Registrar.Peers(l.list.name), []string(nil)
-		switch know(l.previous, func(s *yield.State) yield.Step {
+		switch know(l.previous, peers, func(s *yield.State) yield.Step {
 			running = s.Running(peers)
 			return s.Yielding(peers, account)
 		}) {

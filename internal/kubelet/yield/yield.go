@@ -119,14 +119,18 @@ func (s *State) Forgotten() bool { return s.forgotten > s.atAccept }
 // Leaving returns how many processes have announced their end.
 func (s *State) Leaving() int { return len(s.leaving) }
 
-// Running returns the sockets of later processes that may serve the resource: their servers have not
-// ended and have not announced their end. It forgets announcements of processes without a socket.
-func (s *State) Running(p kubelet.Peers) []string {
+// Refresh forgets the announcements of processes that have no socket any more.
+func (s *State) Refresh(p kubelet.Peers) {
 	there := map[string]bool{}
 	for _, socket := range p.Later {
 		there[tokenOf(socket)] = true
 	}
 	maps.DeleteFunc(s.leaving, func(token string, _ int) bool { return !there[token] })
+}
+
+// Running returns the sockets of later processes that may serve the resource: their servers have not
+// ended and have not announced their end.
+func (s *State) Running(p kubelet.Peers) []string {
 	return slices.DeleteFunc(slices.Clone(p.Later),
 		func(socket string) bool { return s.ended[socket] || s.isLeaving(socket) })
 }

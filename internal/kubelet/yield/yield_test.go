@@ -74,6 +74,7 @@ func TestObservations(t *testing.T) {
 		if row.happens != nil {
 			row.happens()
 		}
+		s.Refresh(row.peers)
 		if got := s.Running(row.peers); !slices.Equal(got, row.running) {
 			t.Errorf("%s: running %q, want %q", row.event, got, row.running)
 		}
