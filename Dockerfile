@@ -19,7 +19,7 @@ COPY . .
 # go-nvml wraps all of NVML, what is deprecated in it too.
 # The tags are those of the Makefile.
 RUN GOARCH="${TARGETARCH:-$(go env GOARCH)}" CC=target-cc CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
-    go build -trimpath -tags grpcnotrace,nethttpomithttp2 \
+    go build -trimpath -tags grpcnotrace,nethttpomithttp2,netgo \
       -ldflags "-s -w" -o /out/ ./cmd/gpu-device-plugin ./cmd/gpu-node-agent && \
     GOARCH="${TARGETARCH:-$(go env GOARCH)}" CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o /out/ ./cmd/gpu-driver
 # What the image is made of, and the licences' texts. Both platforms have the C library of the same Debian.

@@ -13,7 +13,8 @@ GO_IMAGE ?= golang:1.26
 LDFLAGS := -s -w
 # Without gRPC's tracing, whose HTML templates keep the linker from leaving methods out that nothing calls, and without HTTP/2 in
 # net/http, which only TLS uses, the binary is 4 MB smaller and so is the daemon's resident memory.
-TAGS    := grpcnotrace,nethttpomithttp2
+# The C library's resolver, which the image has no configuration for, is not linked.
+TAGS    := grpcnotrace,nethttpomithttp2,netgo
 # NVML is called through cgo. go-nvml wraps all of NVML, what is deprecated in it too.
 export CGO_ENABLED := 1
 export CGO_CFLAGS  := -O2 -g -Wno-deprecated-declarations

@@ -121,7 +121,7 @@ func newKit(t *testing.T, release, other string) kit {
 	t.Helper()
 	content := filepath.Join(kitFiles, "tools")
 	build := func(name, from, cgo string) {
-		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace,nethttpomithttp2",
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace,nethttpomithttp2,netgo",
 			"-ldflags", "-s -w", "-o", name, from)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
 		mustRun(t, cmd)

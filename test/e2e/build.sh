@@ -66,7 +66,7 @@ daemon() {
     cd "$root"
     # As make build does; go-nvml wraps all of NVML, what is deprecated in it too.
     CGO_ENABLED=1 CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations" \
-      again go build -trimpath -tags grpcnotrace,nethttpomithttp2 -ldflags "-s -w" -o "$work/" ./cmd/gpu-device-plugin ./cmd/gpu-node-agent
+      again go build -trimpath -tags grpcnotrace,nethttpomithttp2,netgo -ldflags "-s -w" -o "$work/" ./cmd/gpu-device-plugin ./cmd/gpu-node-agent
     CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o "$work/" ./cmd/gpu-driver
   )
   (cd "$root" && go build -o "$work/nvidia-cuda-mps-control" ./test/mps)
