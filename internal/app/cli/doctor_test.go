@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -15,6 +14,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/doctor"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/findings"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodefacts"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
 )
 
 var update = flag.Bool("update", false, "update the parts of docs/reference.md that are made from the code")
@@ -70,30 +70,7 @@ func TestDoctorDoc(t *testing.T) {
 	}
 	example += "…\n"
 
-	text, err := os.ReadFile(doctorDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	written := string(text)
-	for name, part := range map[string]string{
-		"checks": table.String(), "example": "```console\n# gpu-device-plugin doctor --device-list-strategy=cdi-cri\n" +
-			example + "```\n",
-	} {
-		before, rest, begins := strings.Cut(written, "<!-- "+name+": written by internal/app/cli's TestDoctorDoc -->\n")
-		_, after, ends := strings.Cut(rest, "<!-- end of "+name+" -->\n")
-		if !begins || !ends {
-			t.Fatalf("%s has no place for the %s", doctorDoc, name)
-		}
-		written = before + "<!-- " + name + ": written by internal/app/cli's TestDoctorDoc -->\n" + part + "<!-- end of " +
-			name + " -->\n" + after
-	}
-	if written == string(text) {
-		return
-	}
-	if !*update {
-		t.Fatal("it differs from the code; update it: go test ./internal/app/cli -run TestDoctorDoc -update")
-	}
-	if err := os.WriteFile(doctorDoc, []byte(written), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	documents.HoldPart(t, doctorDoc, "checks", table.String(), *update)
+	documents.HoldPart(t, doctorDoc, "example", "```console\n# gpu-device-plugin doctor --device-list-strategy=cdi-cri\n"+
+		example+"```\n", *update)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/app/cli"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
 )
 
 // driverNode writes the files of a node with a driver, without modules for the next boot, and with a
@@ -88,26 +89,8 @@ func TestDriverDoc(t *testing.T) {
 	t.Setenv("NODE_NAME", "node-1")
 	printed, _ := run(t, "driver", "preflight", "--host-root", root, "--pod-resources-socket=", "--control-socket=")
 	printed, _, _ = strings.Cut(printed, "\nok  ")
-	const begin, end = "<!-- preflight: written by internal/app/cli's TestDriverDoc -->\n", "<!-- end of preflight -->\n"
-	text, err := os.ReadFile(driverDoc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, begins := strings.Cut(string(text), begin)
-	_, after, ends := strings.Cut(rest, end)
-	if !begins || !ends {
-		t.Fatalf("%s has no place for the example", driverDoc)
-	}
-	written := before + begin + "```text\n# gpu-device-plugin driver preflight\n" + strings.TrimSpace(printed) + "\n…\n```\n" + end + after
-	if written == string(text) {
-		return
-	}
-	if !*update {
-		t.Fatal("it is not what the code makes; write it again: go test ./internal/app/cli -run TestDriverDoc -update")
-	}
-	if err := os.WriteFile(driverDoc, []byte(written), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	documents.HoldPart(t, driverDoc, "preflight", "```text\n# gpu-device-plugin driver preflight\n"+
+		strings.TrimSpace(printed)+"\n…\n```\n", *update)
 }
 
 // TestDriverPreflight: the sentence, the holders and the findings as text without effect on the

@@ -3,12 +3,12 @@ package health_test
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/health"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
 )
 
 var update = flag.Bool("update", false, "write the table of XIDs in docs/runbook.md")
@@ -38,17 +38,6 @@ var advice = map[uint64]string{
 // ./internal/gpu/health -run TestRunbook -update` writes it.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
-	const page = "../../../docs/runbook.md"
-	const begin, end = "<!-- xids: written by internal/gpu/health TestRunbook -->\n", "<!-- end of xids -->\n"
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, begins := strings.Cut(string(text), begin)
-	table, after, ends := strings.Cut(rest, end)
-	if !begins || !ends {
-		t.Fatalf("docs/runbook.md has no place for the table: %q … %q", begin, end)
-	}
 	var want strings.Builder
 	want.WriteString("| XID | what it means | the GPU | what to do |\n|---|---|---|---|\n")
 	for _, x := range health.Catalog() {
@@ -58,16 +47,7 @@ func TestRunbook(t *testing.T) {
 		}
 		fmt.Fprintf(&want, "| XID %d | %s | %s | %s |\n", x.Code, x.Name, state, linked(remedy))
 	}
-	if table == want.String() {
-		return
-	}
-	if !*update {
-		t.Fatal("the table of XIDs in docs/runbook.md is not that of the catalog; run: " +
-			"go test ./internal/gpu/health -run TestRunbook -update")
-	}
-	if err := os.WriteFile(page, []byte(before+begin+want.String()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	documents.HoldPart(t, "../../../docs/runbook.md", "xids", want.String(), *update)
 }
 
 // linked returns a remedy with links to the sections of the runbook that explain it.

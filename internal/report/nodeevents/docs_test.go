@@ -12,35 +12,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/report/nodeevents"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
 )
 
 var update = flag.Bool("update", false, "update the table of Events in docs/reference.md")
 
-const (
-	docs       = "../../../docs/reference.md"
-	tableBegin = "<!-- reasons: written by internal/report/nodeevents's TestDocs -->\n"
-	tableEnd   = "<!-- end of reasons -->\n"
-)
-
-// readDocs returns docs/reference.md: the table of Events, and what is before and after it.
-func readDocs(t *testing.T) (before, table, after string) {
-	t.Helper()
-	text, err := os.ReadFile(docs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, begins := strings.Cut(string(text), tableBegin)
-	table, after, ends := strings.Cut(rest, tableEnd)
-	if !begins || !ends {
-		t.Fatalf("docs/reference.md has no place for the table: %q … %q", tableBegin, tableEnd)
-	}
-	return before, table, after
-}
+const docs = "../../../docs/reference.md"
 
 // TestDocs compares the table of Events in docs/reference.md with the code. `go test
 // ./internal/report/nodeevents -run TestDocs -update` rewrites it.
 func TestDocs(t *testing.T) {
-	before, table, after := readDocs(t)
 	var b strings.Builder
 	b.WriteString("\n### Reasons of Events\n\n| reason | type | action | pods too | when |\n|---|---|---|---|---|\n")
 	for _, r := range nodeevents.Rows {
@@ -50,22 +31,16 @@ func TestDocs(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s | %s |\n", r.Reason, r.Type, r.Action, pods, r.When)
 	}
-	if table == b.String() {
-		return
-	}
-	if !*update {
-		t.Fatal("the table of Events in docs/reference.md differs from the code; update it: go test " +
-			"./internal/report/nodeevents -run TestDocs -update")
-	}
-	if err := os.WriteFile(docs, []byte(before+tableBegin+b.String()+tableEnd+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	documents.HoldPart(t, docs, "reasons", b.String(), *update)
 }
 
 // TestDocsOfTheCondition: docs/reference.md explains each reason of the condition.
 func TestDocsOfTheCondition(t *testing.T) {
-	_, _, after := readDocs(t)
-	_, after, _ = strings.Cut(after, "\n### Reasons of the condition\n")
+	text, err := os.ReadFile(docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(text), "\n### Reasons of the condition\n")
 	table, _, _ := strings.Cut(after, "\n\nOne fact")
 	var got []string
 	for _, row := range regexp.MustCompile("(?m)^\\| (True|False|Unknown) \\| `([A-Za-z]+)` \\| [A-Z].{20,} \\|$").

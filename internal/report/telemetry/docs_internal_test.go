@@ -4,21 +4,16 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/nvidia"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/documents"
 )
 
 var update = flag.Bool("update", false, "update the tables of metrics in docs")
-
-const (
-	tableBegin = "<!-- metrics: written by internal/report/telemetry's TestDocs -->\n"
-	tableEnd   = "<!-- end of metrics -->\n"
-)
 
 // TestDocs checks the tables of docs/monitoring.md against the metrics, and docs/dev/metrics.md
 // against their costs. `go test ./internal/report/telemetry -run TestDocs -update` rewrites them.
@@ -28,27 +23,8 @@ func TestDocs(t *testing.T) {
 		c.write(&tables)
 	}
 	writeCost(&costs)
-	for file, want := range map[string]string{"../../../docs/monitoring.md": tables.String(),
-		"../../../docs/dev/metrics.md": costs.String()} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		before, rest, begins := strings.Cut(string(text), tableBegin)
-		have, after, ends := strings.Cut(rest, tableEnd)
-		switch {
-		case !begins || !ends:
-			t.Errorf("%s has no place for the tables: %q … %q", file, tableBegin, tableEnd)
-		case have == want:
-		case !*update:
-			t.Errorf("the tables in %s differ from the code; update them: go test "+
-				"./internal/report/telemetry -run TestDocs -update", file)
-		default:
-			if err := os.WriteFile(file, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	documents.HoldPart(t, "../../../docs/monitoring.md", "metrics", tables.String(), *update)
+	documents.HoldPart(t, "../../../docs/dev/metrics.md", "metrics", costs.String(), *update)
 }
 
 // write writes a chapter as a table. Labels of devices are written once for all metrics that have
