@@ -42,7 +42,7 @@ type accountCheck struct {
 	*listing.Comparison[kubelet.Socket]
 	last     *pluginapi.ListAndWatchResponse // the list that was sent last
 	lastAt   time.Time                       // when that was seen
-	repeated uint64                          // the request to send the list again that was met last
+	repeated uint64                          // the last request to send the list again that was carried out
 	timer    clock.Timer                     // ends the pause
 }
 

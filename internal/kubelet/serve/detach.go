@@ -120,9 +120,7 @@ func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error 
 
 // prepareEnd prepares the end of this process, whose newest stream belongs to this registration.
 func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
-	l.previous.mu.Lock()
-	l.previous.state.End()
-	l.previous.mu.Unlock()
+	l.previous.tell((*yield.State).End)
 	if service.server().Detaches() {
 		l.mute.Publish(yield.MuteReplaced) // the other process has the list
 		if l.detachFromKubelet(ctx, incarnation) {

@@ -37,41 +37,10 @@ func listOf(r resource.Resource) listing.List {
 	return listing.Next(s, plan, listing.Options{}, h, time.Time{}).Latest().Lists[r.Name]
 }
 
-// noCalls is an account that is told of no call.
-type noCalls struct{}
-
-func (noCalls) Allocating() (ended func(bool)) { return func(bool) {} }
-
-// emptyAccount is that of a kubelet that knows no device.
-type emptyAccount struct{ noCalls }
-
-func (emptyAccount) Allocatable(context.Context) (map[string][]string, error) { return nil, nil }
-func (emptyAccount) Held(context.Context) ([]kubelet.HeldDevice, error)       { return nil, nil }
-
-// A noted account notes when it is asked, and answers the question of that number.
-type notedAccount struct {
-	emptyAccount
-	answer func(n int) ([]string, error)
-	asked  []time.Time
-}
-
-func (a *notedAccount) Allocatable(context.Context) (map[string][]string, error) {
-	a.asked = append(a.asked, time.Now())
-	ids, err := a.answer(len(a.asked))
-	return map[string][]string{oneGPU().Name: ids}, err
-}
-
-// sentList returns a registration whose list has one GPU, which was sent.
-func sentList(d Registrar, a Accountant) *registration {
-	l := &registration{Collaborators: Collaborators{Registrar: d, Accountant: a, Clock: clock.RealClock{},
-		Incarnation: feed.New(uint64(1)),
-		Sockets:     feed.New([]string(nil)), Metrics: noMetrics{}}, list: newList(oneGPU().Name),
-		previous: &previous{}, report: func(Phase) {}, reportDifference: func(string) {},
-		adopt:   func(context.Context) {},
-		session: session{connections: newConnections(), siblingChanged: make(chan struct{}, 1)}}
+// sendOneGPU records that a list with one GPU was sent.
+func sendOneGPU(l *registration) {
 	l.list.publish(listOf(oneGPU()), Options{})
 	l.sent.Publish(l.list.views.Value().response)
-	return l
 }
 
 // TestABusyNodeIsReadSoon: ten times a second after the kubelet allocated a retiring device.
@@ -80,7 +49,8 @@ func TestABusyNodeIsReadSoon(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second-1)
 		defer cancel()
 		reads := 0
-		set := NewServers(Collaborators{Registrar: noPeers(), Accountant: emptyAccount{}, Clock: clock.RealClock{},
+		none := accountFunc(func() ([]string, error) { return nil, nil })
+		set := NewServers(Collaborators{Registrar: noPeers(), Accountant: none, Clock: clock.RealClock{},
 			Incarnation: feed.New(uint64(1)), Sockets: feed.New([]string(nil)),
 			Checkpoint: func() (kubelet.Checkpoint, error) { reads++; return kubelet.Checkpoint{}, nil }})
 		set.Apply(resource.Plan{Resources: []resource.Resource{oneGPU()}}, Options{}, 1)
@@ -112,11 +82,12 @@ func TestASilentServerAsksNobody(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			account := &notedAccount{answer: func(int) ([]string, error) { return nil, nil }}
-			l := sentList(noPeers(), account)
+			asked := 0
+			l := muted(func() ([]string, error) { asked++; return nil, nil }, noPeers())
+			sendOneGPU(l)
 			l.mute.Publish(silence)
-			if _, err := l.checkAccount(ctx, 1); ctx.Err() == nil || len(account.asked) > 0 {
-				t.Errorf("silence %d: asked %d times (%v)", silence, len(account.asked), err)
+			if _, err := l.checkAccount(ctx, 1); ctx.Err() == nil || asked > 0 {
+				t.Errorf("silence %d: asked %d times (%v)", silence, asked, err)
 			}
 		})
 	}
@@ -126,15 +97,16 @@ func TestASilentServerAsksNobody(t *testing.T) {
 // are admitted while it does not answer would fail each time.
 func TestPodResourcesIsAskedBeforeTheFirstRegistration(t *testing.T) {
 	t.Parallel()
-	account := &notedAccount{answer: func(int) ([]string, error) { return []string{"GPU-9"}, nil }}
+	asked := 0
+	account := accountFunc(func() ([]string, error) { asked++; return []string{"GPU-9"}, nil })
 	s := NewServers(Collaborators{Clock: clock.RealClock{}, Accountant: account,
 		Checkpoint: func() (kubelet.Checkpoint, error) { return kubelet.Checkpoint{}, errors.New("damaged") }})
 	entry := s.add(gpuName)
 	s.listing = s.listing.Add(gpuName, false, s.holders, time.Now())
 	for range 2 {
 		s.adopt(t.Context(), entry)
-		if devices := s.listing.Retiring(gpuName); len(devices) != 1 || devices[0].ID != "GPU-9" || len(account.asked) != 1 {
-			t.Errorf("asked %d times: %+v", len(account.asked), devices)
+		if devices := s.listing.Retiring(gpuName); len(devices) != 1 || devices[0].ID != "GPU-9" || asked != 1 {
+			t.Errorf("asked %d times: %+v", asked, devices)
 		}
 	}
 }

@@ -286,18 +286,14 @@ func (l *registration) stayRegistered(
 	if l.isOvertaken(false, 0) {
 		return false, errLaterCame
 	}
-	l.previous.mu.Lock()
-	l.previous.state.Begin()
-	l.previous.mu.Unlock()
+	l.previous.tell((*yield.State).Begin)
 	err = l.register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
 		return false, err
 	}
 	l.accepted = true
-	l.previous.mu.Lock()
-	l.previous.state.Accept()
-	l.previous.mu.Unlock()
+	l.previous.tell((*yield.State).Accept)
 	klog.FromContext(ctx).Info("Registered", "endpoint", filepath.Base(endpoint))
 	// A later server whose socket exists now may have registered before or after this registration.
 	// It registers afterwards if it still waits for the lock, or if this registration sent a list

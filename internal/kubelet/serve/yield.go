@@ -59,6 +59,13 @@ func (p *previous) release() {
 	}
 }
 
+// tell calls f with the state, to record what happened.
+func (p *previous) tell(f func(*yield.State)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(&p.state)
+}
+
 // know returns the result of f for the state, which it first tells which sockets there are.
 func know[T any](p *previous, peers kubelet.Peers, f func(*yield.State) T) T {
 	p.mu.Lock()
@@ -222,9 +229,7 @@ func (l *registration) awaitEnd(ctx context.Context, incarnation uint64, sockets
 		case <-leavingChanged:
 			return nil
 		case name := <-ended:
-			l.previous.mu.Lock()
-			l.previous.state.NoteEnd(name)
-			l.previous.mu.Unlock()
+			l.previous.tell(func(s *yield.State) { s.NoteEnd(name) })
 			return nil
 		}
 	}

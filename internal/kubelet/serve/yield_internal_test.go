@@ -145,9 +145,8 @@ func TestUndisturbed(t *testing.T) {
 				}
 				return tt.answers[asked-1], nil
 			}, laterDirectory{})
-			l.list.publish(listOf(oneGPU()), Options{})
 			if !tt.unsent {
-				l.sent.Publish(l.list.views.Value().response)
+				sendOneGPU(l)
 			}
 			if tt.restarts {
 				time.AfterFunc(stopDelay+time.Millisecond, func() { l.Incarnation.Publish(2) })

@@ -84,23 +84,34 @@ type Printer struct {
 func (p *Printer) Run(ctx context.Context) error {
 	for {
 		wanted, path, labels := p.Wanted()
-		var due <-chan time.Time
+		var next time.Duration
 		if wanted.Path == "" && wanted.Labels != nil {
 			if err := Print(p.Output, wanted.Labels); err != nil {
 				return err
 			}
-			if wanted.Renewal > 0 {
-				due = time.After(wanted.Renewal)
-			}
+			next = wanted.Renewal
 		}
-		select {
-		case <-ctx.Done():
+		if !await(ctx, next, path, labels) {
 			return nil
-		case <-path:
-		case <-labels:
-		case <-due:
 		}
 	}
+}
+
+// await waits until one of the channels is closed or, if next is not 0, for that long. It returns false
+// if ctx ends first.
+func await(ctx context.Context, next time.Duration, path, labels <-chan struct{}) bool {
+	var due <-chan time.Time
+	if next > 0 {
+		due = time.After(next)
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-path:
+	case <-labels:
+	case <-due:
+	}
+	return true
 }
 
 // A Writer keeps a feature file up to date. It removes a file only after writing the
@@ -129,16 +140,8 @@ func (w *Writer) Run(ctx context.Context) error {
 			next = retry
 		}
 		w.report(ctx, err)
-		var due <-chan time.Time
-		if next > 0 {
-			due = time.After(next)
-		}
-		select {
-		case <-ctx.Done():
+		if !await(ctx, next, path, labels) {
 			return nil
-		case <-path:
-		case <-labels:
-		case <-due:
 		}
 	}
 }

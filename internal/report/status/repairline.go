@@ -2,7 +2,6 @@ package status
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/repair"
@@ -22,16 +21,7 @@ func RepairSentences(r *repair.Status, gpus []Device) []string {
 		all = append(all, fmt.Sprintf("GPU %d %s: %s", s.Index, s.State, s.Reason))
 	}
 	for _, a := range r.Attempts {
-		names := make([]string, len(a.GPUs))
-		for i, uuid := range a.GPUs {
-			names[i] = uuid
-			for _, d := range gpus {
-				if d.UUID == uuid {
-					names[i] = d.Index
-				}
-			}
-		}
-		all = append(all, "GPU "+strings.Join(names, ", ")+" "+AttemptText(a))
+		all = append(all, indexes(a.GPUs, gpus)+" "+AttemptText(a))
 	}
 	return all
 }

@@ -22,8 +22,17 @@ func (r *Reset) Line(gpus []Device) string {
 	if r == nil {
 		return ""
 	}
-	names := make([]string, len(r.GPUs))
-	for i, uuid := range r.GPUs {
+	text := indexes(r.GPUs, gpus) + ", requested at " + Stamp(r.Since) + ", " + r.Phase
+	if r.Reason != "" {
+		text += ": " + r.Reason
+	}
+	return text
+}
+
+// indexes names GPUs by their indexes; a GPU that is not there any more by its UUID.
+func indexes(uuids []string, gpus []Device) string {
+	names := make([]string, len(uuids))
+	for i, uuid := range uuids {
 		names[i] = uuid
 		for _, d := range gpus {
 			if d.UUID == uuid {
@@ -31,9 +40,5 @@ func (r *Reset) Line(gpus []Device) string {
 			}
 		}
 	}
-	text := "GPU " + strings.Join(names, ", ") + ", requested at " + Stamp(r.Since) + ", " + r.Phase
-	if r.Reason != "" {
-		text += ": " + r.Reason
-	}
-	return text
+	return "GPU " + strings.Join(names, ", ")
 }
