@@ -90,7 +90,7 @@ func (s *signed) envelope(t *testing.T) *envelope {
 	return &e
 }
 
-// change writes the envelope anew after a change, which nobody has signed.
+// change writes the envelope again after a change, which nobody has signed.
 func change(change func(s *signed, e *envelope)) func(*testing.T, *signed) {
 	return func(t *testing.T, s *signed) {
 		t.Helper()

@@ -132,7 +132,7 @@ func TestTooManyClaims(t *testing.T) {
 			s.Errorf("eight lists of one of 600 nodes began within %v", longest)
 		}
 		grow(601)
-		p = s.new(config.Config{}).start() // it counts the nodes anew
+		p = s.new(config.Config{}).start() // it counts the nodes again
 		ask(0, 1, 13*time.Second, owner.ErrNotListed)
 		ask(0, 0, 0, owner.ErrNotListed)
 		s.pass(time.Hour)

@@ -89,12 +89,12 @@ func TestPodEvents(t *testing.T) {
 }
 
 // The pods that have the device by a claim get the Event, with the UIDs by which the claim is
-// reserved for them. A claim that was made anew since it was prepared is of other pods.
+// reserved for them. A claim that was created again since it was prepared is of other pods.
 func TestPodEventsByClaim(t *testing.T) {
 	onStage(t, func(s *stage) {
 		p := s.new(config.Config{Live: config.Live{Features: config.Features{Events: true, PodEvents: true}}})
 		uids := map[string]string{}
-		for _, name := range []string{"one", "anew"} {
+		for _, name := range []string{"one", "again"} {
 			err := s.server.ChangeClaim("ns", name, func(c *resourceapi.ResourceClaim) {
 				c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{
 					{Resource: "pods", Name: name + "-a", UID: types.UID("uid-a")}, {Resource: "pods", Name: name + "-b",
@@ -115,7 +115,7 @@ func TestPodEventsByClaim(t *testing.T) {
 			if !slices.Equal(devices, []string{"GPU-0"}) {
 				s.Errorf("asked for claims of %v", devices)
 			}
-			return []dra.Claim{{Namespace: "ns", Name: "one", UID: uids["one"]}, {Namespace: "ns", Name: "anew", UID: "before"}}
+			return []dra.Claim{{Namespace: "ns", Name: "one", UID: uids["one"]}, {Namespace: "ns", Name: "again", UID: "before"}}
 		}
 		p.gpus(gpu(0, bad))
 		p.start()

@@ -209,8 +209,8 @@ func (s *stage) stuckWatch() {
 	s.pass(5 * time.Second)
 }
 
-// anew deletes the node, and makes another one of its name.
-func (s *stage) anew() {
+// replaceNode deletes the node, and makes another one of its name.
+func (s *stage) replaceNode() {
 	s.Helper()
 	before := s.node().UID
 	if err := s.server.DeleteNode(nodeName); err != nil {
@@ -222,7 +222,7 @@ func (s *stage) anew() {
 	}
 }
 
-// A Node that was deleted and made anew takes its slices with it. New ones belong to the new Node,
+// A Node that was deleted and created again takes its slices with it. New ones belong to the new Node,
 // also while a watch of the Node is stuck.
 func TestSlicesOfRecreatedNode(t *testing.T) {
 	onStage(t, func(s *stage) {
@@ -234,7 +234,7 @@ func TestSlicesOfRecreatedNode(t *testing.T) {
 		p.registered(1)
 		s.untilPool("1: 0 1")
 		s.stuckWatch()
-		s.anew()
+		s.replaceNode()
 		s.wipe()
 		s.until("the slice is back", func() bool { return len(s.server.Slices()) == 1 })
 		if owner := s.server.Slices()[0].OwnerReferences[0]; owner.UID != s.node().UID {
@@ -255,7 +255,7 @@ func TestSlicesOfDeletedNode(t *testing.T) {
 		s.until("the node is watched", func() bool { return strings.Contains(p.requests(), "WATCH nodes 200") })
 		s.stuckWatch()
 		before := s.node().UID
-		s.anew()
+		s.replaceNode()
 		removed := 0
 		p.requested = func(verb, _ string, _ int) {
 			if verb == "POST" && s.server.Slices()[0].OwnerReferences[0].UID == before {

@@ -208,7 +208,7 @@ func TestNeedOfWatch(t *testing.T) {
 			s.Helper()
 			s.pass(time.Minute)
 			before := s.requests()
-			if s.pass(5 * time.Minute); (s.requests() > before) != want { // a watch that is silent for three is begun anew
+			if s.pass(5 * time.Minute); (s.requests() > before) != want { // a watch that is silent for three is begun again
 				s.Errorf("%s: %d requests in five minutes", what, s.requests()-before)
 			}
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/inventory"
 )
 
-// These two are inside: that a name is there once, and that a MIG device was made anew in its place,
+// These two are inside: that a name is there once, and that a MIG device was created again in its place,
 // changes a text alone.
 
 // Adjacent holders with the same name are named once.

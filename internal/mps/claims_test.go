@@ -133,7 +133,7 @@ func TestClaimDaemonExits(t *testing.T) {
 	}
 	stopped := n.pid(mps.ClaimDir(oneClaim))
 	if err := n.start(oneClaim, wantedGPUs); err != nil || n.has("claims/"+oneClaim+".ending") || alive(stopped) {
-		t.Errorf("a daemon that was given back and is wanted anew: %v; the one that was given back is there: %v", err,
+		t.Errorf("a daemon that was given back and is wanted again: %v; the one that was given back is there: %v", err,
 			alive(stopped))
 	}
 	end()

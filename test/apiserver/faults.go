@@ -91,7 +91,7 @@ func (s *Server) Expire() {
 	s.DropWatches()
 }
 
-// Restore has the resource versions begin anew, as those of a cluster that was restored from a
+// Restore has the resource versions begin again, as those of a cluster that was restored from a
 // backup, and ends all watches: one that goes on from a version of before is silent until that is
 // reached.
 func (s *Server) Restore() error {

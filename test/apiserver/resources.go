@@ -211,7 +211,7 @@ func (s *Server) ChangeNode(name string, change func(*corev1.Node)) error {
 	return err
 }
 
-// DeleteNode removes a node. A node that is made anew with this name has another UID.
+// DeleteNode removes a node. A node that is created again with this name has another UID.
 func (s *Server) DeleteNode(name string) error {
 	_, err := s.store.update(key{resource: "nodes", name: name},
 		func(runtime.Object) (runtime.Object, error) { return nil, nil })

@@ -132,7 +132,7 @@ func (s *Server) ChangeClaim(namespace, name string, change func(*resourceapi.Re
 	return err
 }
 
-// DeleteClaim removes a ResourceClaim. One that is made anew with this name has another UID.
+// DeleteClaim removes a ResourceClaim. One that is created again with this name has another UID.
 func (s *Server) DeleteClaim(namespace, name string) error {
 	_, err := s.store.update(key{"resourceclaims", namespace, name},
 		func(runtime.Object) (runtime.Object, error) { return nil, nil })

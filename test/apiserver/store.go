@@ -195,7 +195,7 @@ func (s *store) compact() {
 	s.history = nil
 }
 
-// restore has the versions begin anew.
+// restore has the versions begin again.
 func (s *store) restore() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

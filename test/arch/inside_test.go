@@ -15,7 +15,7 @@ import (
 // change the test too. So a test speaks to what its package offers (package foo_test). A test is
 // inside only where something cannot be seen from outside; the head of its file says why.
 const (
-	insideLines = 3226 // the lines of all inside tests below internal; this number may only become smaller
+	insideLines = 3173 // the lines of all inside tests below internal; this number may only become smaller
 	insideSlack = 200  // a number that is larger than the lines by more than this has to be lowered
 )
 

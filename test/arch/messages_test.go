@@ -17,7 +17,7 @@ import (
 	"testing/fstest"
 )
 
-var update = flag.Bool("update", false, "write the table of messages in docs/dev/messages.md anew")
+var update = flag.Bool("update", false, "rewrite the table of messages in docs/dev/messages.md")
 
 const (
 	messagesFile  = "docs/dev/messages.md"

@@ -16,13 +16,13 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
 )
 
-var update = flag.Bool("update", false, "write the examples of docs/runbook.md anew")
+var update = flag.Bool("update", false, "rewrite the examples of docs/runbook.md")
 
 const runbook = "../../docs/runbook.md"
 
 // TestExamples plays the examples of docs/runbook.md on a simulated node, and holds what the
 // document shows to what the commands print, but for times. `go test ./test/daemon -run
-// TestExamples -update` writes the output anew.
+// TestExamples -update` rewrites the output.
 func TestExamples(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(runbook)

@@ -137,7 +137,7 @@ func givesDeviceNodes(ctx context.Context, t *testing.T, n *node.Node, kubelet p
 func checksBeforeStart(ctx context.Context, t *testing.T, n *node.Node, kubelet podresources.PodResourcesListerClient) {
 	registersAnew := func(config string) {
 		before := registrations(ctx, t, n)
-		end := watch(ctx, t, kubelet, gpu, "registered anew")
+		end := watch(ctx, t, kubelet, gpu, "registered again")
 		setConfig(ctx, t, n, config)
 		wait(ctx, t, func(ctx context.Context) error {
 			if now := registrations(ctx, t, n); now[gpu] == before[gpu] {

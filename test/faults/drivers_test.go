@@ -103,11 +103,11 @@ var driverFaults = []fault{
 	},
 	{
 		// What a pod has stays in the list of the next process, too, which cannot identify that GPU.
-		name:   "a call on one GPU hangs while a pod has it, and the daemon is started anew",
+		name:   "a call on one GPU hangs while a pod has it, and the daemon is started again",
 		inject: []simulator.Fault{hung("DeviceGetFieldValues", "3")}, do: admit,
 		run: bad(silent, "3", "DeviceGetFieldValues"),
 		then: []act{
-			{restart("the daemon is started anew", hung("DeviceGetFieldValues", "3")),
+			{restart("the daemon is started again", hung("DeviceGetFieldValues", "3")),
 				outcome{within: silent, bad: []string{"3"}, hold: dropped}},
 			{restoredAll.deed, outcome{within: askedAgain}},
 		},

@@ -177,7 +177,7 @@ func both(first, then deed) deed {
 	}}
 }
 
-// restart is the deed of starting the daemon anew on a machine that things have happened to.
+// restart is the deed of starting the daemon again on a machine that things have happened to.
 func restart(name string, faults ...simulator.Fault) deed {
 	return deed{name, func(ctx context.Context, s *stage) error {
 		if err := s.StopDaemon(); err != nil {

@@ -9,7 +9,7 @@ import (
 // divided is a machine with MIG devices, each profile of which is a resource.
 var divided = machine{profile: "a100-mig-mixed", args: []string{"--mig-strategy", "mixed"}}
 
-// layout is the fault that GPU 3, of two 3g.40gb, is divided anew.
+// layout is the fault that GPU 3, of two 3g.40gb, is divided again.
 func layout(profiles ...string) simulator.Fault {
 	return simulator.Fault{Kind: simulator.KindMIG, GPU: "3", Profiles: profiles}
 }

@@ -31,18 +31,18 @@ var operatorFaults = []fault{
 		},
 	},
 	{
-		name: "XID 46, and the daemon is started anew", inject: []simulator.Fault{xid(46)},
+		name: "XID 46, and the daemon is started again", inject: []simulator.Fault{xid(46)},
 		run: bad(atOnce, "3", `Unhealthy \(reset\)`),
 		then: []act{
-			{restart("the daemon is started anew"), *bad(starting, "3", `Unhealthy \(reset\)`)},
+			{restart("the daemon is started again"), *bad(starting, "3", `Unhealthy \(reset\)`)},
 			{restart("the node is restarted", simulator.Fault{Kind: simulator.KindReboot}), outcome{within: starting}},
 		},
 	},
 	{
-		name: "XID 119, reset while the daemon is started anew", inject: []simulator.Fault{xid(119)},
+		name: "XID 119, reset while the daemon is started again", inject: []simulator.Fault{xid(119)},
 		run: read(bad(atOnce, "3", `Unhealthy \(reset\)`)),
 		// and the driver asks no more
-		then: []act{{restart("the daemon is started anew"), outcome{within: starting + recoveryTime}}},
+		then: []act{{restart("the daemon is started again"), outcome{within: starting + recoveryTime}}},
 	},
 	{
 		name: "XID 54, and the node is restarted", inject: []simulator.Fault{xid(54)},
@@ -59,10 +59,10 @@ var operatorFaults = []fault{
 		then: []act{{command("resume"), outcome{says: map[string]string{"": "quiet: false"}}}},
 	},
 	{
-		name: "quiesce, and the daemon is started anew", do: command("quiesce"),
+		name: "quiesce, and the daemon is started again", do: command("quiesce"),
 		run: &outcome{all: true, says: map[string]string{"": "quiet: true"}},
 		then: []act{
-			{restart("the daemon is started anew"), outcome{within: starting, hold: suspicion, all: true,
+			{restart("the daemon is started again"), outcome{within: starting, hold: suspicion, all: true,
 				says: map[string]string{"": "quiet: true"}}},
 			{command("resume"), outcome{within: starting, says: map[string]string{"": "quiet: false"}}},
 		},

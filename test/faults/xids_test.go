@@ -96,7 +96,7 @@ var xidFaults = []fault{
 		name: "XID 46, of which the driver says nothing", inject: []simulator.Fault{xid(46)}, start: unknowable,
 	},
 	{
-		name: "XID 46, the driver is loaded anew", inject: []simulator.Fault{xid(46)},
+		name: "XID 46, the driver is loaded again", inject: []simulator.Fault{xid(46)},
 		run: bad(atOnce, "3", `Unhealthy \(reset\).*XID 46`),
 		then: []act{
 			{inject(unloaded), outcome{bad: []string{"3"}, says: map[string]string{"": `stale: [^;]*no NVIDIA driver`}}},

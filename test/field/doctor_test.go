@@ -329,7 +329,7 @@ func elsewhere(name string, args []string, files tree) doctorCase {
 	}
 }
 
-// overwrites matches commands that write a file anew. Those with the shell's option -C do not write
+// overwrites matches commands that write a file again. Those with the shell's option -C do not write
 // over one.
 var overwrites = regexp.MustCompile(`(^|[^>])> */(etc|var|usr|run|opt)/`)
 

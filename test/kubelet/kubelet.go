@@ -124,7 +124,7 @@ func (k *Kubelet) Restart() error {
 	return k.Resume()
 }
 
-// RecreateSocket removes kubelet.sock and listens on it anew, while all streams live on. The new
+// RecreateSocket removes kubelet.sock and listens on it again, while all streams live on. The new
 // file has another inode: on the same one, made within the same tick of the kernel's clock, nobody
 // could tell it from the old one.
 func (k *Kubelet) RecreateSocket() error {

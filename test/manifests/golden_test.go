@@ -31,7 +31,7 @@ var goldens = map[string]string{
 		"config: {name: gpu-configs, default: a100}, mps: {enabled: true}, kernelLog: true, preStartChecks: reset-clocks, metrics: {listen: all}}",
 }
 
-// TestGoldenRenders: go test -update writes them anew.
+// TestGoldenRenders: go test -update rewrites them.
 func TestGoldenRenders(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/golden/*.yaml")

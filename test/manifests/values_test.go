@@ -27,7 +27,7 @@ type chartValue struct {
 	note        string // part of NOTES.txt, where the value has no effect
 }
 
-var update = flag.Bool("update", false, "write the golden renders and the tables of docs/migrate.md anew")
+var update = flag.Bool("update", false, "rewrite the golden renders and the tables of docs/migrate.md")
 
 // untagged are the keys that later versions of NVIDIA's chart have, or that were proposed for it.
 var untagged = []string{

@@ -114,7 +114,7 @@ func TestUnitsWithControlDaemons(t *testing.T) {
 		}
 		return nil, nil
 	})
-	// A daemon that starts anew finds what the container has.
+	// A daemon that starts again finds what the container has.
 	if err := m.StopDaemon(); err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func actions() []action {
 		{"the configuration is spoiled", 6, false, (*stage).spoil},
 		{"SIGHUP", 5, false, (*stage).hangUp},
 		{"kubelet restarts", 4, false, (*stage).restartKubelet},
-		{"kubelet's socket is made anew", 2, false, (*stage).recreateSocket},
+		{"kubelet's socket is created again", 2, false, (*stage).recreateSocket},
 		{"streams break", 2, false, (*stage).dropStreams},
 		{"Register does not work", 2, false, (*stage).refuseRegister},
 		{"quiesce", 2, false, (*stage).quiesce},

@@ -43,7 +43,7 @@ func (s *stage) restartKubelet(ctx context.Context) error {
 }
 
 func (s *stage) recreateSocket(context.Context) error {
-	s.note("kubelet's socket is made anew")
+	s.note("kubelet's socket is created again")
 	s.disturb()
 	defer s.settle(2 * soon)
 	return s.RecreateSocket()
@@ -177,7 +177,7 @@ func (s *stage) replaceDriver(ctx context.Context) error {
 	defer cancel()
 	if _, err := s.Next(waiting, mark, func(e standin.Event) bool { return e.Kind == standin.Registered }); err != nil &&
 		ctx.Err() == nil {
-		s.violate("the driver was replaced, and nothing was registered anew")
+		s.violate("the driver was replaced, and nothing was registered again")
 	}
 	s.awaitReady(ctx, s.first())
 	return nil

@@ -347,7 +347,7 @@ func TestRemovedSocket(t *testing.T) {
 	if err := a.Check(); !errors.Is(err, lead.ErrNotLead) {
 		t.Errorf("check: %v", err)
 	}
-	poll.Until(t, "a leads anew", func() bool { return a.leads() && a.Check() == nil })
+	poll.Until(t, "a leads again", func() bool { return a.leads() && a.Check() == nil })
 }
 
 // TestLeadTakenByStandby: the standby closes the connection, so the previous leader notices the

@@ -82,7 +82,7 @@ func TestWriteClaimDevices(t *testing.T) {
 	}
 	if err := client.WriteClaimDevices(t.Context(), "ns", "a", "another", nil); !kubeapi.IsNotFound(err) ||
 		!strings.Contains(err.Error(), string(want.UID)) {
-		t.Errorf("a claim that was made anew: %v", err)
+		t.Errorf("a claim that was created again: %v", err)
 	}
 	if err := client.WriteClaimDevices(t.Context(), "ns", "gone", "u", nil); !kubeapi.IsNotFound(err) {
 		t.Errorf("a claim that is gone: %v", err)

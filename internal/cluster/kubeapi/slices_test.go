@@ -151,7 +151,7 @@ func TestNoResourceAPI(t *testing.T) {
 	}
 }
 
-// TestSlicesAreListedFromTheCache: a watch that is begun anew, or is refused, reads nothing that an
+// TestSlicesAreListedFromTheCache: a watch that is begun again, or is refused, reads nothing that an
 // API server does not have in its cache. A cluster that was restored from a backup does not know
 // the version: then it is the latest list.
 func TestSlicesAreListedFromTheCache(t *testing.T) {

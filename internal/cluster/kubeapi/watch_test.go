@@ -118,7 +118,7 @@ func TestWatch(t *testing.T) {
 	label(t, server, nodeName, "b")
 	awaitLabel(t, client, "b")
 
-	// A node that is deleted and made anew is another one.
+	// A node that is deleted and created again is another one.
 	if err := server.DeleteNode(nodeName); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func TestWatchThroughFaults(t *testing.T) {
 }
 
 // TestRestore: what a write returned before the cluster was restored from a backup is no later
-// version than what is there now. That is known as soon as the watch is begun anew, also if no
+// version than what is there now. That is known as soon as the watch is begun again, also if no
 // watch told of the write.
 func TestRestore(t *testing.T) {
 	t.Parallel()

@@ -286,7 +286,7 @@ func TestNobodyWaits(t *testing.T) {
 	}
 }
 
-// TestRestartOfTheNode: claims of another boot block nobody, are prepared anew, and can be given
+// TestRestartOfTheNode: claims of another boot block nobody, are prepared again, and can be given
 // back.
 func TestRestartOfTheNode(t *testing.T) {
 	t.Parallel()

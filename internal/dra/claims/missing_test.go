@@ -27,7 +27,7 @@ func TestDevicesThatAreGone(t *testing.T) {
 			return names
 		}
 		s := snapshot()
-		s.Generation, s.GPUs[1].MIGDevices = 2, nil // the driver was loaded anew
+		s.Generation, s.GPUs[1].MIGDevices = 2, nil // the driver was loaded again
 		r.publish(s)
 		synctest.Wait()
 		if one, two := devices("uid-1"), devices("uid-2"); !slices.Equal(one, []string{gpuA}) || two != nil {

@@ -75,7 +75,7 @@ func TestAnotherProgramIsFaster(t *testing.T) {
 	}
 }
 
-// TestMadeAfterAll: a call made an instance and gave no answer. The next one makes it anew, or has
+// TestMadeAfterAll: a call made an instance and gave no answer. The next one makes it again, or has
 // it destroyed.
 func TestMadeAfterAll(t *testing.T) {
 	t.Parallel()

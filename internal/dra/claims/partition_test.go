@@ -165,13 +165,13 @@ func TestMadeDevicesWithoutDriver(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A claim that was given back without a driver, and is allocated anew, has the rest destroyed
+	// A claim that was given back without a driver, and is allocated again, has the rest destroyed
 	// first.
 	d.fail(errors.New("no driver"), nil)
 	r.unprepare(c, "uid-2")
 	d.fail(nil, nil)
 	if _, err := ask(t.Context(), c, claim("uid-2", half4)); err != nil || d.has() != "3g.40gb@4/1" {
-		t.Errorf("allocated anew: %v, the GPU has %q", err, d.has())
+		t.Errorf("allocated again: %v, the GPU has %q", err, d.has())
 	}
 
 	// A restart of the node has ended all instances: the one at the place is another program's.

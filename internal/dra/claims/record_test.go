@@ -109,7 +109,7 @@ func TestLeakOfAKubeletThatHangs(t *testing.T) {
 	})
 }
 
-// TestClaimThatComesBack: what was seen again begins its ten minutes anew.
+// TestClaimThatComesBack: a claim that is seen begins another ten minutes.
 func TestClaimThatComesBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

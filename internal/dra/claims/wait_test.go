@@ -49,7 +49,7 @@ func TestPrepareWaits(t *testing.T) {
 			func(r *rig, _ *claims.Claims) {
 				r.publish(snapshot())
 			}, 0},
-		"it was allocated anew": {func(r *rig, c *claims.Claims) {
+		"it was allocated again": {func(r *rig, c *claims.Claims) {
 			r.prepare(c, claim("uid-1", gpuC))
 		}, func(r *rig, c *claims.Claims) { r.unprepare(c, "uid-1") }, 0},
 	} {
@@ -73,7 +73,7 @@ func TestPrepareWaits(t *testing.T) {
 				passed := time.Now()
 				tt.passes(r, c)
 				err := <-answer
-				if name == "it was allocated anew" { // the claim was unprepared while the call waited: kubelet begins anew
+				if name == "it was allocated again" { // the claim was unprepared while the call waited: kubelet begins again
 					if err == nil || !strings.Contains(err.Error(), "unprepared while it was being prepared") {
 						t.Errorf("Prepare() = %v", err)
 					}

@@ -265,7 +265,7 @@ func TestDamagedFiles(t *testing.T) {
 	for p.clock.Waiters() == 0 { // it has tried
 		runtime.Gosched()
 	}
-	if got := text(p.Pools().Value()); got != "not known" { // the file cannot be set aside: no number is given anew
+	if got := text(p.Pools().Value()); got != "not known" { // the file cannot be set aside: no number is given again
 		t.Errorf("the pool is %s", got)
 	}
 	p.stop()

@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
 
-// TestMain is also the process that proves: the test binary is the program that is started anew.
+// TestMain is also the process that proves: the test binary is the program that is started again.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 4 && os.Args[1] == cuda.Command:

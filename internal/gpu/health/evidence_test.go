@@ -116,7 +116,7 @@ func TestEvidenceOfAResetIsOlderThanALaterFault(t *testing.T) {
 }
 
 // A new session is no evidence as long as the GPU does not answer in it: it may have been lost
-// anew.
+// again.
 func TestASessionInWhichAGPUStaysLostIsNoEvidence(t *testing.T) {
 	s := begin(t, 550)
 	s.xid(119)

@@ -228,7 +228,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// A MIG device that was made anew in the place of another one is not the other.
+// A MIG device that was created again in the place of another one is not the other.
 func TestMIGDeviceThatIsReplaced(t *testing.T) {
 	s := begin(t, 580)
 	if !s.gpu.Whole() {

@@ -27,7 +27,7 @@ func TestReadingsThatFailAreNoPasses(t *testing.T) {
 	}
 }
 
-// Passes are in a row: one reading that finds the fault again begins anew.
+// Passes are in a row: one reading that finds the fault restarts the count.
 func TestPassesAreInARow(t *testing.T) {
 	s := begin(t, 580)
 	bad := asking(inventory.RecoveryDrainP2P)

@@ -316,7 +316,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	compare(t, "what was found again", began.Add(9*time.Second), got.Faults[0].Since)
 }
 
-// TestDamagedFileIsSetAside with a sentence, and all that is known is written anew.
+// TestDamagedFileIsSetAside with a sentence, and all that is known is written again.
 func TestDamagedFileIsSetAside(t *testing.T) {
 	for name, text := range map[string]string{
 		"half a file": `{"version": 1, "faul`, "a newer form": `{"version": 2, "faults": []}`, "nothing": "",
@@ -334,7 +334,7 @@ func TestDamagedFileIsSetAside(t *testing.T) {
 			p.Offer(with("GPU-a", fault(48, 0)))
 			p.end()
 			compare(t, "what is set aside", text, read(t, dir, damaged))
-			compare(t, "what is written anew", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
+			compare(t, "what is written again", []health.Fault{fault(48, 0)}, faultsOf(t, dir, "GPU-a"))
 			if p.logged("Set the damaged fault ledger aside") != 1 || p.logged(damaged) != 1 {
 				t.Errorf("logged: %q", p.log)
 			}
@@ -342,7 +342,7 @@ func TestDamagedFileIsSetAside(t *testing.T) {
 	}
 }
 
-// TestFileThatBecomesDamaged before a process leads: what the process found is written anew.
+// TestFileThatBecomesDamaged before a process leads: what the process found is written again.
 func TestFileThatBecomesDamaged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()

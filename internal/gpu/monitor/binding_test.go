@@ -84,7 +84,7 @@ func TestHotPlugOnASimulatedNode(t *testing.T) {
 	}
 }
 
-// Only a driver that was loaded anew has reset its GPUs: one whose library was away for a while has
+// Only a driver that was loaded again has reset its GPUs: one whose library was away for a while has
 // not.
 func TestWhatProvesThatAGPUWasReset(t *testing.T) {
 	for driver, want := range map[string]inventory.State{"missing": healthy, "no-library": unhealthy} {

@@ -84,7 +84,7 @@ func TestAnEventHasAGPUInTroubleAskedAtOnce(t *testing.T) {
 	})
 }
 
-// TestPausesOfAnotherGPUInTrouble begin anew: it is asked a minute later, and not after the half
+// TestPausesOfAnotherGPUInTrouble begin again: it is asked a minute later, and not after the half
 // hour of the first.
 func TestPausesOfAnotherGPUInTrouble(t *testing.T) {
 	n := newNode(2)

@@ -72,7 +72,7 @@ func TestLinksAreDue(t *testing.T) {
 }
 
 // TestLinksStayWhileDue: in a new session of a slow driver GPUs keep their links until all were
-// read anew.
+// read again.
 func TestLinksStayWhileDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -146,7 +146,7 @@ func TestVirtualFunction(t *testing.T) {
 	}
 }
 
-// TestGPUThatMoves: a GPU that has another PCI address is read anew.
+// TestGPUThatMoves: a GPU that has another PCI address is read again.
 func TestGPUThatMoves(t *testing.T) {
 	t.Parallel()
 	var bus uint32

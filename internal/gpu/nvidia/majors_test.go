@@ -8,7 +8,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
 )
 
-// TestMajorsChangeWithTheDriver: a driver that was loaded anew has other majors, and the first scan
+// TestMajorsChangeWithTheDriver: a driver that was loaded again has other majors, and the first scan
 // of a session tells those that it has then.
 func TestMajorsChangeWithTheDriver(t *testing.T) {
 	t.Parallel()

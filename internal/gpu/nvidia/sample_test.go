@@ -264,7 +264,7 @@ func TestSampleOfAMIGDeviceThatIsMadeAnew(t *testing.T) {
 	compare(t, "instances with the query while they are the same", 0, memory())
 	r.inject(simulator.Fault{Kind: simulator.KindMIG, GPU: "2", Profiles: []string{"4g.40gb", "3g.40gb"}})
 	r.scan()
-	compare(t, "instances with the query after they were made anew", 2, memory())
+	compare(t, "instances with the query after they were created again", 2, memory())
 }
 
 // TestSampleOfAGPUThatDoesNotAnswer: an error says so; of a call that hangs the others see nothing,

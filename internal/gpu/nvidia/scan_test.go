@@ -408,7 +408,7 @@ func TestScanAgain(t *testing.T) {
 	}
 	if &third.GPUs[4].MIGDevices[0] != &first.GPUs[4].MIGDevices[0] ||
 		&third.GPUs[4].Links[0] != &first.GPUs[4].Links[0] {
-		t.Error("MIG devices and links that did not change were made anew")
+		t.Error("MIG devices and links that did not change were created again")
 	}
 	compare(t, "the first Snapshot after the third", copied, first.GPUs)
 }

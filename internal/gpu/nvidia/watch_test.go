@@ -169,7 +169,7 @@ func TestRegisterAgainRarely(t *testing.T) {
 	})
 }
 
-// TestLossesWhileOthersRefuse: when a set is made anew, a GPU that spoils it is left out, and a set
+// TestLossesWhileOthersRefuse: when a set is created again, a GPU that spoils it is left out, and a set
 // without GPUs is none.
 func TestLossesWhileOthersRefuse(t *testing.T) {
 	t.Parallel()

@@ -197,7 +197,7 @@ func TestGPUsThatAreDivided(t *testing.T) {
 	n.mig = feed.New(map[string]resource.GPUHold{"GPU-0": {}})
 	n.start(t)
 	n.await(t, "GPU-0 | ", gpu)
-	n.mig.Publish(map[string]resource.GPUHold{"GPU-0": {}, "GPU-1": {Reason: "it is divided anew"}})
+	n.mig.Publish(map[string]resource.GPUHold{"GPU-0": {}, "GPU-1": {Reason: "it is divided again"}})
 	n.await(t, "GPU-0 | GPU-1", gpu)
 	n.mig.Publish(map[string]resource.GPUHold{"GPU-0": {}, "GPU-1": {}})
 	n.await(t, "GPU-0 GPU-1 | ", gpu)

@@ -60,10 +60,10 @@ func TestRegistrationComesBack(t *testing.T) {
 			check(t, n.Wipe())
 			check(t, n.Resume())
 		},
-		"kubelet.sock is made anew": func(t *testing.T, n *node) { check(t, n.RecreateSocket()) },
-		"the directory is replaced": func(t *testing.T, n *node) { check(t, n.ReplaceDirectory()); check(t, n.Restart()) },
-		"the directory is wiped":    func(t *testing.T, n *node) { check(t, n.Wipe()); check(t, n.RecreateSocket()) },
-		"kubelet ends the stream":   func(_ *testing.T, n *node) { n.DropStream(gpu) },
+		"kubelet.sock is created again": func(t *testing.T, n *node) { check(t, n.RecreateSocket()) },
+		"the directory is replaced":     func(t *testing.T, n *node) { check(t, n.ReplaceDirectory()); check(t, n.Restart()) },
+		"the directory is wiped":        func(t *testing.T, n *node) { check(t, n.Wipe()); check(t, n.RecreateSocket()) },
+		"kubelet ends the stream":       func(_ *testing.T, n *node) { n.DropStream(gpu) },
 		"our socket is removed": func(t *testing.T, n *node) {
 			for _, name := range n.sockets(t) {
 				check(t, os.Remove(filepath.Join(n.dir, name)))

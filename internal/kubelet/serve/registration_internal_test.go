@@ -40,7 +40,7 @@ func TestDisconnecting(t *testing.T) {
 		takes           time.Duration
 	}{
 		"kubelet ended":                                {errKubeletLeft, itself, soon, 0, 0},
-		"kubelet made its socket anew":                 {errKubeletLeft, soon, soon, 0, deadCloseTimeout + soon + stopDelay},
+		"kubelet made its socket again":                {errKubeletLeft, soon, soon, 0, deadCloseTimeout + soon + stopDelay},
 		"kubelet ended the stream":                     {errStreamEnded, itself, time.Hour, 0, stopDelay},
 		"kubelet ended the stream, and is another now": {errStreamEnded, itself, soon, time.Hour, soon},
 		"kubelet is slow to mark the resource":         {errStreamEnded, itself, time.Hour, stopDelay + soon, 2 * stopDelay},

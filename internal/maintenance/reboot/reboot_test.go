@@ -171,12 +171,12 @@ func TestFileOfEarlierBoot(t *testing.T) {
 	of := func(boot string) string { return strings.TrimSpace(ours) + " (boot " + boot + ")\n" }
 	long := strings.Repeat("é", 4096)
 	for what, tt := range map[string]struct{ there, boot, reason, want string }{
-		"another boot":                    {of("1"), "2", "", ""},
-		"another boot, and a reason anew": {of("1"), "2", reason, of("2")},
-		"the same boot":                   {of("2"), "2", "", of("2")},
-		"a boot that is not known":        {of("1"), "", "", of("1")},
-		"a file without a boot":           {ours, "2", "", ours},
-		"the file of somebody else":       {apt + "(boot 1)\n", "2", "", apt + "(boot 1)\n"},
+		"another boot":                     {of("1"), "2", "", ""},
+		"another boot, and a reason again": {of("1"), "2", reason, of("2")},
+		"the same boot":                    {of("2"), "2", "", of("2")},
+		"a boot that is not known":         {of("1"), "", "", of("1")},
+		"a file without a boot":            {ours, "2", "", ours},
+		"the file of somebody else":        {apt + "(boot 1)\n", "2", "", apt + "(boot 1)\n"},
 		"a long reason": {"", "2", long, "gpu-device-plugin asks for a restart of this node: " +
 			long[:4034] + " (boot 2)\n"},
 	} {

@@ -17,7 +17,7 @@ func TestNodesThatTheHostDoesNotHave(t *testing.T) {
 	h := newHost(t, driverFiles()...)
 	w := wanted()
 	w.Snapshot.Control = inventory.NodeControl | inventory.NodeModeset
-	// the driver was loaded anew
+	// the driver was loaded again
 	for _, majors := range []inventory.Majors{{GPU: 195, UVM: 510, Caps: 234}, {GPU: 195, UVM: 508, Caps: 236}} {
 		w.Snapshot.Majors = majors
 		h.apply(t, w)

@@ -167,7 +167,7 @@ func TestNodesThatNobodyMakes(t *testing.T) {
 	}
 }
 
-// TestNodesOfADriverThatWasLoadedBefore: their majors were other ones; the nodes are made anew.
+// TestNodesOfADriverThatWasLoadedBefore: their majors were other ones; the nodes are created again.
 func TestNodesOfADriverThatWasLoadedBefore(t *testing.T) {
 	t.Parallel()
 	snapshot, plan := divided()

@@ -20,7 +20,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-var update = flag.Bool("update", false, "write testdata/devices.txt anew")
+var update = flag.Bool("update", false, "rewrite testdata/devices.txt")
 
 // scan returns what a simulated machine has, all of it Healthy.
 func scan(t testing.TB, name string, faults ...simulator.Fault) inventory.Snapshot {

@@ -66,7 +66,7 @@ func TestWithoutPodResourcesANewNameHasADevice(t *testing.T) {
 				}
 			}
 			quiet()
-			reads(false) // the 30 s begin anew
+			reads(false) // the 30 s begin again
 			for range 30 {
 				reads(true)
 			}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/simulated"
 )
 
-var update = flag.Bool("update", false, "write the golden plans anew")
+var update = flag.Bool("update", false, "rewrite the golden plans")
 
 // TestGoldenPlans holds what every simulated machine offers under the configurations that NVIDIA's
 // documentation shows and under those of our extensions: testdata/plans/NAME.yaml is the file, its

@@ -137,7 +137,7 @@ func TestUnderGPUs(t *testing.T) {
 	gpus := []inventory.GPU{gpu(0), gpu(1, "1g.10gb", "1g.10gb"), gpu(2), gpu(3)}
 	plan := resource.New(inventory.Snapshot{GPUs: gpus}, resource.Options{MIG: resource.MIGMixed})
 	held := plan.UnderGPUs(map[string]resource.GPUHold{
-		"GPU-a": {Kept: []int{9}}, "GPU-b": {Reason: "it is divided anew", Kept: []int{7}}, "GPU-d": {Reason: "it waits"},
+		"GPU-a": {Kept: []int{9}}, "GPU-b": {Reason: "it is divided again", Kept: []int{7}}, "GPU-d": {Reason: "it waits"},
 	})
 	got := map[string]string{}
 	for _, r := range held.Resources {
@@ -145,7 +145,7 @@ func TestUnderGPUs(t *testing.T) {
 			got[d.ID] = d.Reason
 		}
 	}
-	want := map[string]string{"GPU-a": "", "MIG-b0": "", "MIG-b1": "it is divided anew", "GPU-d": "it waits"}
+	want := map[string]string{"GPU-a": "", "MIG-b0": "", "MIG-b1": "it is divided again", "GPU-d": "it waits"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}

@@ -21,7 +21,7 @@ func (p packing) String() string {
 
 // pack schedules 120 pods of 1 to 16 units, which run for 5 to 60 minutes, to a node with four GPUs
 // of 20 units: in each minute those that the node has room for by its count, in the order of the
-// queue as far as they fit. A pod that no GPU has enough for fails, and is created anew at its
+// queue as far as they fit. A pod that no GPU has enough for fails, and is created again at its
 // place in the queue.
 func pack(t *testing.T, units resource.Units) (result packing) {
 	t.Helper()

@@ -135,7 +135,7 @@ func TestExposition(t *testing.T) {
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("exposition (-want +got); go test ./internal/report/telemetry -run TestExposition -update writes it "+
-			"anew:\n%s", diff)
+			"again:\n%s", diff)
 	}
 	problems, err := promlint.New(strings.NewReader(got)).Lint()
 	if err != nil {

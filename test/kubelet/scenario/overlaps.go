@@ -90,7 +90,7 @@ var overlaps = []scenario{
 		l.must(theirs.WaitStreams(l.ctx, 0)) // and it does not know: it waits for another kubelet.sock
 		l.refuse("pod", 1, kubelet.UnexpectedAdmission, "")
 		l.must(l.subject.Restart())
-		theirs.Stop() // and serves anew
+		theirs.Stop() // and serves again
 		l.start("nvidia-gpu.sock", Script{}, "a", "b")
 		l.same("served by", "nvidia-gpu.sock", l.admit("pod", 1).Response.GetEnvs()["SERVED_BY"])
 	}},

@@ -17,7 +17,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
 
-var update = flag.Bool("update", false, "write testdata/findings.txt anew")
+var update = flag.Bool("update", false, "rewrite testdata/findings.txt")
 
 // examine judges a fixture with much free space.
 func examine(t *testing.T, f fixture) preflight.Report {

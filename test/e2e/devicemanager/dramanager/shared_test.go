@@ -11,7 +11,7 @@ import (
 )
 
 // sharesDevices has pods with shares of one GPU, one of them with two, start and end in either
-// order. Kubelet started anew ends what is left.
+// order. Kubelet started again ends what is left.
 func (n *node) sharesDevices() {
 	n.t.Helper()
 	n.startKubelet()

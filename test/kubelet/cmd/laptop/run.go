@@ -68,7 +68,7 @@ func isTerminal(f *os.File) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// A display shows the node, anew after each event that changes what there is to see.
+// A display shows the node, and again after each event that changes what there is to see.
 type display struct {
 	node     *node.Node
 	profile  simulator.Profile
