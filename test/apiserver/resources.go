@@ -47,7 +47,8 @@ var resources = map[string]resource{
 	"resourceslices": {name: "resourceslices", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
 		versioned: true},
 	"resourceclaims": {
-		name: "resourceclaims", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"), namespaced: true, status: true, versioned: true,
+		name: "resourceclaims", kind: resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"),
+		namespaced: true, status: true, versioned: true,
 	},
 	"deviceclasses": {name: "deviceclasses", kind: resourceapi.SchemeGroupVersion.WithKind("DeviceClass"),
 		versioned: true},

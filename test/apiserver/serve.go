@@ -318,7 +318,8 @@ func (s *Server) create(w http.ResponseWriter, t target, object runtime.Object) 
 		return fmt.Errorf("create object: %w", err)
 	}
 	if m.GetNamespace() != "" && m.GetNamespace() != t.key.namespace {
-		return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
+		return apierrors.NewBadRequest(
+			"the namespace of the provided object does not match the namespace sent on the request")
 	}
 	if m.GetName() == "" && m.GetGenerateName() != "" {
 		m.SetName(m.GetGenerateName() + utilrand.String(5))

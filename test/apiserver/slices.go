@@ -59,8 +59,10 @@ func (s *Server) checkCounters(t target, body []byte) error {
 	var errs field.ErrorList
 	for i, device := range slice.Spec.Devices {
 		for _, use := range device.ConsumesCounters {
-			if !slices.ContainsFunc(slice.Spec.SharedCounters, func(set resourceapi.CounterSet) bool { return set.Name == use.CounterSet }) {
-				errs = append(errs, field.Invalid(field.NewPath("spec", "devices").Index(i).Child("consumesCounters"), use.CounterSet,
+			if !slices.ContainsFunc(slice.Spec.SharedCounters,
+				func(set resourceapi.CounterSet) bool { return set.Name == use.CounterSet }) {
+				errs = append(errs, field.Invalid(
+					field.NewPath("spec", "devices").Index(i).Child("consumesCounters"), use.CounterSet,
 					"must reference a counterSet defined in the ResourceSlice sharedCounters"))
 			}
 		}

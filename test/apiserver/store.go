@@ -99,7 +99,9 @@ func (s *store) matching(match match) []runtime.Object {
 			keys = append(keys, k)
 		}
 	}
-	slices.SortFunc(keys, func(a, b key) int { return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(keys, func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), cmp.Compare(a.name, b.name))
+	})
 	objects := make([]runtime.Object, 0, len(keys))
 	for _, k := range keys {
 		objects = append(objects, s.objects[k].DeepCopyObject())

@@ -107,5 +107,6 @@ func inTurn(empty, call func(i int) error) (string, error) {
 		return float64(calls[at]) / float64(empties[at])
 	}
 	return fmt.Sprintf("p50 %.3f ms = %.2f ×, p99 %.3f ms = %.2f ×",
-		float64(calls[len(calls)/2].Nanoseconds())/1e6, ratio(50), float64(calls[len(calls)*99/100].Nanoseconds())/1e6, ratio(99)), nil
+		float64(calls[len(calls)/2].Nanoseconds())/1e6, ratio(50),
+		float64(calls[len(calls)*99/100].Nanoseconds())/1e6, ratio(99)), nil
 }

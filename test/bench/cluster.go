@@ -52,7 +52,9 @@ func withCluster(
 		return "", err
 	}
 	defer s.Stop()
-	if err := s.ChangeNode("node", func(n *corev1.Node) { n.Labels = map[string]string{"nvidia.com/device-plugin.config": "a"} }); err != nil {
+	if err := s.ChangeNode("node", func(n *corev1.Node) {
+		n.Labels = map[string]string{"nvidia.com/device-plugin.config": "a"}
+	}); err != nil {
 		return "", err
 	}
 	at, err := loopback.Free(ctx)

@@ -29,7 +29,8 @@ func main() {
 	context.AfterFunc(ctx, stop)
 	daemon := flag.String("daemon", "bin/gpu-device-plugin", "the daemon's binary")
 	only := flag.String("only", "", "measure what matches this regular expression alone")
-	flag.StringVar(&besideBuild, "beside", "", "another build, for the row that compares starts; default: the same, without metrics")
+	flag.StringVar(&besideBuild, "beside", "",
+		"another build, for the row that compares starts; default: the same, without metrics")
 	idle := flag.String("idle", "", "serve a plugin that answers nothing on this socket instead, for a measurement")
 	flag.Parse()
 	if *idle != "" {

@@ -105,7 +105,8 @@ func allocateWith(args ...string) func(context.Context, string) (string, error) 
 			return "", err
 		}
 		defer closeClient()
-		request := &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}}}
+		request := &pluginapi.AllocateRequest{
+			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: []string{id}}}}
 		return beside(ctx, client, func() error { _, err := client.Allocate(ctx, request); return err })
 	}
 }

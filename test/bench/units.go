@@ -51,7 +51,8 @@ func idleUnits(ctx context.Context, daemon string) (_ string, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
 	file := filepath.Join(folder, "config.yaml")
-	const text = "version: v1\nselectors: [{indices: [1, 2, 3, 4, 5, 6, 7], units: true}]\nunits: {enforce: none, reserveMiB: 1024}\n"
+	const text = "version: v1\nselectors: [{indices: [1, 2, 3, 4, 5, 6, 7], units: true}]\n" +
+		"units: {enforce: none, reserveMiB: 1024}\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return "", err
 	}
@@ -111,7 +112,8 @@ func listOfUnits(ctx context.Context, _ string) (string, error) {
 	list := &pluginapi.ListAndWatchResponse{}
 	for d := range r.All() {
 		list.Devices = append(list.Devices, &pluginapi.Device{
-			ID: d.ID, Health: pluginapi.Unhealthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(d.NUMANode)}}},
+			ID: d.ID, Health: pluginapi.Unhealthy,
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(d.NUMANode)}}},
 		})
 	}
 	return fmt.Sprintf("%.2f MB for %d units", float64(proto.Size(list))/1e6, len(list.Devices)), nil

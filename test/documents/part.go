@@ -18,7 +18,8 @@ func HoldPart(t *testing.T, path, name, want string, update bool) {
 	}
 	text := string(content)
 	end := "<!-- end of " + name + " -->\n"
-	begin := regexp.MustCompile("<!-- " + regexp.QuoteMeta(name) + ": written by .*" + t.Name() + " -->\n").FindStringIndex(text)
+	begin := regexp.MustCompile("<!-- " + regexp.QuoteMeta(name) + ": written by .*" + t.Name() + " -->\n").
+		FindStringIndex(text)
 	if begin == nil || !strings.Contains(text[begin[1]:], end) {
 		t.Fatalf("%s has no place for the part %q", path, name)
 	}

@@ -105,7 +105,8 @@ func SavedCheckpoint(answers map[string][]byte) string {
 	data := checkpointData{RegisteredDevices: map[string][]string{}}
 	for _, resource := range slices.Sorted(maps.Keys(answers)) {
 		data.PodDeviceEntries = append(data.PodDeviceEntries, podDeviceEntry{
-			PodUID: "uid", ContainerName: "c", ResourceName: resource, DeviceIDs: map[int64][]string{-1: {"d"}}, AllocResp: answers[resource],
+			PodUID: "uid", ContainerName: "c", ResourceName: resource,
+			DeviceIDs: map[int64][]string{-1: {"d"}}, AllocResp: answers[resource],
 		})
 	}
 	encoded, _ := json.Marshal(checkpoint{Data: data, Checksum: data.checksum()}) // plain values can be encoded

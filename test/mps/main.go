@@ -3,9 +3,10 @@
 // commands the daemon of the same pipe directory. It keeps to what the manual page and the logs of
 // the real one show:
 //
-//   - one daemon a pipe directory, held by a lock, and a daemon finds nothing wrong with the sockets of one that was killed;
-//   - the exit status of a command says whether there is a daemon, not whether it does as it is told: what it refuses it
-//     says on stdout;
+//   - one daemon a pipe directory, held by a lock, and a daemon finds nothing wrong with the sockets
+//     of one that was killed;
+//   - the exit status of a command says whether there is a daemon, not whether it does as it is
+//     told: what it refuses it says on stdout;
 //   - values are rounded when they are read back ("33.0", "20G"), and servers outlive a daemon that is killed.
 //
 // Tests find its process in nvidia-cuda-mps-control.pid, and what it was told in log/control.log.

@@ -49,7 +49,8 @@ func event(fields string) string {
 // fault and healthy are the fields of events of one GPU.
 const (
 	fault = `"isFatal": true, "recommendedAction": 2, "errorCode": ["48"],
-		"entitiesImpacted": [{"entityType": "GPU_UUID", "entityValue": "GPU-0"}, {"entityType": "PCI", "entityValue": "0000:00:00.0"}]`
+		"entitiesImpacted": [{"entityType": "GPU_UUID", "entityValue": "GPU-0"},
+			{"entityType": "PCI", "entityValue": "0000:00:00.0"}]`
 	healthy = `"isHealthy": true, "entitiesImpacted": [{"entityType": "GPU_UUID", "entityValue": "GPU-1"}]`
 	here    = `, "nodeName": "node-1"`
 	store   = `, "processingStrategy": 2`
@@ -84,7 +85,8 @@ var cases = []struct {
 		[]string{event(healthy + here + store), event(fault + store + `, "nodeName": "node-2"`)}, codes.PermissionDenied, nil,
 	},
 	{
-		"a batch that is too large", []string{event(healthy + here + `, "errorCode": ["` + strings.Repeat("x", 5<<20) + `"]`)},
+		"a batch that is too large",
+		[]string{event(healthy + here + `, "errorCode": ["` + strings.Repeat("x", 5<<20) + `"]`)},
 		codes.ResourceExhausted, nil,
 	},
 }

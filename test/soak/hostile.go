@@ -119,7 +119,8 @@ func (s *stage) hostileControl(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for call, arguments := range map[string]any{
-		"status": "nonsense", "no such call": nil, "quiesce": 7, "health.clear": map[string]any{"gpu": "99"}, "ready": []int{1},
+		"status": "nonsense", "no such call": nil, "quiesce": 7,
+		"health.clear": map[string]any{"gpu": "99"}, "ready": []int{1},
 		"simulate.inject": simulator.Fault{Kind: "nonsense"},
 	} {
 		if err := control.Call(ctx, socket, call, arguments, nil); err == nil && call != "health.clear" {

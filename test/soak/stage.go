@@ -92,7 +92,8 @@ func newStage(o options, p plan, seed uint64) (*stage, error) {
 		Node: n, plan: p, options: o, began: time.Now(), random: rand.New(rand.NewPCG(seed,
 			1)), mirror: simulator.New(profile),
 		owners: map[string]int{}, metrics: map[*node.Node]string{}, stopping: map[*node.Daemon]bool{},
-		pods: map[string][]held{}, extras: map[key]time.Time{}, unserved: map[string]time.Time{}, counts: map[string]int{}, busy: true,
+		pods: map[string][]held{}, extras: map[key]time.Time{}, unserved: map[string]time.Time{},
+		counts: map[string]int{}, busy: true,
 	}
 	for _, g := range s.mirror.List() {
 		s.gpus, s.owners[g.UUID] = append(s.gpus, &gpu{slot: g.Index, uuid: g.UUID}), g.Index

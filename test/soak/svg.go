@@ -29,7 +29,8 @@ func drawing(curves []curve, during time.Duration) string {
 		panels = append(panels, goroutines)
 	}
 	height := marginTop + len(panels)*(panelHeight+24) + 24
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n",
+	fmt.Fprintf(&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="11">`+"\n",
 		chartWidth, height)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/>`+"\n", chartWidth, height)
 	for i, c := range curves {

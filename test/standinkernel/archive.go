@@ -34,7 +34,10 @@ func Entries(t testing.TB, folder string) []Entry {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := []Entry{{tar.Header{Typeflag: tar.TypeReg, Name: driverfolder.ManifestName, Mode: 0o644}, read(driverfolder.ManifestName)}}
+	all := []Entry{{
+		tar.Header{Typeflag: tar.TypeReg, Name: driverfolder.ManifestName, Mode: 0o644},
+		read(driverfolder.ManifestName),
+	}}
 	folders := map[string]bool{".": true}
 	var add func(name string)
 	add = func(name string) {

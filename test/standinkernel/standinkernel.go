@@ -369,7 +369,8 @@ func Driver(t testing.TB, sources, name, version string, kernels ...string) stri
 		if strings.HasPrefix(file, "usr/bin") {
 			mode = 0o755
 		}
-		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, content, mode), os.Chmod(at, mode)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.WriteFile(at, content, mode),
+			os.Chmod(at, mode)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -73,7 +73,8 @@ var actions = map[string]func(args []string) (string, error){
 
 func serve() error {
 	for _, m := range []struct{ kind, at string }{
-		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"}, {"cgroup2", "/sys/fs/cgroup"},
+		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/run"}, {"tmpfs", "/tmp"},
+		{"cgroup2", "/sys/fs/cgroup"},
 	} {
 		if err := os.MkdirAll(m.at, 0o755); err != nil {
 			return err
@@ -183,7 +184,8 @@ func processesOf(name string) (pids []int, err error) {
 	files, err := filepath.Glob("/proc/[0-9]*/comm")
 	for _, file := range files {
 		text, _ := os.ReadFile(file) // the process may have ended
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && strings.TrimSpace(string(text)) == name {
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err == nil && strings.TrimSpace(string(text)) == name {
 			pids = append(pids, pid)
 		}
 	}

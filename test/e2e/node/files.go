@@ -50,7 +50,8 @@ func controlPlanePrograms(o Options) []program {
 			"--service-account-private-key-file=" + path(keyFile),
 			// Without the node lifecycle controller the not-ready taint would stay for ever, and without the
 			// garbage collector the pods of a DaemonSet that was deleted.
-			"--controllers=serviceaccount-controller,daemonset-controller,node-lifecycle-controller,garbage-collector-controller," +
+			"--controllers=serviceaccount-controller,daemonset-controller,node-lifecycle-controller," +
+				"garbage-collector-controller," +
 				"taint-eviction-controller,pod-garbage-collector-controller,namespace-controller,resourceclaim-controller," +
 				"device-taint-eviction-controller",
 		},

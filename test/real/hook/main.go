@@ -56,7 +56,8 @@ func run(subcommand string, arguments []string) error {
 		if out, err := exec.Command("/sbin/ldconfig", command...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, out)
 		}
-	case "enable-cuda-compat", "disable-device-node-modification", "update-application-profile", "apply-cuda-memory-limits":
+	case "enable-cuda-compat", "disable-device-node-modification", "update-application-profile",
+		"apply-cuda-memory-limits":
 		// They change nothing that is looked at here.
 	default:
 		return fmt.Errorf("unknown subcommand %q", subcommand)

@@ -99,7 +99,9 @@ func (l *layouts) endInfer(ctx context.Context) (string, error) {
 
 // reach waits until so many whole GPUs and MIG devices can be allocated.
 func (l *layouts) reach(ctx context.Context, whole, divided int) error {
-	if err := l.WaitFor(ctx, func() bool { return l.Allocatable(gpu) == whole && l.Allocatable(third) == divided }); err != nil {
+	if err := l.WaitFor(ctx, func() bool {
+		return l.Allocatable(gpu) == whole && l.Allocatable(third) == divided
+	}); err != nil {
 		return fmt.Errorf("%d %s and %d %s wanted, there are %d and %d: %w", whole, gpu, divided, third, l.Allocatable(gpu),
 			l.Allocatable(third), err)
 	}
