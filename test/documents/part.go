@@ -20,7 +20,7 @@ func HoldPart(t *testing.T, path, name, want string, update bool) {
 	end := "<!-- end of " + name + " -->\n"
 	begin := regexp.MustCompile("<!-- " + regexp.QuoteMeta(name) + ": written by .*" + t.Name() + " -->\n").
 		FindStringIndex(text)
-	if begin == nil || !strings.Contains(text[begin[1]:], end) {
+	if len(begin) == 0 || !strings.Contains(text[begin[1]:], end) {
 		t.Fatalf("%s has no place for the part %q", path, name)
 	}
 	before := text[:begin[1]]
