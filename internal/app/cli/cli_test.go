@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,12 +23,27 @@ func run(t *testing.T, args ...string) (string, error) {
 	return strings.TrimSpace(text), err
 }
 
-// printed executes a command line and returns its output.
+// printed executes a command line and returns its output. A test whose command line is that of a
+// daemon cannot be parallel.
 func printed(t *testing.T, args ...string) (string, error) {
 	t.Helper()
+	if isDaemon(args) {
+		t.Setenv("GPU_DEVICE_PLUGIN_TEST_DAEMON", "1") // ends a parallel test
+	}
 	var out bytes.Buffer
 	err := cli.DevicePlugin().Execute(t.Context(), "gpu-device-plugin", args, &out)
 	return out.String(), err
+}
+
+// isDaemon reports whether the command line runs a daemon, also if the daemon then refuses a flag.
+// A daemon changes the log of the whole process, which is a race with any other test.
+func isDaemon(args []string) bool {
+	if len(args) == 0 {
+		return true
+	}
+	first := args[0]
+	return (strings.HasPrefix(first, "-") || first == "mps-control-daemon" || first == "gpu-feature-discovery") &&
+		!slices.Contains(args, "--help")
 }
 
 func TestErrorsNameTheRemedy(t *testing.T) {

@@ -100,7 +100,6 @@ func subcommands(t *testing.T, path []string) (names []string) {
 // TestUnknownCommands: each command and each group of commands refuses an argument that it does not
 // know, by its name.
 func TestUnknownCommands(t *testing.T) {
-	t.Parallel()
 	files := []string{"claim check", "config check", "driver target", "simulate replay"} // their arguments
 	commands := 0
 	var check func(path []string)
@@ -432,7 +431,6 @@ func TestOutputFormats(t *testing.T) {
 // TestOneDash: one dash becomes two before a flag of the command with more than one letter, and
 // before nothing else.
 func TestOneDash(t *testing.T) {
-	t.Parallel()
 	for args, want := range map[string]string{
 		"-mig-strategy=some":                     "--mig-strategy",
 		"-mig-strategy some":                     "--mig-strategy",
