@@ -117,8 +117,9 @@ func TestOnlyTestsThatReachAPlaceJudge(t *testing.T) {
 		t.Fatal(err)
 	}
 	var known []string
-	for _, t := range j.known {
+	for i, t := range j.known {
 		known = append(known, t.name)
+		j.known[i].took = slow / 2 // a test that took longer, on a busy machine, would run after the others
 	}
 	slices.Sort(known)
 	if d := cmp.Diff([]string{"TestAlone", "TestElsewhere", "TestSign", "TestSmall"}, known); d != "" {
