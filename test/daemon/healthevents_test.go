@@ -22,7 +22,19 @@ func TestHealthEvents(t *testing.T) {
 	}
 	receiver := nvsentinel.New(t)
 	folder := t.TempDir()
-	s, _ := openAgent(t, "", "--health-events=unix://"+receiver.Socket, "--state-dir", folder)
+	profile := filepath.Join(folder, "node.yaml")
+	machine, err := os.ReadFile("../../internal/gpu/simulator/profiles/dgx-h100.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	writes := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(profile, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writes(string(machine))
+	s, _ := openAgent(t, profile, "--health-events=unix://"+receiver.Socket, "--state-dir", folder)
 	s.start()
 	s.shows(8, 8)
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "3", XID: 48})
@@ -55,6 +67,8 @@ func TestHealthEvents(t *testing.T) {
 	killed := s.Running()
 	s.signal(killed, syscall.SIGKILL)
 	s.ends(killed)
+	// A real driver still requests the reset after the XID. The simulated one ends with its process.
+	writes(string(machine) + "faults: [{kind: recovery-action, gpu: '3', action: reset}]\n")
 	s.start()
 	s.shows(8, 7)
 	s.inject(simulator.Fault{Kind: simulator.KindXID, GPU: "5", XID: 48})
@@ -62,6 +76,7 @@ func TestHealthEvents(t *testing.T) {
 
 	receiver.Start()
 	gets(6, 2)
+	s.inject(simulator.Fault{Kind: simulator.KindRestore, GPU: "3"})
 	s.call("health.clear", map[string]string{"gpu": "3"})
 	gets(7, 2)
 }
