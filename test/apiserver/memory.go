@@ -104,8 +104,12 @@ func (p *pipe) setDeadline(t time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.timer.Stop()
-	if p.deadline = t; !t.IsZero() {
+	switch p.deadline = t; {
+	case t.IsZero():
+	case time.Now().Before(t):
 		p.timer = time.AfterFunc(time.Until(t), p.changed.Broadcast)
+	default: // the race detector of Go 1.26 once crashed in a timer of the past in a bubble
+		p.changed.Broadcast()
 	}
 }
 
