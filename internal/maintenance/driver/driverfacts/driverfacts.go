@@ -5,6 +5,7 @@
 package driverfacts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -21,8 +22,8 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
 
-// Timeout limits the time for reading all facts. A node with 3,000 processes needs less than half of
-// it.
+// Timeout limits the time for reading all facts for a command. A node with 3,000 processes needs less
+// than half of it.
 const Timeout = 900 * time.Millisecond
 
 // Places are the locations of the node's files.
@@ -35,13 +36,15 @@ type Places struct {
 	Hidden string
 	// Free returns the free bytes of the file system with a folder of Host; nil for the real one.
 	Free func(host fs.FS, folder string) (uint64, error)
+	// Limit limits the time for reading all facts; Timeout if it is 0.
+	Limit time.Duration
 }
 
 type root = nodefiles.Root
 
 // Read reads the facts about kernels, modules, GPUs and owners. It also returns when ctx ends.
 func (p Places) Read(ctx context.Context) preflight.Facts {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.Limit, Timeout))
 	defer cancel()
 	var f preflight.Facts
 	for _, wait := range p.begin(ctx, &f) {
@@ -53,7 +56,7 @@ func (p Places) Read(ctx context.Context) preflight.Facts {
 // ReadAll reads all facts of Read, and the users of the driver. PodResources and claims are not
 // among them.
 func (p Places) ReadAll(ctx context.Context) preflight.Facts {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(p.Limit, Timeout))
 	defer cancel()
 	kernel, host := root{FS: p.Kernel}, root{FS: p.Host}
 	var f preflight.Facts

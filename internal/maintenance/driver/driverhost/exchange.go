@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
-	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
 )
@@ -52,15 +51,21 @@ func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 	case h.loaded() == "":
 		return 0, fmt.Errorf("driver %s was loaded by another program", state.Version)
 	}
-	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.ReadAll(ctx)
+	facts := h.places().ReadAll(ctx)
 	// The kernel does not count a process that only maps libcuda among the users of the driver, and the next
 	// call of the process would fail with another driver.
 	isMapped := func(p preflight.Process) bool { return p.Library }
-	if state.IsUsed() || slices.ContainsFunc(facts.Processes.Value.Users, isMapped) {
+	isUsed := state.IsUsed() || slices.ContainsFunc(facts.Processes.Value.Users, isMapped)
+	isUnknown := !facts.Processes.Known() || facts.Processes.Value.Late
+	if isUsed || isUnknown {
 		if !h.isWhole { // a process was killed while it unloaded modules
 			if err := h.restore(ctx); err != nil {
 				return 0, err
 			}
+		}
+		if !isUsed {
+			h.setWaiting("not all processes could be asked in time whether they use the driver", nil)
+			return h.o.Pause, nil
 		}
 		return h.stopServices(ctx, facts)
 	}

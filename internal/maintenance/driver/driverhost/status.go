@@ -103,7 +103,7 @@ func (h *Host) folders(v judged) []driverapi.Folder {
 	})
 }
 
-// factsAge is how old the facts of a status may be. Reading them takes up to a second.
+// factsAge is how old the facts of a status may be. Reading them takes up to factsLimit.
 const factsAge = time.Minute
 
 // judged is what the node says about the folders and about the owner of its driver.
@@ -116,6 +116,15 @@ type judged struct {
 	nextKernel string
 }
 
+// factsLimit limits the time for reading facts. It is long because a busy node is slow, and a change of
+// the driver must not fail or miss a user of the driver for that.
+const factsLimit = 20 * time.Second
+
+// places are the locations of the node's files.
+func (h *Host) places() driverfacts.Places {
+	return driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files(), Limit: factsLimit}
+}
+
 // judge returns the facts, which are at most of the given age.
 func (h *Host) judge(ctx context.Context, age time.Duration) judged {
 	h.judging.Lock()
@@ -126,7 +135,7 @@ func (h *Host) judge(ctx context.Context, age time.Duration) judged {
 	if age > 0 && time.Since(last.at) < age && !h.hasNew(last) {
 		return last
 	}
-	facts := driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files()}.Read(ctx)
+	facts := h.places().Read(ctx)
 	next := judged{at: time.Now(), problems: map[string]string{}}
 	if facts.NextBoot.Known() {
 		next.nextKernel = facts.NextBoot.Value.Release

@@ -1,10 +1,13 @@
 package driverhost_test
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -70,6 +73,40 @@ func TestProcessWithMappedLibrary(t *testing.T) {
 	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
 	n.isIn(driverapi.StepUnloading, "in use by process train (77)")
 	n.has(n.old)
+	n.kernel.Release(77)
+	n.drive()
+	n.isIn(driverapi.StepUnproven, "")
+	n.has(n.new)
+}
+
+// A process whose files do not answer in time may use the driver: the change waits for it.
+func TestProcessThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.kernel.Map(77, "train")
+	maps := filepath.Join(n.kernel.Root, "proc/77/maps")
+	if err := errors.Join(os.Remove(maps), unix.Mkfifo(maps, 0o600)); err != nil { // nobody writes: who opens it waits
+		t.Fatal(err)
+	}
+	if _, err := n.host.Call(t.Context(), driverapi.CallSwap, driverapi.Arguments{Digest: n.new}); err != nil {
+		t.Fatal(err)
+	}
+	for n.status().Change.Step != driverapi.StepUnloading {
+		n.host.Act(t.Context())
+	}
+	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	n.host.Act(short)
+	if short.Err() == nil {
+		t.Error("the change did not wait for the process")
+	}
+	n.isIn(driverapi.StepUnloading, "not all processes")
+	n.has(n.old)
+	writer, err := os.OpenFile(maps, os.O_RDWR, 0) // ends all waits
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = writer.Close() }()
 	n.kernel.Release(77)
 	n.drive()
 	n.isIn(driverapi.StepUnproven, "")
