@@ -38,7 +38,8 @@ const (
 	// leaveTimeout limits the preparation of the end of a process, without the wait for another
 	// process. The process has 2 s in all.
 	leaveTimeout = 800 * time.Millisecond
-	// handOverTimeout limits the wait for the registration of the process that serves afterwards.
+	// handOverTimeout limits what an ending process waits for: the registration of the process that
+	// serves afterwards, and the kubelet's answer to a registration of its own.
 	handOverTimeout = 5 * time.Second
 	// handOverPause is the time between two checks whether that process has registered.
 	handOverPause = 20 * time.Millisecond
@@ -56,7 +57,8 @@ func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64
 	log := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	if rivals := l.Registrar.Peers(l.list.name); len(rivals.Later)+len(rivals.Earlier) > 0 {
+	rivals := l.Registrar.Peers(l.list.name)
+	if len(rivals.Later)+len(rivals.Earlier) > 0 || l.previous.stopKept != nil {
 		l.awaitTakenIn(ctx)
 	}
 	err := l.tryDetach(ctx, incarnation)
@@ -89,7 +91,8 @@ func (l *registration) noteCheckpoint() {
 // awaitTakenIn waits until the kubelet has processed the last list of this registration, as far as
 // known. The kubelet writes its checkpoint for each list, and notices the end of the stream only
 // afterwards: on a busy disk, a second later. It would take that end for the end of a process that
-// has registered meanwhile.
+// has registered meanwhile. At the end of a kept stream, it would count the devices of that list after
+// it has disconnected this process.
 func (l *registration) awaitTakenIn(ctx context.Context) {
 	before := l.checkpoint.Load()
 	if before == nil || *before == "" || l.CheckpointVersion() != *before {
@@ -121,11 +124,12 @@ func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error 
 // prepareEnd prepares the end of this process, whose newest stream belongs to this registration.
 func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
 	l.previous.tell((*yield.State).End)
-	if service.server().Detaches() {
-		l.mute.Publish(yield.MuteReplaced) // the other process has the list
-		if l.detachFromKubelet(ctx, incarnation) {
-			return
-		}
+	detaches := service.server().Detaches()
+	// The other process has the list. A list that the kubelet processed after the end would add the
+	// devices again.
+	l.mute.Publish(yield.MuteReplaced)
+	if detaches && l.detachFromKubelet(ctx, incarnation) {
+		return
 	}
 	peers := l.Registrar.Peers(l.list.name)
 	if know(l.previous, peers, func(s *yield.State) bool { return s.RegistersBeforeExit(peers) }) {
@@ -135,13 +139,14 @@ func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, serve
 
 // registerBeforeExit registers once more before this process ends. It is called after an earlier
 // process has made the kubelet forget this process, while no other process serves the resource: the
-// kubelet would not notice the end of this process's streams. It first waits for the end of earlier
-// processes, because they could make the kubelet forget this registration, too.
+// kubelet would not notice the end of this process's streams, and count the devices until it restarts.
+// It first waits for the end of earlier processes, because they could make the kubelet forget this
+// registration, too.
 func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint64, server *grpc.Server,
 	options *pluginapi.DevicePluginOptions) {
-	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+	l.ExtendEnd(handOverTimeout + leaveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	l.mute.Publish(yield.MuteReplaced) // a list that the kubelet processed after the end would add the devices again
 	l.awaitEarlier(ctx)
 	// a process that starts now registers after the end of this process
 	l.previous.unlock, _ = l.Registrar.LockRegistrations(ctx)
@@ -154,6 +159,21 @@ func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint6
 	if err != nil {
 		klog.FromContext(ctx).Info("A kubelet up to 1.36 may not notice the end of this process", "reason", err.Error())
 	}
+}
+
+// registerAgain registers beside a kept stream. It waits for the kubelet's answer for handOverTimeout
+// after ctx has ended: if the call were canceled, the kubelet could fail while the next registration
+// runs, and forget that one.
+func (l *registration) registerAgain(ctx context.Context, incarnation uint64, endpoint string,
+	options *pluginapi.DevicePluginOptions) error {
+	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() {
+		l.ExtendEnd(handOverTimeout + leaveTimeout)
+		l.wait(call, nil, handOverTimeout)
+		cancel()
+	})()
+	return l.register(call, incarnation, endpoint, options)
 }
 
 // awaitEarlier waits until no earlier process has a socket, for half of leaveTimeout at most. The

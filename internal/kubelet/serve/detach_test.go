@@ -4,6 +4,8 @@ import (
 	"context"
 	"net"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -409,6 +411,94 @@ func TestADaemonEndsBetweenTwoAttemptsToRegisterAgain(t *testing.T) {
 	if sockets := n.sockets(t); len(sockets) > 0 {
 		t.Errorf("the sockets are %v, want none", sockets)
 	}
+}
+
+// A daemon may end while the kubelet does not know it and needs a second for a registration, also
+// during its second registration: the kubelet notices the end all the same, because the daemon waits
+// for the answer.
+func TestADaemonEndsWhileRegistrationsTakeLong(t *testing.T) {
+	t.Parallel()
+	for name, during := range map[string]bool{"before its second registration": false, "during it": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
+			extended := make(chan time.Duration, 10)
+			mark := n.Mark()
+			later := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}),
+				Clock: clock.RealClock{}, ExtendEnd: func(d time.Duration) { extended <- d }})
+			later.offer(2)
+			n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
+			earlier.status(t, "silent", yielding)
+			later.status(t, "agreed", agreed)
+			earlier.stop()
+			n.SetRegister(standin.RegisterHangs)
+			mark = n.Mark()
+			if during {
+				n.await(t, "the second registration", func() bool { return n.count(standin.Registering, mark) > 0 })
+			}
+			stopped := make(chan struct{})
+			go func() { later.stop(); close(stopped) }()
+			select {
+			case d := <-extended:
+				if d < 5*time.Second {
+					t.Errorf("the daemon needs %v to end", d)
+				}
+				time.AfterFunc(time.Second, func() { n.SetRegister(standin.RegisterAnswers) })
+				<-stopped
+			case <-stopped:
+				t.Fatal("the daemon does not wait for the kubelet")
+			}
+			n.awaitAllocatable(t, 0)
+			if got := n.count(standin.Registering, mark); got != 1 {
+				t.Errorf("%d registrations, want 1; kubelet saw %v", got, n.Events(mark))
+			}
+			if sockets := n.sockets(t); len(sockets) > 0 {
+				t.Errorf("the sockets are %v, want none", sockets)
+			}
+		})
+	}
+}
+
+// A daemon with a kept stream that ends while the kubelet processes its list waits for that: the kubelet
+// would take the end of the kept stream for the end of the daemon, and count the devices afterwards.
+func TestADaemonWithAKeptStreamEndsBeforeItsListIsTakenIn(t *testing.T) {
+	t.Parallel()
+	poll.Until(t, "a round in which the stream is kept", func() bool { return awaitsKubelet(t) })
+}
+
+// awaitsKubelet returns false without a result if the earlier daemon was so slow that the later one has
+// no kept stream.
+func awaitsKubelet(t *testing.T) bool {
+	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
+	var asked, version atomic.Int64
+	mark := n.Mark()
+	later := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
+		CheckpointVersion: func() string {
+			asked.Add(1)
+			return strconv.FormatInt(version.Load(), 10)
+		}})
+	later.offer(2)
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
+	earlier.status(t, "silent", yielding)
+	mark = n.Mark()
+	earlier.stop()
+	n.await(t, "the later daemon's second list", func() bool { return n.listedAnew(mark) })
+	if !strings.Contains(earlier.log(), "The kubelet ignores the end of the stream") {
+		return false
+	}
+	later.status(t, "agreed", agreed)
+	mark = n.Mark()
+	before := asked.Load()
+	stopped := make(chan struct{})
+	go func() { later.stop(); close(stopped) }()
+	poll.Until(t, "the daemon looks whether its list is taken in", func() bool { return asked.Load() > before+10 })
+	if events := n.Events(mark); len(events) > 0 {
+		t.Errorf("kubelet saw %v before it had taken in the list", events)
+	}
+	version.Add(1)
+	<-stopped
+	n.awaitAllocatable(t, 0)
+	return true
 }
 
 // Kubelet may need longer to refuse a registration than the process lives that sent it: the later

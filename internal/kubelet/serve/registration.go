@@ -287,7 +287,11 @@ func (l *registration) stayRegistered(
 		return false, errLaterCame
 	}
 	l.previous.tell((*yield.State).Begin)
-	err = l.register(ctx, incarnation, endpoint, service.options())
+	register := l.register
+	if l.previous.stopKept != nil {
+		register = l.registerAgain
+	}
+	err = register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
 		return false, err

@@ -82,8 +82,8 @@ type Collaborators struct {
 	// resource as the end of the server that registered last. The argument is the
 	// user agent of the kubelet's calls. Nil means kubelet.KeepsOneClient.
 	KeepsOneClient func(userAgent string) bool
-	// ExtendEnd is called while this process is ending, with the longest time until
-	// another process serves in its place. Nil does nothing.
+	// ExtendEnd is called while this process is ending, with the longest time until another process
+	// serves in its place, or until the kubelet notices the end. Nil does nothing.
 	ExtendEnd func(time.Duration)
 	// Metrics counts registrations and calls; nil counts nothing.
 	Metrics Metrics
