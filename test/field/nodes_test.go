@@ -49,6 +49,12 @@ func (s *station) serve(t testing.TB, name string, args ...string) *host {
 		"--simulate=dgx-h100", "--kubelet-socket", filepath.Join(s.folder, "d", "kubelet.sock"),
 		"--pod-resources-socket", filepath.Join(s.folder, "p.sock"),
 	}, args...)...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			text, _ := h.do("status")
+			t.Logf("%s says:\n%s\nand has logged:\n%s", name, text, h.log.String())
+		}
+	})
 	poll.Until(t, name+" is ready", func() bool { _, status := h.do("ready"); return status == 0 })
 	return h
 }
