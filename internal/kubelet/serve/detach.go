@@ -131,15 +131,15 @@ func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, serve
 	if detaches && l.detachFromKubelet(ctx, incarnation) {
 		return
 	}
-	peers := l.Registrar.Peers(l.list.name)
-	if know(l.previous, peers, func(s *yield.State) bool { return s.RegistersBeforeExit(peers) }) {
+	now := service.server()
+	if know(l.previous, now.Peers, func(s *yield.State) bool { return s.RegistersBeforeExit(now) }) {
 		l.registerBeforeExit(ctx, incarnation, server, service.options())
 	}
 }
 
-// registerBeforeExit registers once more before this process ends. It is called after an earlier
-// process has made the kubelet forget this process, while no other process serves the resource: the
-// kubelet would not notice the end of this process's streams, and count the devices until it restarts.
+// registerBeforeExit registers once more before this process ends. It is called if the kubelet may have
+// forgotten this process, while no other process serves the resource: the kubelet would not notice the
+// end of this process's streams, and count the devices until it restarts.
 // It first waits for the end of earlier processes, because they could make the kubelet forget this
 // registration, too.
 func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint64, server *grpc.Server,

@@ -377,6 +377,50 @@ func overlapping(t *testing.T) (n *node, earlier, later *daemon) {
 	return n, earlier, later
 }
 
+// A later daemon may be killed while the kubelet connects to it. The kubelet has forgotten the earlier one
+// then, which resumes without a registration: the kubelet notices its end all the same.
+func TestALaterProcessIsKilledWhileItRegisters(t *testing.T) {
+	t.Parallel()
+	for name, resumes := range map[string]bool{"the earlier one resumes": true, "the earlier one ends at once": false} {
+		t.Run(name, func(t *testing.T) {
+			bothVersions(t, func(t *testing.T, v standin.Version) {
+				n, earlier := serving(t, v, clock.RealClock{}, 2)
+				earlier.status(t, "agreed", agreed)
+				mark := n.Mark()
+				n.registerInVain(t, func() { earlier.status(t, "silent", yielding) })
+				if resumes {
+					earlier.status(t, "agreed again", agreed)
+				}
+				if got := n.count(standin.Registering, mark); got != 1 {
+					t.Errorf("%d registrations, want that of the later process; kubelet saw %v", got, n.Events(mark))
+				}
+				earlier.stop()
+				n.awaitAllocatable(t, 0)
+				if got, want := n.count(standin.Registered, mark), map[standin.Version]int{standin.V136: 1}[v]; got != want {
+					t.Errorf("%d registrations at the end, want %d; kubelet saw %v", got, want, n.Events(mark))
+				}
+			})
+		})
+	}
+}
+
+// registerInVain registers the socket of a later process, which is gone after the kubelet's call for the
+// options has failed. Before the registration it calls listening.
+func (n *node) registerInVain(t *testing.T, listening func()) {
+	t.Helper()
+	directory := n.directory(t)
+	endpoint := directory.NewEndpoint(gpu)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: endpoint, Net: "unix"})
+	check(t, err)
+	server := grpc.NewServer() // without a service, so that the call fails
+	go func() { _ = server.Serve(listener) }()
+	defer server.Stop()
+	listening()
+	if err := directory.Register(t.Context(), 0, gpu, endpoint, nil); err == nil {
+		t.Error("the kubelet has accepted a server without a service")
+	}
+}
+
 // A second registration that fails costs nothing: kubelet goes on with the first, whose server
 // answers.
 func TestASecondRegistrationFails(t *testing.T) {

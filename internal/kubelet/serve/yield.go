@@ -149,6 +149,7 @@ func (l *registration) awaitLater(ctx context.Context) {
 // stays open: at its end, the kubelet 1.36 would close the connection to the later server.
 func (l *registration) yield(ctx context.Context, incarnation uint64) error {
 	log := klog.FromContext(ctx)
+	l.previous.tell((*yield.State).NoteYield)
 	l.mute.Publish(yield.MuteLaterProcess)
 	l.report(PhaseYielding)
 	log.Info("Sending no more lists: a process that started later serves the resource")

@@ -92,6 +92,9 @@ type State struct {
 	// its value when the last registration began, and atAccept when the last accepted one began: an
 	// earlier process may end while the kubelet handles a registration.
 	forgotten, atStart, atAccept int
+	// yielded says that this process has yielded since the last accepted registration. If the
+	// registration of the later process failed, the kubelet has forgotten this process.
+	yielded bool
 }
 
 // NoteEnd records that the server behind a socket has ended.
@@ -106,7 +109,10 @@ func (s *State) NoteEnd(socket string) {
 func (s *State) Begin() { s.atStart = s.forgotten }
 
 // Accept records that the kubelet has accepted the registration that began last.
-func (s *State) Accept() { s.atAccept = s.atStart }
+func (s *State) Accept() { s.atAccept, s.yielded = s.atStart, false }
+
+// NoteYield records that a server yields.
+func (s *State) NoteYield() { s.yielded = true }
 
 // End records that this process is ending.
 func (s *State) End() { s.ending = true }
@@ -166,9 +172,9 @@ func (s *State) ReregistersSoon(v Server) bool {
 }
 
 // RegistersBeforeExit reports whether an ending process that has not detached registers once more:
-// the kubelet would not notice the end of its streams, and no later process serves the resource.
-func (s *State) RegistersBeforeExit(p kubelet.Peers) bool {
-	return s.Forgotten() && len(s.Running(p)) == 0
+// the kubelet may not notice the end of its streams, and no later process serves the resource.
+func (s *State) RegistersBeforeExit(v Server) bool {
+	return (s.Forgotten() || s.yielded && v.OneClient) && len(s.Running(v.Peers)) == 0
 }
 
 // Yielding returns what a server does that is mute for a later process. The account is AccountUnknown

@@ -41,6 +41,7 @@ func TestObservations(t *testing.T) {
 		account   yield.Account
 		step      yield.Step
 		forgotten bool
+		yielded   bool
 		leaving   int
 	}{
 		{event: "no other process", step: yield.Compare},
@@ -70,6 +71,11 @@ func TestObservations(t *testing.T) {
 			step: yield.AwaitEnd, forgotten: true},
 		{event: "a registration begins", happens: s.Begin, step: yield.Compare, forgotten: true},
 		{event: "the kubelet accepted it", happens: s.Accept, account: yield.AccountKept, step: yield.Resume},
+		{event: "the server yields to another later process", happens: s.NoteYield, peers: peers(third),
+			running: []string{third}, step: yield.AwaitEnd, yielded: true},
+		{event: "that process is killed", account: yield.AccountKept, step: yield.Resume, yielded: true},
+		{event: "a registration begins after it yielded", happens: s.Begin, step: yield.Compare, yielded: true},
+		{event: "the kubelet accepted it, too", happens: s.Accept, step: yield.Compare},
 	} {
 		if row.happens != nil {
 			row.happens()
@@ -81,8 +87,12 @@ func TestObservations(t *testing.T) {
 		if got := s.Yielding(row.peers, row.account); got != row.step {
 			t.Errorf("%s: step %d, want %d", row.event, got, row.step)
 		}
-		if got := s.RegistersBeforeExit(row.peers); got != (row.forgotten && row.running == nil) {
-			t.Errorf("%s: registers before it exits: %v", row.event, got)
+		for _, oneClient := range []bool{false, true} {
+			v := yield.Server{OneClient: oneClient, Peers: row.peers}
+			want := (row.forgotten || row.yielded && oneClient) && row.running == nil
+			if got := s.RegistersBeforeExit(v); got != want {
+				t.Errorf("%s: registers before it exits %v, want %v; one client: %v", row.event, got, want, oneClient)
+			}
 		}
 		if s.Forgotten() != row.forgotten || s.Leaving() != row.leaving {
 			t.Errorf("%s: forgotten %v, %d leave; want %v, %d", row.event, s.Forgotten(), s.Leaving(), row.forgotten, row.leaving)
