@@ -157,3 +157,25 @@ func TestListOfClaims(t *testing.T) {
 	}
 	list(map[string][]string{"good": {"GPU-a"}, "released": {"GPU-a"}, "odd": nil, "large": nil})
 }
+
+// TestMarksOfDaemonsThatNobodyWatches: a supervisor removes the marks that an earlier one left
+// before it works. A mark that cannot be removed delays no other mark.
+func TestMarksOfDaemonsThatNobodyWatches(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.write(map[string]string{"a/.started": "", "b/.started/full": "", "c/.started": "", "d/.failed": ""})
+	n.supervise()
+	n.until("the other marks are removed", func() bool {
+		return !n.has(mps.ClaimDir("a/.started")) && !n.has(mps.ClaimDir("c/.started"))
+	})
+	if !n.has(mps.ClaimDir("b/.started")) || !n.has(mps.ClaimDir("d/.failed")) || n.has(".ready") {
+		t.Error("ready with the mark of a daemon that nobody watches, or the reason of a failure is removed")
+	}
+	if err := os.Remove(n.path(mps.ClaimDir("b/.started/full"))); err != nil {
+		t.Fatal(err)
+	}
+	n.untilReady()
+	if n.has(mps.ClaimDir("b/.started")) {
+		t.Error("ready with the mark of a daemon that nobody watches")
+	}
+}

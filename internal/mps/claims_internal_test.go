@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -132,18 +131,4 @@ func (m *failingModes) SetComputeMode(
 	before := m.mode
 	m.mode = mode
 	return before, nil
-}
-
-// TestMarksOfDaemonsThatNobodyWatches are removed, each, and who cannot is told so.
-func TestMarksOfDaemonsThatNobodyWatches(t *testing.T) {
-	t.Parallel()
-	root := claimFiles(t, map[string]string{"a/.started": "", "b/.started/full": "", "c/.started": "", "d/.failed": ""})
-	if err := removeStartedMarks(root); err == nil || !strings.Contains(err.Error(), "b/.started") {
-		t.Errorf("forgetStarted() = %v, want an error of b", err)
-	}
-	left, err := filepath.Glob(filepath.Join(root, claimsFolder, "*", ".*"))
-	want := []string{filepath.Join(root, ClaimDir("b"), startedMark), filepath.Join(root, ClaimDir("d"), failedMark)}
-	if diff := cmp.Diff(want, left); err != nil || diff != "" {
-		t.Errorf("marks that are left: %v (-want +got):\n%s", err, diff)
-	}
 }

@@ -128,10 +128,10 @@ func TestClaimDaemonExits(t *testing.T) {
 	if n.has(mps.ClaimDir(oneClaim) + "/.failed") {
 		t.Error("a daemon that serves has left the reason of an earlier failure")
 	}
+	stopped := n.pid(mps.ClaimDir(oneClaim)) // later the directory may be removed
 	if err := c.Stop(oneClaim); err != nil {
 		t.Fatal(err)
 	}
-	stopped := n.pid(mps.ClaimDir(oneClaim))
 	if err := n.start(oneClaim, wantedGPUs); err != nil || n.has("claims/"+oneClaim+".ending") || alive(stopped) {
 		t.Errorf("a daemon that was given back and is wanted again: %v; the one that was given back is there: %v", err,
 			alive(stopped))

@@ -71,6 +71,10 @@ func (d *daemon) run(ctx context.Context, ready func(bool)) error {
 	if err := d.limit(ctx); err != nil {
 		return err
 	}
+	// The reason of an earlier failure is removed first: no reader finds it beside the mark.
+	if err := statefile.Remove(d.folder(failedMark)); err != nil {
+		return fmt.Errorf("remove the reason of an earlier failure of MPS: %w", err)
+	}
 	mark := d.folder(startedMark)
 	if err := statefile.Replace(mark, nil, 0o600); err != nil {
 		return fmt.Errorf("mark the MPS control daemon as started: %w", err)

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	clocktest "k8s.io/utils/clock/testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/feed"
@@ -21,9 +20,6 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/mps/exclusive"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
-
-// patience limits every wait for an expected event.
-const patience = 2 * time.Minute
 
 // newScript installs a shell script as the driver's program. The script finds its command in
 // $command, "-f" for a daemon, and the returned directory of the daemon in $dir. Each command is
@@ -75,6 +71,8 @@ func TestFailedStarts(t *testing.T) {
 		{"the mark cannot be written", "[ \"$command\" != -f ] || mkdir -p $dir/.started/full\n" + serving, nil,
 			Group{Claim: &ClaimDaemon{}},
 			"mark the MPS control daemon as started", true},
+		{"an earlier reason cannot be removed", "[ \"$command\" != -f ] || mkdir -p $dir/.failed/full\n" + serving, nil,
+			Group{Claim: &ClaimDaemon{}}, "remove the reason of an earlier failure", true},
 		{"the mark of an earlier one cannot be removed", serving,
 			func(dir string) error { return os.MkdirAll(filepath.Join(dir, startedMark, "full"), 0o755) }, resource,
 			"remove the mark of an earlier MPS control daemon", false},
@@ -139,7 +137,7 @@ func TestLimitsAreReadBack(t *testing.T) {
 func TestOnlyConsecutiveFailedProbesStopADaemon(t *testing.T) {
 	c := newScript(t, "[ $(wc -l <$dir/asked) = 11 ]") // the first question of the third probe alone
 	d := &daemon{control: c}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), poll.Limit)
 	defer cancel()
 	p := &startedDaemon{ended: make(chan struct{}), exitErr: errors.New("exit status 7")}
 	err := d.watch(ctx, p, time.Millisecond)
@@ -218,21 +216,6 @@ func TestProcessesOfADaemon(t *testing.T) {
 	if err := awaitEnd(ended, []int{os.Getpid()}); err == nil ||
 		!strings.Contains(err.Error(), "do not exit: ["+strconv.Itoa(os.Getpid())+"]") {
 		t.Errorf("awaitEnd() of a process that does not end = %v", err)
-	}
-}
-
-// TestSELinuxLabelOfFolders: the label lets containers of any user use the folders.
-func TestSELinuxLabelOfFolders(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), pipeFolder)
-	if err := makeFolder(dir); err != nil {
-		t.Fatal(err)
-	}
-	_, err := os.Stat("/sys/fs/selinux/enforce")
-	label := make([]byte, 100)
-	n, none := unix.Getxattr(dir, "security.selinux", label)
-	if labelled := none == nil && strings.Contains(string(label[:n]), ":container_file_t:"); labelled != (err == nil) {
-		t.Errorf("a folder has the label %q (%v) where SELinux enforces: %v", label[:max(0, n)], none, err == nil)
 	}
 }
 

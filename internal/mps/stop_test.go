@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestClientsStopBeforeServer: a client killed together with its server may block other clients
@@ -39,6 +41,23 @@ func TestClientsReachThePipe(t *testing.T) {
 	for _, folder := range []string{n.path(one + "/pipe"), n.path(one), n.path("nvidia.com"), n.root} {
 		if info, err := os.Stat(folder); err != nil || info.Mode().Perm() != 0o755 {
 			t.Errorf("%s: %v, %v", folder, info.Mode(), err)
+		}
+	}
+}
+
+// TestSELinuxLabelOfFolders: the label lets containers of any user use the folders.
+func TestSELinuxLabelOfFolders(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.supervise(group(one, gpu("a", 80, 2)))
+	n.untilReady()
+	_, err := os.Stat("/sys/fs/selinux/enforce")
+	for _, folder := range []string{"pipe", "log"} {
+		label := make([]byte, 100)
+		size, none := unix.Getxattr(n.path(one+"/"+folder), "security.selinux", label)
+		text := string(label[:max(0, size)])
+		if labelled := none == nil && strings.Contains(text, ":container_file_t:"); labelled != (err == nil) {
+			t.Errorf("the folder %s has the label %q (%v) where SELinux enforces: %v", folder, text, none, err == nil)
 		}
 	}
 }

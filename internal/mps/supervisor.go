@@ -219,9 +219,6 @@ func (s *Supervisor) runDaemon(ctx context.Context, gpus *exclusive.GPUs, t *tas
 	err := d.run(ctx, func(serves bool) {
 		if group.Claim == nil {
 			s.setServing(ctx, group.Resource, serves)
-		} else if err := statefile.Remove(d.folder(failedMark)); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot remove the reason of an earlier failure of MPS",
-				"resource", group.Resource)
 		}
 	})
 	if errors.Is(context.Cause(ctx), errReplaced) {
