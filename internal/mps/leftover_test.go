@@ -2,9 +2,11 @@ package mps_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -131,6 +133,10 @@ func TestAServerThatIsLeftWithoutItsDaemon(t *testing.T) {
 	if err := left.Start(); err != nil {
 		t.Fatal(err)
 	}
+	n.until("the environment of the server, which comes a little after its start", func() bool {
+		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", left.Process.Pid))
+		return err == nil && strings.Contains(string(environment), n.path(one+"/pipe"))
+	})
 	n.supervise(group(one, gpu("a", 80, 2)))
 	n.untilReady()
 	if alive(left.Process.Pid) {
