@@ -35,7 +35,7 @@ const (
 	// server refuses more.
 	maxStreams = 8
 	// sendTimeout limits the time to send one value to a client of a followed call. A client that
-	// stops reading is disconnected.
+	// stops reading is disconnected, a client that waits for a slow server is not; see client.
 	sendTimeout = 30 * time.Second
 	// farewellTimeout limits the time to answer a call after the end of the server or of the call's
 	// time.
@@ -189,7 +189,7 @@ func (s *Server) enter(life context.Context, conn *net.UnixConn) bool {
 
 // read reads the request of an idle connection. The connection is then no longer idle.
 func (s *Server) read(conn *net.UnixConn) (r request, err error) {
-	err = json.NewDecoder(io.LimitReader(conn, maxRequest)).Decode(&r)
+	err = json.NewDecoder(io.LimitReader(client{conn}, maxRequest)).Decode(&r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.idle = slices.DeleteFunc(s.idle, func(c *net.UnixConn) bool { return c == conn })
@@ -270,7 +270,7 @@ func (s *Server) serve(ctx context.Context, conn *net.UnixConn) {
 		}
 		log.Info("Control call", "call", r.Call, "arguments", string(r.Arguments), "error", a.Error)
 	}
-	if err := json.NewEncoder(conn).Encode(a); err != nil {
+	if err := json.NewEncoder(client{conn}).Encode(a); err != nil {
 		log.Info("Cannot answer control call", "call", r.Call, "reason", err.Error())
 	}
 }
@@ -319,10 +319,10 @@ func (s *Server) stream(ctx context.Context, conn *net.UnixConn, r request) erro
 	}
 	defer end()
 	_ = conn.SetWriteDeadline(time.Now().Add(s.sendTimeout)) // after a failure the client's end counts
-	if err := json.NewEncoder(conn).Encode(response{}); err != nil {
+	values := json.NewEncoder(client{conn})
+	if err := values.Encode(response{}); err != nil {
 		return nil // the client has gone
 	}
-	values := json.NewEncoder(conn)
 	gone := false
 	err = s.streams[r.Call](following, r.Arguments, func(value any) error {
 		encoded, err := json.Marshal(value)

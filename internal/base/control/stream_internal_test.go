@@ -1,6 +1,6 @@
 package control
 
-// This test is inside because a client has 30 seconds to read a value, and the deadline of a socket
+// These tests are inside because a client has 30 seconds to read a value, and the deadline of a socket
 // needs the real clock.
 
 import (
@@ -11,10 +11,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 )
@@ -37,7 +40,7 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 		},
 		"one": func(_ context.Context, _ json.RawMessage, send func(any) error) error { return send("a value") },
 	})
-	server.sendTimeout = 50 * time.Millisecond
+	server.sendTimeout = time.Nanosecond // over before each value: whatever fits into the socket arrives
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- server.Run(ctx) }()
@@ -55,13 +58,17 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 			return err == nil
 		})
 		t.Cleanup(func() { _ = followers[i].Close() })
-		if _, err := fmt.Fprintln(followers[i], `{"call": "count"}`); err != nil {
+		_, err := fmt.Fprintln(followers[i], `{"call": "count"}`)
+		_, readErr := io.ReadFull(followers[i], make([]byte, len("{}\n"))) // the follower has a place
+		if err := errors.Join(err, readErr); err != nil {
 			t.Fatal(err)
 		}
 	}
 	enough := errors.New("enough")
 	follow := func() error { return Follow(t.Context(), socket, "one", nil, func(string) error { return enough }) }
-	poll.Until(t, "there is no place for one more", func() bool { return !errors.Is(follow(), enough) })
+	if errors.Is(follow(), enough) {
+		t.Error("there is a place for one more")
+	}
 	close(begin)
 	poll.Until(t, "a follower that reads is let in", func() bool { return errors.Is(follow(), enough) })
 	for range followers {
@@ -74,4 +81,29 @@ func TestFollowersThatDoNotReadLoseTheirPlaces(t *testing.T) {
 			t.Errorf("%d bytes, %v, or an answer after a part of a value", len(text), err)
 		}
 	}
+}
+
+// TestDeadlineOfALateServer: bytes that arrived before the deadline are read after it.
+func TestDeadlineOfALateServer(t *testing.T) {
+	t.Parallel()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, sent := unix.Write(ends[1], []byte("on time"))
+	conn, err := net.FileConn(os.NewFile(uintptr(ends[0]), "socket"))
+	if err := errors.Join(sent, err, conn.SetDeadline(time.Unix(1, 0))); err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	read := func(want string, wantErr error) {
+		text := make([]byte, 10)
+		if n, err := (client{conn.(*net.UnixConn)}).Read(text); string(text[:n]) != want || !errors.Is(err, wantErr) {
+			t.Errorf("Read() = %q, %v, want %q, %v", text[:n], err, want, wantErr)
+		}
+	}
+	read("on time", nil)
+	read("", os.ErrDeadlineExceeded)
+	_ = unix.Close(ends[1])
+	read("", io.EOF)
 }
