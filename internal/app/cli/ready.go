@@ -60,6 +60,9 @@ func askReady(ctx context.Context, socket string, wait time.Duration) (status.Re
 		limit := max(0, wait-time.Since(start))
 		arguments := daemon.ReadyArguments{WaitMilliseconds: limit.Milliseconds()}
 		err := control.Call(ctx, socket, daemon.CallReady, arguments, &answer)
+		if err != nil && ctx.Err() != nil {
+			return status.Readiness{}, ctx.Err()
+		}
 		if !errors.Is(err, control.ErrNoDaemon) || limit == 0 {
 			return answer, err
 		}

@@ -134,7 +134,7 @@ func dial(ctx context.Context, socket, call string, arguments any) (*caller, err
 	c := &caller{socket: socket, patience: answerTimeout}
 	wanted := answerTimeout - farewellTimeout
 	if own, limited := ctx.Deadline(); limited && time.Until(own) < wanted {
-		wanted = time.Until(own)
+		wanted = max(0, time.Until(own))
 		c.patience = wanted.Round(time.Millisecond)
 	}
 	deadline := now() + instant(wanted)
@@ -158,6 +158,8 @@ func (c *caller) connect(ctx context.Context, over time.Time) error {
 			end := func() { _ = conn.SetDeadline(time.Unix(1, 0)) }
 			c.Conn, c.late, c.stop = conn, time.AfterFunc(time.Until(over), end), context.AfterFunc(ctx, end)
 			return nil
+		case ctx.Err() != nil: // the end of ctx says nothing about the daemon
+			return c.explain(ctx, fmt.Errorf("connect to the daemon at %s: %w", c.socket, ctx.Err()))
 		case !errors.Is(err, syscall.EAGAIN):
 			return fmt.Errorf("%w at %s: %w; start the daemon, or set its socket with --control-socket",
 				ErrNoDaemon, c.socket, err)
@@ -165,8 +167,7 @@ func (c *caller) connect(ctx context.Context, over time.Time) error {
 			return c.silent()
 		}
 		select {
-		case <-ctx.Done():
-			return c.explain(ctx, fmt.Errorf("connect to the daemon at %s: %w", c.socket, ctx.Err()))
+		case <-ctx.Done(): // the next attempt returns the error
 		case <-time.After(busyPause):
 		}
 	}

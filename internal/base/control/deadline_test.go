@@ -31,7 +31,7 @@ func dialed(t *testing.T, socket string) *net.UnixConn {
 }
 
 // TestSilence: the error of a call, and of a followed call, says that the daemon accepts but is
-// silent.
+// silent, even if the time was over before the connection.
 func TestSilence(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "c.sock")
@@ -40,19 +40,25 @@ func TestSilence(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	const limit = 100 * time.Millisecond // the error names the remaining time
 	for name, ask := range map[string]func(context.Context) error{
 		"Call": func(ctx context.Context) error { return control.Call(ctx, socket, "echo", nil, nil) },
 		"Follow": func(ctx context.Context) error {
 			return control.Follow(ctx, socket, "count", nil, func(int) error { return nil })
 		},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		err := ask(ctx)
+		for limit, within := range map[time.Duration]string{100 * time.Millisecond: " within ", -time.Hour: " within 0s"} {
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			err := ask(ctx)
+			cancel()
+			if !errors.Is(err, control.ErrSilent) || errors.Is(err, control.ErrNoDaemon) ||
+				!strings.Contains(err.Error(), within) || !strings.Contains(err.Error(), socket) {
+				t.Errorf("%s() = %v with %v left, want that the daemon does not answer", name, err, limit)
+			}
+		}
+		gone, cancel := context.WithCancel(t.Context())
 		cancel()
-		if !errors.Is(err, control.ErrSilent) || !strings.Contains(err.Error(), " within ") ||
-			!strings.Contains(err.Error(), socket) {
-			t.Errorf("%s() = %v, want that the daemon does not answer", name, err)
+		if err := ask(gone); err == nil || errors.Is(err, control.ErrNoDaemon) {
+			t.Errorf("%s() = %v after its end, which says nothing about the daemon", name, err)
 		}
 	}
 }
