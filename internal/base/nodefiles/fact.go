@@ -42,8 +42,8 @@ func begin(ctx context.Context, missing *string, hung *bool, what string,
 			select {
 			case r = <-done: // returned during the wait for others
 			default:
-				*missing, *hung = fmt.Sprintf("Reading %s did not return in time: the driver, or a file system, hangs",
-					what), true
+				*missing, *hung = fmt.Sprintf("Reading %s did not return in time: the node is very busy, or the "+
+					"driver or a file system hangs", what), true
 				return
 			}
 		}

@@ -138,7 +138,8 @@ func TestFilesThatHang(t *testing.T) {
 	defer cancel()
 	root := slow{ubuntu.tree(), func(name string) bool { return name == "var/lib/dpkg/status" }, t.Context().Done()}
 	facts := driverfacts.Places{Kernel: root, Host: root}.Read(ctx)
-	want := "Reading what installed the driver did not return in time: the driver, or a file system, hangs"
+	want := "Reading what installed the driver did not return in time: the node is very busy, or the driver or a " +
+		"file system hangs"
 	if facts.Owners.Missing != want {
 		t.Errorf("the owners: %q, want %q", facts.Owners.Missing, want)
 	}
