@@ -120,12 +120,24 @@ func (l *loop) run(ctx context.Context) {
 		case results := <-l.samples.results:
 			l.endSamples(ctx, results)
 		case request := <-l.requests:
+			l.receiveRelease() // which may be older: Status after a Quiesce shows it
+			request(l)
+		case request := <-l.releases:
 			request(l)
 		case m := <-l.lateSavedState:
 			l.lateSavedState = nil
 			l.restoreLate(ctx, m)
 		}
 		l.publish(ctx)
+	}
+}
+
+// receiveRelease runs the last Quiesce or Resume that is not received yet, if any.
+func (l *loop) receiveRelease() {
+	select {
+	case request := <-l.releases:
+		request(l)
+	default:
 	}
 }
 

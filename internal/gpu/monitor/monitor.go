@@ -160,6 +160,7 @@ type Monitor struct {
 
 	// The inputs of the loop. The loop runs requests one at a time.
 	requests    chan func(*loop)
+	releases    chan func(*loop) // the last Quiesce or Resume that the loop has not received yet
 	events      chan inventory.Event
 	eventErrors chan error
 	looks       chan look
@@ -182,6 +183,7 @@ func New(o Options) *Monitor {
 		snapshots:   feed.New(inventory.Snapshot{}),
 		samples:     feed.New[[]inventory.Sample](nil),
 		requests:    make(chan func(*loop)),
+		releases:    make(chan func(*loop), 1),
 		events:      make(chan inventory.Event),
 		eventErrors: make(chan error),
 		looks:       make(chan look),

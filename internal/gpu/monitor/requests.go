@@ -282,17 +282,14 @@ func (m *Monitor) QuiesceForChange(ctx context.Context) error {
 func (m *Monitor) quiesce(ctx context.Context, release ledger.Release) error {
 	outcome := make(chan error, 1)
 	release.Since, release.Boot = time.Now().UTC(), m.options.BootID
-	err := m.setRelease(ctx, &release, func(ctx context.Context) error {
-		return m.requestOutcome(ctx, wantRelease, func(l *loop) error {
-			klog.FromContext(ctx).Info("Releasing the driver", "allocate", release.Allocate,
-				"change", release.ForChange)
-			if !l.isQuiesced() {
-				l.quiescedSince = time.Now()
-			}
-			l.isForChange = release.ForChange
-			l.state.quiesce(release.Allocate, time.Now())
-			return nil
-		}, outcome)
+	err := m.setRelease(ctx, &release, func(l *loop) {
+		klog.FromContext(ctx).Info("Releasing the driver", "allocate", release.Allocate, "change", release.ForChange)
+		if !l.isQuiesced() {
+			l.quiescedSince = time.Now()
+		}
+		l.isForChange = release.ForChange
+		l.state.quiesce(release.Allocate, time.Now())
+		l.answerTo(waiter{outcome, wantRelease})
 	})
 	if err != nil {
 		return err
@@ -303,12 +300,10 @@ func (m *Monitor) quiesce(ctx context.Context, release ledger.Release) error {
 // Resume ends Quiesce: it opens a session and runs a look. After a failure the monitor retries.
 func (m *Monitor) Resume(ctx context.Context) error {
 	outcome := make(chan error, 1)
-	err := m.setRelease(ctx, nil, func(ctx context.Context) error {
-		return m.requestOutcome(ctx, wantLook, func(l *loop) error {
-			klog.FromContext(ctx).Info("Using the driver again")
-			l.quiescedSince, l.sessionReleased = time.Time{}, false
-			return nil
-		}, outcome)
+	err := m.setRelease(ctx, nil, func(l *loop) {
+		klog.FromContext(ctx).Info("Using the driver again")
+		l.quiescedSince, l.sessionReleased = time.Time{}, false
+		l.answerTo(waiter{outcome, wantLook})
 	})
 	if err != nil {
 		return err
@@ -373,13 +368,18 @@ func (m *Monitor) requestOutcome(ctx context.Context, w want, request func(*loop
 			outcome <- err
 			return
 		}
-		if l.sessionReleased {
-			outcome <- nil // nothing to do: no look follows
-			return
-		}
-		l.waiters = append(l.waiters, waiter{outcome, w})
-		l.nextLook = time.Now()
+		l.answerTo(waiter{outcome, w})
 	})
+}
+
+// answerTo sends the result of the next look, or of the next release of the driver, to a waiter.
+func (l *loop) answerTo(w waiter) {
+	if l.sessionReleased {
+		w.outcome <- nil // nothing to do: no look follows
+		return
+	}
+	l.waiters = append(l.waiters, w)
+	l.nextLook = time.Now()
 }
 
 // wait waits for the result of a request.

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
@@ -182,10 +183,11 @@ func (l *loop) restoreLate(ctx context.Context, m savedState) {
 	}
 }
 
-// setRelease saves a release of the driver, or with nil the end of a release, and calls follow.
-// Concurrent calls are saved in the order in which the loop receives them. The end of ctx does not
-// end the context of follow: after a save, follow must also happen.
-func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func(context.Context) error) error {
+// setRelease saves a release of the driver, or with nil the end of a release, and passes the
+// request to the loop. Concurrent calls are saved in the order in which the loop receives them.
+// After a save, neither the end of ctx nor a slow loop drops the request: setRelease then returns
+// an error, and the loop receives the request later, unless another call follows.
+func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, request func(*loop)) error {
 	select {
 	case m.releaseLock <- struct{}{}:
 	case <-ctx.Done():
@@ -215,13 +217,25 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, follow func
 				"dir", m.options.StateDir, "reason", err.Error())
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), loopPatience)
-	defer cancel()
-	return follow(ctx)
+	received := make(chan struct{})
+	select {
+	case <-m.releases: // a former request, whose caller has given up
+	default:
+	}
+	m.releases <- func(l *loop) {
+		defer close(received)
+		request(l)
+	}
+	select {
+	case <-received:
+		return nil
+	case <-time.After(loopPatience):
+		return errors.New("the monitor does not respond: it receives the request later")
+	}
 }
 
-// loopPatience is the longest wait for the loop. The loop accepts a request at once unless the
-// daemon is ending.
+// loopPatience is the longest wait for the loop. The loop receives a request at once, unless the
+// machine is very busy or the daemon is ending.
 const loopPatience = time.Second
 
 // savePatience limits the wait of the start for the disk, and of a request for the save of a

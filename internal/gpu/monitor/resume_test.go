@@ -43,6 +43,49 @@ func TestResumeThatOvertakesQuiesce(t *testing.T) {
 	})
 }
 
+// slowMetrics keep the loop from going on at an XID until free is closed.
+type slowMetrics struct{ free chan struct{} }
+
+func (m slowMetrics) XID(string, uint64, time.Time) { <-m.free }
+
+func (slowMetrics) Recovered(string, inventory.Remedy) {}
+
+// TestReleaseWhileTheLoopDoesNotRespond: Quiesce and Resume fail, and are carried out as soon as
+// the loop responds; of several calls, the last one.
+func TestReleaseWhileTheLoopDoesNotRespond(t *testing.T) {
+	for _, released := range []bool{false, true} {
+		n := newNode(1)
+		synctest.Test(t, func(t *testing.T) {
+			slow := slowMetrics{make(chan struct{})}
+			m, stop := start(t, n, monitor.Options{Metrics: slow})
+			request := func(release bool) error {
+				if release {
+					return m.Quiesce(t.Context(), false)
+				}
+				return m.Resume(t.Context())
+			}
+			check(t, request(released))
+			xid := inventory.Event{Kind: inventory.EventXID, UUID: uuid(0), XID: 13, GI: inventory.Unattributed,
+				CI: inventory.Unattributed}
+			check(t, m.Deliver(t.Context(), xid))
+			for _, release := range []bool{released, !released} {
+				if err := request(release); err == nil {
+					t.Error("no error, although the loop does not respond")
+				}
+			}
+			close(slow.free)
+			pass(time.Minute)
+			if s, err := m.Status(t.Context()); err != nil || s.Quiesced.IsZero() != released {
+				t.Errorf("released since %v (%v), want that: %v", s.Quiesced, err, !released)
+			}
+			if current := n.count(func(n *node) int { return n.opened - n.closed }); current == 0 != !released {
+				t.Errorf("%d sessions, and the driver is to be released: %v", current, !released)
+			}
+			stop()
+		})
+	}
+}
+
 // TestReleaseOfAnUnknownTime: the driver is left alone, since now.
 func TestReleaseOfAnUnknownTime(t *testing.T) {
 	dir := t.TempDir()
