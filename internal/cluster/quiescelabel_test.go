@@ -2,6 +2,7 @@ package cluster_test
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
@@ -92,6 +93,108 @@ func TestPauseBesideUser(t *testing.T) {
 			s.answered("done")
 			p.becomes(true)
 		})
+	})
+}
+
+// A pause ends while an attempt to release the driver fails, as in a change of the driver: the
+// monitor would release the driver later, and so the driver is used again.
+func TestPauseEndsDuringFailingRelease(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p, ended := s.releaser(false), make(chan struct{})
+		p.Quiesce = func(context.Context) error {
+			p.release(true)
+			<-ended
+			return errors.New("nvmlEventSetFree: ERROR_DRIVER_NOT_LOADED")
+		}
+		p.start()
+		s.paused(forDriver)
+		p.becomes(true)
+		s.paused("true")
+		s.pass(time.Second) // the process has the new label
+		close(ended)
+		p.becomes(false)
+		s.until("the answer goes with the pause", func() bool { return s.node().Annotations[quiesceKey+"state"] == "" })
+	})
+}
+
+// The attempt to use the driver again fails at the end of a pause: it is repeated until the monitor
+// has the request, and the answer stays until then. A user who runs quiesce meanwhile is obeyed.
+func TestFailingResume(t *testing.T) {
+	for name, tt := range map[string]struct {
+		resume func(ctx context.Context, p *process, attempt int)
+		quiet  bool
+		want   int // attempts
+	}{
+		"is repeated":    {func(_ context.Context, p *process, attempt int) { p.release(attempt < 3) }, false, 3},
+		"is carried out": {func(_ context.Context, p *process, _ int) { p.release(false) }, false, 1},
+		"quiesce meanwhile": {func(ctx context.Context, p *process, _ int) {
+			p.release(false)
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+			p.release(true)
+		}, true, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(s *stage) {
+				p, attempts := s.releaser(false), 0
+				p.Resume = func(ctx context.Context) error {
+					attempts++
+					tt.resume(ctx, p, attempts)
+					return errors.New("the monitor does not respond")
+				}
+				p.start()
+				s.paused(forDriver)
+				s.answered("done")
+				s.pass(time.Second)
+				s.paused("true")
+				s.until("the answer goes with the pause", func() bool {
+					state := s.node().Annotations[quiesceKey+"state"]
+					if state == "" && attempts < tt.want {
+						s.Error("the answer has gone before the request was carried out")
+					}
+					return state == ""
+				})
+				if s.pass(time.Hour); p.quiet() != tt.quiet || attempts != tt.want {
+					s.Errorf("released: %v after %d attempts, want %v after %d", p.quiet(), attempts, tt.quiet, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A pause begins while the attempt to use the driver again fails at the end of the previous pause:
+// the driver is released again, and is used at the end of the second pause.
+func TestPauseBeginsDuringFailingResume(t *testing.T) {
+	onStage(t, func(s *stage) {
+		p, failing, begun := s.releaser(false), make(chan struct{}), make(chan struct{})
+		p.Resume = func(context.Context) error {
+			p.release(false)
+			select {
+			case <-begun:
+				return nil
+			default:
+			}
+			close(failing)
+			<-begun
+			return errors.New("nvmlInit: ERROR_DRIVER_NOT_LOADED")
+		}
+		p.start()
+		s.paused(forDriver)
+		s.answered("done")
+		s.pass(time.Second)
+		s.paused("true")
+		<-failing
+		s.paused(forDriver)
+		s.pass(time.Second) // the process has the new label
+		close(begun)
+		p.becomes(true)
+		s.answered("done")
+		s.pass(time.Minute)
+		s.paused("true")
+		p.becomes(false)
+		s.until("the answer goes with the pause", func() bool { return s.node().Annotations[quiesceKey+"state"] == "" })
 	})
 }
 

@@ -171,11 +171,7 @@ type ReleasePart struct {
 	// again even if another leader ends the request; zero otherwise. It survives a term of leadership.
 	ResumeOwed *time.Time
 
-	enabled       bool
-	pausesClients bool
-	standbys      int
-	status        status.Status
-	statusErr     error // why there is no status
+	releaseInputs
 
 	// state and answer are the state and the answer of this process, until the Node has them.
 	// releasedHere is true if this process released the driver for the answer.
@@ -185,6 +181,17 @@ type ReleasePart struct {
 	refreshed    bool // the Node was read for them
 	releasedHere bool
 	attemptedAt  time.Time // last attempt to release the driver
+	resumedAt    time.Time // start of the last failed attempt to use the driver again; zero if there is none
+}
+
+// The releaseInputs are what the last Look of a ReleasePart has read.
+type releaseInputs struct {
+	enabled       bool
+	pausesClients bool
+	standbys      int
+	status        status.Status
+	statusErr     error // why there is no status
+	statusOld     bool  // the status is from before a failed request, which may still be carried out
 }
 
 // isIdle reports whether the part has nothing to do with a Node.
@@ -216,6 +223,7 @@ func (p *ReleasePart) Look(ctx context.Context, node kubeapi.Node) {
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	p.status, p.statusErr = p.Daemon.Status(limited)
+	p.statusOld = false
 }
 
 // Want implements Part.
@@ -229,16 +237,23 @@ func (p *ReleasePart) Want(node kubeapi.Node, now time.Time) Decision {
 		}
 		p.stateRead = true
 	}
-	if p.statusErr != nil { // the daemon is busy
+	switch {
+	case p.statusOld:
+		return Decision{At: now}
+	case p.statusErr != nil: // the daemon is busy
 		return Decision{At: now.Add(statusRetry)}
 	}
 	// A release for a change of the driver does not count: the request on the Node takes it over.
 	quiet := p.status.Quiet && (p.status.Quiesced == nil || !p.status.Quiesced.ForChange)
+	again := p.isReleasedAgain()
+	if again {
+		p.answer.Own = false
+	}
 	if !p.ResumeOwed.IsZero() && !isActive(p.state) { // another leader has ended the request since
 		// a user ran quiesce on the node
-		theirs := p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.ResumeOwed.Add(releaseTimeout))
+		theirs := again || p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.ResumeOwed.Add(releaseTimeout))
 		if quiet && !theirs {
-			return p.resume(p.state, p.answer)
+			return p.resume(p.state, p.answer, now)
 		}
 		p.end()
 	}
@@ -249,7 +264,7 @@ func (p *ReleasePart) Want(node kubeapi.Node, now time.Time) Decision {
 	state, answer := decideRelease(request, p.state, p.answer, quiet, p.releasedHere, now)
 	if !isActive(state) {
 		if isActive(p.state) && quiet && p.answer.Own {
-			return p.resume(state, answer)
+			return p.resume(state, answer, now)
 		}
 		if isActive(p.state) {
 			p.end()
@@ -304,22 +319,40 @@ func (p *ReleasePart) read(node kubeapi.Node) {
 
 // end ends a request.
 func (p *ReleasePart) end() {
-	p.releasedHere, p.attemptedAt, *p.ResumeOwed = false, time.Time{}, time.Time{}
+	p.releasedHere, p.attemptedAt, p.resumedAt, *p.ResumeOwed = false, time.Time{}, time.Time{}, time.Time{}
 }
 
-// resume ends a request with this state and answer, and uses the driver again.
-func (p *ReleasePart) resume(state string, answer releaseAnswer) Decision {
+// isReleasedAgain reports whether a user ran quiesce on the node after the last failed attempt to
+// use the driver again.
+func (p *ReleasePart) isReleasedAgain() bool {
+	return !p.resumedAt.IsZero() && p.status.Quiesced != nil && p.status.Quiesced.Since.After(p.resumedAt)
+}
+
+// resume ends a request with this state and answer, and uses the driver again. After a failure, the
+// next status says whether the monitor keeps trying, or whether resume must be repeated because the
+// monitor has not received the request.
+func (p *ReleasePart) resume(state string, answer releaseAnswer, now time.Time) Decision {
+	if !p.resumedAt.IsZero() {
+		if again := p.resumedAt.Add(statusRetry); now.Before(again) {
+			return Decision{At: again}
+		}
+	}
 	by := p.answer.By
 	return Decision{Act: func(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Using the driver again after a request on the Node", "by", by, "state", state)
 		limited, cancel := context.WithTimeout(ctx, releaseTimeout)
 		defer cancel()
-		if err := p.Daemon.Resume(limited); err != nil { // the monitor keeps trying
+		err := p.Daemon.Resume(limited)
+		if err != nil {
 			klog.FromContext(ctx).Info("The driver is not in use yet after a request on the Node", "reason",
 				err.Error())
 		}
-		return nil
-	}, Done: func(context.Context, kubeapi.Node, error, time.Time) bool {
+		return err
+	}, Done: func(_ context.Context, _ kubeapi.Node, err error, _ time.Time) bool {
+		if err != nil {
+			p.statusOld, p.releasedHere, p.attemptedAt, p.resumedAt = true, false, time.Time{}, now
+			return true
+		}
 		p.end()
 		p.state, p.answer, p.status.Quiet, p.status.Quiesced = state, answer, false, nil
 		return false
@@ -350,7 +383,8 @@ func (p *ReleasePart) begin(node kubeapi.Node, state string, answer releaseAnswe
 // this program, for example during a rolling update, may have it open.
 func (p *ReleasePart) release(now time.Time) Decision {
 	by := p.answer.By
-	if p.attemptedAt = now; p.answer.Own {
+	p.attemptedAt, p.resumedAt = now, time.Time{}
+	if p.answer.Own {
 		*p.ResumeOwed = now
 	}
 	return Decision{Act: func(ctx context.Context) error {
@@ -362,7 +396,7 @@ func (p *ReleasePart) release(now time.Time) Decision {
 		if p.releasedHere = err == nil; p.releasedHere {
 			p.status.Quiet, p.status.Quiesced = true, nil
 		} else {
-			p.state, p.answer.Reason = releasePending, OneLine(err.Error())
+			p.statusOld, p.state, p.answer.Reason = true, releasePending, OneLine(err.Error())
 		}
 		return true
 	}}
