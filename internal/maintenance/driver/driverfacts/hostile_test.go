@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -95,7 +96,7 @@ func TestHostileFiles(t *testing.T) {
 	}
 }
 
-// slow is a file system in which opening some files does not return until the test ends.
+// slow is a file system in which opening some files does not return until ended is closed.
 type slow struct {
 	fstest.MapFS
 	hangs func(name string) bool
@@ -110,16 +111,32 @@ func (s slow) Open(name string) (fs.File, error) {
 	return s.MapFS.Open(name)
 }
 
+// hanging returns the facts of a node on which opening some files does not return, with all that the
+// node says before the limit. It runs in a bubble of testing/synctest, where time goes on when nobody
+// has anything to do.
+func hanging(t *testing.T, node fstest.MapFS, hangs func(name string) bool,
+	read func(driverfacts.Places, context.Context) preflight.Facts) (facts preflight.Facts) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan struct{})
+		defer close(ended)
+		root := slow{node, hangs, ended}
+		began := time.Now()
+		facts = read(driverfacts.Places{Kernel: root, Host: root}, t.Context())
+		if took := time.Since(began); took != driverfacts.Timeout {
+			t.Errorf("gives up after %v, want %v", took, driverfacts.Timeout)
+		}
+	})
+	return facts
+}
+
 // TestProcessesThatHang: maps of processes that hang in the kernel are given up, and said; the other
 // processes are named.
 func TestProcessesThatHang(t *testing.T) {
 	t.Parallel()
-	node := ubuntu.with(busy())
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	root := slow{node.tree(), func(name string) bool { return name == "proc/1/maps" || name == "proc/4714/maps" },
-		t.Context().Done()}
-	report := preflight.Examine(driverfacts.Places{Kernel: root, Host: root}.ReadAll(ctx))
+	report := preflight.Examine(hanging(t, ubuntu.with(busy()).tree(), func(name string) bool {
+		return name == "proc/1/maps" || name == "proc/4714/maps"
+	}, driverfacts.Places.ReadAll))
 	if !slices.ContainsFunc(report.Findings, func(f diagnosis.Finding) bool {
 		return f.Severity == diagnosis.NotChecked && strings.HasPrefix(f.Message, "Not all of 7 processes "+
 			"answered in time")
@@ -134,10 +151,8 @@ func TestProcessesThatHang(t *testing.T) {
 // TestFilesThatHang: a fact whose file does not return is missing, and the others are known.
 func TestFilesThatHang(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	root := slow{ubuntu.tree(), func(name string) bool { return name == "var/lib/dpkg/status" }, t.Context().Done()}
-	facts := driverfacts.Places{Kernel: root, Host: root}.Read(ctx)
+	facts := hanging(t, ubuntu.tree(), func(name string) bool { return name == "var/lib/dpkg/status" },
+		driverfacts.Places.Read)
 	want := "Reading what installed the driver did not return in time: the node is very busy, or the driver or a " +
 		"file system hangs"
 	if facts.Owners.Missing != want {

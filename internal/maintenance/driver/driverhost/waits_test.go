@@ -94,7 +94,7 @@ func TestProcessThatDoesNotAnswer(t *testing.T) {
 	for n.status().Change.Step != driverapi.StepUnloading {
 		n.host.Act(t.Context())
 	}
-	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	n.host.Act(short)
 	if short.Err() == nil {
