@@ -150,7 +150,7 @@ BinaryName = "runc"
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := placesOf(newNode(tt.node)).Gather(t.Context()).Runtime.Value
+			got := gathered(t, newNode(tt.node)).Runtime.Value
 			for i, problem := range got.Problems { // the rest is from the parser
 				got.Problems[i] = problem[:min(len(problem), len(tt.want.Problems[i]))]
 			}
@@ -183,7 +183,7 @@ func TestToolkitConfiguration(t *testing.T) {
 		"operator's": {changes{toolkit: gone, operators: "[nvidia-container-runtime]\nmode = 'cdi'\n"},
 			doctor.Toolkit{EnvvarUnprivileged: true, Mode: "cdi", File: "/" + operators}},
 	} {
-		if diff := cmp.Diff(tt.want, placesOf(newNode(tt.node)).Gather(t.Context()).Toolkit.Value); diff != "" {
+		if diff := cmp.Diff(tt.want, gathered(t, newNode(tt.node)).Toolkit.Value); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -210,7 +210,7 @@ containerEdits: {mounts: [{hostPath: /usr/bin/gone, path: /dev/nvidia0}]}
 			Absent: []string{"/dev/nvidia1", "/usr/bin/gone"}},
 		{Path: "/var/run/cdi/d.json", Problem: "has no kind"}, {Path: "/var/run/cdi/e.json"},
 	}
-	got := placesOf(node).Gather(t.Context()).Specs.Value
+	got := gathered(t, node).Specs.Value
 	if len(got) == len(want) && got[2].Problem != "" {
 		got[2].Problem = "" // from the parser
 	}
@@ -229,7 +229,7 @@ func TestLargestFile(t *testing.T) {
 	} {
 		text := "kind: nvidia.com/gpu\n"
 		text += "#" + strings.Repeat("x", size-len(text)-1)
-		specs := placesOf(newNode(changes{file: text})).Gather(t.Context()).Specs.Value
+		specs := gathered(t, newNode(changes{file: text})).Specs.Value
 		if len(specs) != 2 {
 			t.Fatalf("%d bytes: %+v", size, specs)
 		}
@@ -243,13 +243,13 @@ func TestLargestFile(t *testing.T) {
 func TestDriverFacts(t *testing.T) {
 	t.Parallel()
 	const info = "proc/driver/nvidia/gpus/"
-	facts := placesOf(newNode(changes{
+	facts := gathered(t, newNode(changes{
 		"proc/driver/nvidia/version":      "NVRM version: NVIDIA 580 580.95.a 1234567.123456.12345678901234567 580.95.05\n",
 		"proc/devices":                    "Character devices:\n195 nvidia\n\nBlock devices:\n8 sd\n",
 		info + "0000:01:00.0/information": "Device Minor: \t 3\n", info + "0000:02:00.0/information": "Device Minor: \t x\n",
 		libs + "libnvidia-ml.so.570.1": "", libs + "libnvidia-ml.so.old": "", libs + "libother.so.1.2": "",
 		"dev/nvidia-uvm": gone, "dev/nvidia1": "plain", "dev/sda": "char 8:0", "dev/char/195:255": gone,
-	})).Gather(t.Context())
+	}))
 	if got := facts.Module.Value; got != "580.95.05" {
 		t.Errorf("module %q", got)
 	}
@@ -283,7 +283,7 @@ func TestVersionOfTheModule(t *testing.T) {
 		"not loaded":           {changes{proc: gone}, "", false},
 		"a file that says not": {changes{proc: "GCC version: 13.2\n"}, "", true},
 	} {
-		got := placesOf(newNode(tt.node)).Gather(t.Context()).Module
+		got := gathered(t, newNode(tt.node)).Module
 		if got.Value != tt.want || (got.Missing != "") != tt.fails {
 			t.Errorf("%s: %+v", name, got)
 		}

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -127,6 +128,14 @@ func number(text string) int {
 	return n
 }
 
+// gathered returns the facts of a node. It runs in a bubble of testing/synctest, so that a slow
+// machine does not reach the limit: its clock stands still while something is read.
+func gathered(t *testing.T, node fs.FS) (facts doctor.NodeFacts) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { facts = placesOf(node).Gather(t.Context()) })
+	return facts
+}
+
 func placesOf(node fs.FS) nodefacts.Places {
 	return nodefacts.Places{
 		Kernel: node, Host: node, Driver: node, DriverRoot: "/", Devices: node, DevFolder: "/dev",
@@ -165,7 +174,7 @@ type row struct {
 
 func (r row) run(t *testing.T) {
 	t.Parallel()
-	facts := placesOf(newNode(r.change)).Gather(t.Context())
+	facts := gathered(t, newNode(r.change))
 	facts.Settings = cdi
 	facts.Kubelet = diagnosis.Fact[doctor.Kubelet]{Value: doctor.Kubelet{
 		Socket: "/var/lib/kubelet/device-plugins/kubelet.sock", Registered: map[string]int{"nvidia.com/gpu": 1},

@@ -90,7 +90,7 @@ func TestHostileFiles(t *testing.T) {
 			for _, name := range read {
 				files[name] = makeFile
 			}
-			facts := placesOf(os.DirFS(write(t, files))).Gather(t.Context())
+			facts := gathered(t, os.DirFS(write(t, files)))
 			facts.Settings = cdi
 			checks := map[string]bool{}
 			for _, f := range doctor.Examine(facts) {
@@ -112,7 +112,7 @@ func TestNothingChanges(t *testing.T) {
 	t.Parallel()
 	folder := write(t, nil)
 	before := state(t, folder)
-	facts := placesOf(os.DirFS(folder)).Gather(t.Context())
+	facts := gathered(t, os.DirFS(folder))
 	facts.Settings = cdi
 	doctor.Examine(facts)
 	if diff := cmp.Diff(before, state(t, folder)); diff != "" {

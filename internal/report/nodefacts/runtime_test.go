@@ -105,7 +105,7 @@ func TestContainerdConfigurations(t *testing.T) {
 			t.Run(version+" "+tt.Name, func(t *testing.T) {
 				node := changes{dropIn: gone, config: gone, "usr/bin/containerd": containerd}
 				maps.Copy(node, tt.Files)
-				fact := placesOf(newNode(node)).Gather(t.Context()).Runtime
+				fact := gathered(t, newNode(node)).Runtime
 				if len(fact.Value.Readings) != 1 {
 					t.Fatalf("readings: %+v", fact)
 				}
@@ -146,8 +146,8 @@ func TestVersionOfContainerd(t *testing.T) {
 		{"another program", thisProgram, "1.7, 2.0 and newer"},
 		{"no program", "", "1.7, 2.0 and newer"},
 	} {
-		facts := placesOf(newNode(changes{config: gone, dropIn: gone,
-			"usr/bin/containerd": program(tt.path)})).Gather(t.Context())
+		facts := gathered(t, newNode(changes{config: gone, dropIn: gone,
+			"usr/bin/containerd": program(tt.path)}))
 		var got []string
 		for _, reading := range facts.Runtime.Value.Readings {
 			got = append(got, reading.Versions)
@@ -178,7 +178,7 @@ func TestRuntimesWithoutProcesses(t *testing.T) {
 		}, doctor.CRIO},
 	} {
 		maps.Copy(tt.change, without)
-		facts := placesOf(newNode(tt.change)).Gather(t.Context())
+		facts := gathered(t, newNode(tt.change))
 		if got := facts.Runtime.Value.Name; got != tt.want || (facts.Runtime.Missing == "") != (tt.want != "") {
 			t.Errorf("%s: got %q (%s), want %q", tt.name, got, facts.Runtime.Missing, tt.want)
 		}
