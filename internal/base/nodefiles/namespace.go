@@ -12,3 +12,10 @@ func HasOwnPIDNamespace(root fs.FS) bool {
 	namespace, err := fs.ReadLink(root, "proc/self/ns/pid")
 	return err != nil || namespace != nodePIDs
 }
+
+// HidesProcesses reports whether /proc below a root folder is that of another PID namespace than the
+// node's, and so lacks processes of the node. If unknown, the answer is false.
+func HidesProcesses(root fs.FS) bool {
+	namespace, err := fs.ReadLink(root, "proc/1/ns/pid")
+	return err == nil && namespace != nodePIDs
+}

@@ -26,3 +26,16 @@ func TestPIDNamespace(t *testing.T) {
 		}
 	}
 }
+
+func TestHidesProcesses(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]bool{"pid:[4026531836]": false, "pid:[4026532619]": true, "": false} {
+		root := fstest.MapFS{}
+		if name != "" {
+			root["proc/1/ns/pid"] = &fstest.MapFile{Data: []byte(name), Mode: fs.ModeSymlink}
+		}
+		if got := nodefiles.HidesProcesses(root); got != want {
+			t.Errorf("%q: %v, want %v", name, got, want)
+		}
+	}
+}

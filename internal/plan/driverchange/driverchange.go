@@ -36,8 +36,8 @@ const (
 func (p Pods) String() string { return [...]string{"wait", "evict", "none"}[p] }
 
 const (
-	// HoldersLimit is how long gpu-driver waits for users of the driver before the change is left to
-	// the next boot.
+	// HoldersLimit is how long gpu-driver waits for users of the driver, or tries to unload it, before
+	// the change is left to the next boot.
 	HoldersLimit = 5 * time.Minute
 	// ProofLimit is how long a new driver may take until it works. Afterwards it is changed back.
 	ProofLimit = 10 * time.Minute
@@ -255,6 +255,8 @@ func follow(f Facts, c Change) Step {
 			s.Act, s.Reason = Release, "this program releases the driver"
 		case len(c.Holders) > 0 && f.Now.Sub(c.Since) >= HoldersLimit:
 			s.Act, s.Reason = ChangeAtNextBoot, "the driver is still in use: "+wording.List(c.Holders)
+		case c.Reason != "" && f.Now.Sub(c.Since) >= HoldersLimit:
+			s.Act, s.Reason = ChangeAtNextBoot, "the driver is not unloaded: "+c.Reason
 		case len(c.Holders) > 0:
 			s.Reason = "the driver is in use: " + wording.List(c.Holders)
 		}

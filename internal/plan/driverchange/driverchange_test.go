@@ -29,6 +29,10 @@ func in(p driverchange.Phase, age time.Duration, holders ...string) func(*driver
 	}
 }
 
+func because(reason string) func(*driverchange.Host) {
+	return func(h *driverchange.Host) { h.Change.Reason = reason }
+}
+
 // archives are those of the folder of 580.
 func archives(digests ...string) func(*driverchange.Host) {
 	return func(h *driverchange.Host) { h.Folders[1].Archives = digests }
@@ -122,6 +126,12 @@ func TestNext(t *testing.T) {
 		{"users stay", with(ready, func(f *driverchange.Facts) {
 			f.Host, f.Released = host(in(driverchange.PhaseUnloading, driverchange.HoldersLimit, "service x")), true
 		}), driverchange.ChangeAtNextBoot, driverchange.Changing, "still in use: service x"},
+		{"users are not known", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Released = host(in(driverchange.PhaseUnloading, driverchange.HoldersLimit-1), because("of x")), true
+		}), driverchange.Nothing, driverchange.Changing, "of x"},
+		{"users stay unknown", with(ready, func(f *driverchange.Facts) {
+			f.Host, f.Released = host(in(driverchange.PhaseUnloading, driverchange.HoldersLimit), because("of x")), true
+		}), driverchange.ChangeAtNextBoot, driverchange.Changing, "is not unloaded: of x"},
 		{"loading", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseLoading, 0)), true }), driverchange.Nothing, driverchange.Changing, ""},
 		{"the new driver is used", with(ready, func(f *driverchange.Facts) { f.Host, f.Released = host(in(driverchange.PhaseUnproven, 0)), true }), driverchange.UseDriver, driverchange.Changing, ""},
 		{"the new driver works", with(ready, func(f *driverchange.Facts) { f.Host = host(in(driverchange.PhaseUnproven, 0)) }), driverchange.Confirm, driverchange.Changing, ""},

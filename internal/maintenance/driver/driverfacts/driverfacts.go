@@ -38,6 +38,8 @@ type Places struct {
 	Free func(host fs.FS, folder string) (uint64, error)
 	// Limit limits the time for reading all facts; Timeout if it is 0.
 	Limit time.Duration
+	// Readers are shared by several readings; nil for none.
+	Readers *Readers
 }
 
 type root = nodefiles.Root
@@ -67,7 +69,7 @@ func (p Places) ReadAll(ctx context.Context) preflight.Facts {
 		nodefiles.ReadFact(ctx, &f.Space, "the free space", p.hidden(), p.space),
 	)
 	if f.Processes.Missing = p.hidden(); f.Processes.Missing == "" {
-		f.Processes = processes(ctx, host)
+		f.Processes = processes(ctx, host, p.Readers)
 	}
 	for _, wait := range waits {
 		wait()

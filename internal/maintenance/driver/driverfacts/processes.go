@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
@@ -35,11 +36,45 @@ type reading struct {
 	process preflight.Process
 	user    bool // the process uses the driver
 	closed  bool // its open files could not be read
+	unread  bool // the process is still being read by an earlier reading, or the time was over
+}
+
+// Readers are the reads of processes that have not returned. A process that hangs in the kernel is read
+// by one goroutine only, however often its node is read. The zero value is ready.
+type Readers struct {
+	mu   sync.Mutex
+	pids map[int]bool
+}
+
+// begin reports whether a process may be read: no earlier read is running.
+func (r *Readers) begin(pid int) bool {
+	if r == nil {
+		return true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pids[pid] {
+		return false
+	}
+	if r.pids == nil {
+		r.pids = map[int]bool{}
+	}
+	r.pids[pid] = true
+	return true
+}
+
+func (r *Readers) end(pid int) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pids, pid)
 }
 
 // processes returns the processes that use the driver. Reads of one process may hang, as its memory
 // maps do while it hangs in the kernel; they are given up when ctx ends.
-func processes(ctx context.Context, host root) (fact diagnosis.Fact[preflight.Processes]) {
+func processes(ctx context.Context, host root, running *Readers) (fact diagnosis.Fact[preflight.Processes]) {
 	names, err := host.List("proc")
 	if err != nil {
 		fact.Missing = "Cannot read the node's processes: " + err.Error()
@@ -69,14 +104,22 @@ func processes(ctx context.Context, host root) (fact diagnosis.Fact[preflight.Pr
 	for range readers {
 		go func() {
 			for pid := range work {
-				results <- readProcess(ctx, host, pid)
+				r := reading{process: preflight.Process{PID: pid}, unread: true}
+				if running.begin(pid) {
+					r = readProcess(ctx, host, pid)
+					r.unread = ctx.Err() != nil // its open files may not be complete
+					running.end(pid)
+				}
+				results <- r
 			}
 		}()
 	}
 	fact.Value.Number = len(pids)
+	read := map[int]bool{}
 	for range pids {
 		select {
 		case r := <-results:
+			read[r.process.PID] = !r.unread
 			if r.closed {
 				fact.Value.Closed++
 			}
@@ -86,8 +129,12 @@ func processes(ctx context.Context, host root) (fact diagnosis.Fact[preflight.Pr
 			continue
 		case <-ctx.Done():
 		}
-		fact.Value.Late = true
 		break
+	}
+	for _, pid := range pids {
+		if !read[pid] {
+			fact.Value.Unread = append(fact.Value.Unread, pid)
+		}
 	}
 	nameContainers(host, fact.Value.Users)
 	return fact

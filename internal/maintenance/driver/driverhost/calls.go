@@ -167,7 +167,10 @@ func (h *Host) begin(ctx context.Context, a driverapi.Arguments, atNextBoot bool
 	if err := h.checkKnown(a.Digest); err != nil {
 		return err
 	}
-	v := h.judge(ctx, 0)
+	v, err := h.judgeNow(ctx)
+	if err != nil {
+		return err
+	}
 	if len(v.refusals) > 0 {
 		return errors.New(v.refusals[0])
 	}

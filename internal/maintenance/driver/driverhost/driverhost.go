@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/statefile"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/supervise"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfetch"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverstore"
@@ -63,8 +64,11 @@ type Host struct {
 	isSettled bool // the driver and its services run
 	isWhole   bool // this process has loaded all modules of the driver, or found them
 	failures  int  // attempts in a row
+	// lateSince is when a CallSwap or CallNextBoot began that ended before the facts were read, if none has
+	// had facts since; zero otherwise.
+	lateSince time.Time
 
-	judging sync.Mutex // held while facts are read
+	readers driverfacts.Readers
 
 	mu sync.Mutex // guards the fields below; who changes the journal has the turn as well
 	journal
@@ -75,6 +79,8 @@ type Host struct {
 	problems map[string]string  // why a folder could not be copied or loaded, by digest
 	stop     context.CancelFunc // ends the copy of a folder
 	judged   judged             // what the node says about folders and owners
+	// reading is closed at the end of the present reading of the facts; nil if there is none.
+	reading chan struct{}
 }
 
 // New opens the directory and the journal. It returns an error that wraps statefile.ErrLocked if

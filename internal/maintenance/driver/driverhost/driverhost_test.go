@@ -1,6 +1,7 @@
 package driverhost_test
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -40,6 +41,7 @@ type node struct {
 	old, new           string // digests
 	host               *driverhost.Host
 	step               func(string)
+	files              fs.FS // of the root, as the host sees it; nil for that of the kernel
 }
 
 func newNode(t *testing.T) *node {
@@ -77,7 +79,7 @@ func (n *node) start() {
 func (n *node) open() (*driverhost.Host, error) {
 	return driverhost.New(driverhost.Options{
 		Directory: n.directory, Sources: n.sources, Pause: time.Second, Step: n.step,
-		Kernel: &driverkernel.Kernel{Root: n.kernel.Root, Calls: n.kernel},
+		Kernel: &driverkernel.Kernel{Root: n.kernel.Root, RootFS: n.files, Calls: n.kernel},
 	})
 }
 

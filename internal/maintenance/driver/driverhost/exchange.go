@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/wording"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/preflight"
@@ -52,11 +54,15 @@ func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("driver %s was loaded by another program", state.Version)
 	}
 	facts := h.places().ReadAll(ctx)
+	if nodefiles.HidesProcesses(h.kernel.Files()) {
+		facts.Processes.Missing = hiddenProcesses
+	}
 	// The kernel does not count a process that only maps libcuda among the users of the driver, and the next
 	// call of the process would fail with another driver.
 	isMapped := func(p preflight.Process) bool { return p.Library }
-	isUsed := state.IsUsed() || slices.ContainsFunc(facts.Processes.Value.Users, isMapped)
-	isUnknown := !facts.Processes.Known() || facts.Processes.Value.Late
+	all := facts.Processes.Value
+	isUsed := state.IsUsed() || slices.ContainsFunc(all.Users, isMapped)
+	isUnknown := !facts.Processes.Known() || len(all.Unread) > 0 || all.Closed > 0
 	if isUsed || isUnknown {
 		if !h.isWhole { // a process was killed while it unloaded modules
 			if err := h.restore(ctx); err != nil {
@@ -64,7 +70,7 @@ func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 			}
 		}
 		if !isUsed {
-			h.setWaiting("not all processes could be asked in time whether they use the driver", nil)
+			h.awaitUnread(facts)
 			return h.o.Pause, nil
 		}
 		return h.stopServices(ctx, facts)
@@ -77,6 +83,37 @@ func (h *Host) unloadModules(ctx context.Context) (time.Duration, error) {
 		return 0, errors.Join(err, h.restore(ctx))
 	}
 	return 0, nil
+}
+
+// hiddenProcesses says that not all processes of the node are visible.
+const hiddenProcesses = "gpu-driver does not see the processes of the node: run it with hostPID: true, or name the " +
+	"node's root with --host-root"
+
+// maxUnread limits the processes that awaitUnread names.
+const maxUnread = 10
+
+// awaitUnread records the processes that may use the driver, because their files could not be read.
+func (h *Host) awaitUnread(facts preflight.Facts) {
+	all := facts.Processes.Value
+	switch {
+	case !facts.Processes.Known():
+		h.setWaiting("the users of the driver are not known: "+facts.Processes.Missing, nil)
+		return
+	case len(all.Unread) == 0:
+		h.setWaiting(fmt.Sprintf("the open files of %d of %s could not be read: run gpu-driver as root, with all "+
+			"capabilities", all.Closed, wording.Count(all.Number, "process")), nil)
+		return
+	}
+	unread := all.Unread
+	var holders []preflight.Holder
+	for _, pid := range unread[:min(len(unread), maxUnread)] {
+		name := nodefiles.Root{FS: h.kernel.Files()}.Line(fmt.Sprintf("proc/%d/comm", pid))
+		holders = append(holders, preflight.Holder{Kind: preflight.KindProcess, PIDs: []int{pid},
+			Name:    fmt.Sprintf("%s (%d)", cmp.Or(name, "unnamed"), pid),
+			Release: fmt.Sprintf("end the process: kill %d, or restart the node", pid)})
+	}
+	h.setWaiting(fmt.Sprintf("%d of %s could not be read in time, and may use the driver", len(unread),
+		wording.Count(all.Number, "process")), holders)
 }
 
 // restore loads the unloaded modules of the present driver again.

@@ -2,6 +2,7 @@ package driverhost
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/diagnosis"
+	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/nodefiles"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverfacts"
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverkernel"
@@ -30,7 +32,10 @@ func (h *Host) status(ctx context.Context) (driverapi.Status, error) {
 		return driverapi.Status{}, err
 	}
 	s := driverapi.Status{Kernel: release, BootID: h.boot, LoadedVersion: state.Version}
-	v := h.judge(ctx, factsAge)
+	v, err := h.judgeInTime(ctx)
+	if err != nil {
+		return driverapi.Status{}, err
+	}
 	s.Refusals = v.refusals
 	if s.Current, err = h.store.Current(); err != nil {
 		s.Refusals = append(s.Refusals, err.Error())
@@ -122,19 +127,75 @@ const factsLimit = 20 * time.Second
 
 // places are the locations of the node's files.
 func (h *Host) places() driverfacts.Places {
-	return driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files(), Limit: factsLimit}
+	return driverfacts.Places{Kernel: h.kernel.Files(), Host: h.kernel.Files(), Limit: factsLimit, Readers: &h.readers}
 }
 
-// judge returns the facts, which are at most of the given age.
-func (h *Host) judge(ctx context.Context, age time.Duration) judged {
-	h.judging.Lock()
-	defer h.judging.Unlock()
+// errReading is the error of a call that ends before the facts are read.
+var errReading = errors.New("gpu-driver is still reading the files of the node: the node is very busy, or a file " +
+	"system hangs; run the command again")
+
+// judgeInTime returns the facts for a status. Near the deadline of ctx, older facts do.
+func (h *Host) judgeInTime(ctx context.Context) (judged, error) {
+	waiting := ctx
+	if deadline, limited := ctx.Deadline(); limited {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithDeadline(ctx, deadline.Add(-time.Second))
+		defer cancel()
+	}
+	v, err := h.judge(waiting, factsAge)
+	if err != nil {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if v = h.judged; !v.at.IsZero() {
+			err = nil
+		}
+	}
+	return v, err
+}
+
+// judgeNow returns facts that were read after the begin of this call, or of the calls before it that ended
+// earlier. So a node that needs longer than each call changes its driver all the same.
+func (h *Host) judgeNow(ctx context.Context) (judged, error) {
+	began, age := time.Now(), time.Duration(0)
+	if !h.lateSince.IsZero() {
+		began, age = h.lateSince, min(time.Since(h.lateSince), factsAge)
+	}
+	v, err := h.judge(ctx, age)
+	if h.lateSince = (time.Time{}); err != nil {
+		h.lateSince = began
+	}
+	return v, err
+}
+
+// judge returns the facts, which are at most of the given age. A reading in progress goes on after the end
+// of ctx, and is the reading of all calls that need one.
+func (h *Host) judge(ctx context.Context, age time.Duration) (judged, error) {
 	h.mu.Lock()
 	last := h.judged
 	h.mu.Unlock()
 	if age > 0 && time.Since(last.at) < age && !h.hasNew(last) {
-		return last
+		return last, nil
 	}
+	h.mu.Lock()
+	ended := h.reading
+	if ended == nil {
+		ended = make(chan struct{})
+		h.reading = ended
+		go h.read(context.WithoutCancel(ctx), last)
+	}
+	h.mu.Unlock()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		return judged{}, errReading
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.judged, nil
+}
+
+// read reads the facts.
+func (h *Host) read(ctx context.Context, last judged) {
 	facts := h.places().Read(ctx)
 	next := judged{at: time.Now(), problems: map[string]string{}}
 	if facts.NextBoot.Known() {
@@ -155,7 +216,8 @@ func (h *Host) judge(ctx context.Context, age time.Duration) judged {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.judged = next
-	return next
+	close(h.reading)
+	h.reading = nil
 }
 
 // nextBootProblem returns why the kernel of the next boot cannot load a folder; empty if it can, or if
@@ -212,6 +274,9 @@ func (h *Host) refusals(facts preflight.Facts) (all []string) {
 	case len(state.Own) > 0 && digest == "":
 		all = append(all, fmt.Sprintf("driver %s is loaded, and gpu-driver has not loaded it: remove what loads it, "+
 			"and restart the node", state.Version))
+	}
+	if nodefiles.HidesProcesses(h.kernel.Files()) {
+		all = append(all, hiddenProcesses)
 	}
 	for _, missing := range []string{facts.Owners.Missing, facts.Sets.Missing} {
 		if missing != "" {

@@ -3,9 +3,11 @@ package driverhost_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/maintenance/driver/driverapi"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/standinkernel"
 )
 
@@ -100,8 +103,19 @@ func TestProcessThatDoesNotAnswer(t *testing.T) {
 	if short.Err() == nil {
 		t.Error("the change did not wait for the process")
 	}
-	n.isIn(driverapi.StepUnloading, "not all processes")
+	n.isIn(driverapi.StepUnloading, "1 of 2 processes could not be read in time")
 	n.has(n.old)
+	later, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	n.host.Act(later)
+	if later.Err() != nil {
+		t.Error("the process that hangs is read by one goroutine after the other")
+	}
+	n.isIn(driverapi.StepUnloading, "1 of 2 processes could not be read in time")
+	if holders := n.status().Change.Holders; len(holders) != 1 || holders[0].Name != "train (77)" ||
+		!strings.HasPrefix(holders[0].Release, "end the process: kill 77") {
+		t.Errorf("holders: %+v", holders)
+	}
 	writer, err := os.OpenFile(maps, os.O_RDWR, 0) // ends all waits
 	if err != nil {
 		t.Fatal(err)
@@ -111,6 +125,89 @@ func TestProcessThatDoesNotAnswer(t *testing.T) {
 	n.drive()
 	n.isIn(driverapi.StepUnproven, "")
 	n.has(n.new)
+}
+
+// A hookedFiles is the root of a node whose file with a name is opened after a call of before.
+type hookedFiles struct {
+	fs.ReadLinkFS
+	name   string
+	before func() error
+}
+
+func (f hookedFiles) Open(name string) (fs.File, error) {
+	if name == f.name {
+		if err := f.before(); err != nil {
+			return nil, err
+		}
+	}
+	return f.ReadLinkFS.Open(name)
+}
+
+// reopen begins a new process of the host, which opens the file with a name after a call of before.
+func (n *node) reopen(name string, before func() error) {
+	n.Helper()
+	n.stop()
+	n.files = hookedFiles{os.DirFS(n.kernel.Root).(fs.ReadLinkFS), name, before}
+	host, err := n.open()
+	if err != nil {
+		n.Fatal(err)
+	}
+	n.host = host
+}
+
+// Without the rights to see all processes of the node, the driver stays loaded.
+func TestProcessesThatAreNotVisible(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	n.kernel.Map(77, "train")
+	n.reopen("proc/77/maps", func() error { return fs.ErrPermission })
+	n.do(driverapi.CallSwap, driverapi.Arguments{Digest: n.new})
+	n.isIn(driverapi.StepUnloading, "the open files of 1 of 2 processes could not be read")
+	n.has(n.old)
+	namespace := filepath.Join(n.kernel.Root, "proc/1/ns")
+	err := errors.Join(os.Mkdir(namespace, 0o700), os.Symlink("pid:[4026532345]", filepath.Join(namespace, "pid")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.kernel.Release(77)
+	n.drive()
+	n.isIn(driverapi.StepUnloading, "does not see the processes of the node")
+	n.do(driverapi.CallCancel, driverapi.Arguments{})
+	n.refused(driverapi.CallSwap, driverapi.Arguments{Digest: n.new}, "does not see the processes of the node")
+	n.has(n.old)
+}
+
+// A status is answered in time while a file system hangs, and a call that ends before the facts are read
+// does not affect other calls.
+func TestFilesThatDoNotAnswer(t *testing.T) {
+	t.Parallel()
+	n := newNode(t).withOld()
+	free := make(chan struct{})
+	var opens atomic.Int64
+	n.reopen("etc/os-release", func() error { opens.Add(1); <-free; return nil })
+	call := func(name, digest string, limit time.Duration) (driverapi.Status, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		s, err := n.host.Call(ctx, name, driverapi.Arguments{Digest: digest})
+		if ctx.Err() != nil && name == driverapi.CallStatus {
+			t.Errorf("%s did not return in time", name)
+		}
+		return s, err
+	}
+	const still = "still reading the files of the node"
+	if _, err := call(driverapi.CallStatus, "", 1500*time.Millisecond); err == nil || !strings.Contains(err.Error(), still) {
+		t.Errorf("the first status: %v, want %q", err, still)
+	}
+	if _, err := call(driverapi.CallSwap, n.new, 100*time.Millisecond); err == nil || !strings.Contains(err.Error(), still) {
+		t.Errorf("a change: %v, want %q", err, still)
+	}
+	close(free)
+	poll.Until(t, "the facts", func() bool { _, err := call(driverapi.CallStatus, "", time.Minute); return err == nil })
+	before := opens.Load()
+	s, err := call(driverapi.CallSwap, n.new, time.Minute)
+	if err != nil || s.Change == nil || opens.Load() != before {
+		t.Errorf("the change: %+v, %v; the files were read again: %v", s.Change, err, opens.Load() != before)
+	}
 }
 
 // A user that comes while modules are unloaded finds a whole driver.

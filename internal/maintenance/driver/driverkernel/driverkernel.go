@@ -32,8 +32,10 @@ type Calls interface {
 // A Kernel is the kernel of a node.
 type Kernel struct {
 	// Root is where the node's root file system is, with /proc, /sys and /dev.
-	Root  string
-	Calls Calls
+	Root string
+	// RootFS is the file system of Files; nil for that of Root.
+	RootFS fs.FS
+	Calls  Calls
 	// Parameters are the parameters of modules, by the name of the module, as modprobe takes them.
 	Parameters map[string]string
 }
@@ -53,7 +55,12 @@ func (k *Kernel) line(name string) (string, error) {
 }
 
 // Files returns the node's root file system.
-func (k *Kernel) Files() fs.FS { return os.DirFS(k.Root) }
+func (k *Kernel) Files() fs.FS {
+	if k.RootFS != nil {
+		return k.RootFS
+	}
+	return os.DirFS(k.Root)
+}
 
 // State is what the kernel has loaded.
 type State struct {

@@ -188,10 +188,10 @@ type Display struct {
 // Processes are the processes that use the driver.
 type Processes struct {
 	Users []Process
-	// Number counts all processes, and Closed those whose open files could not be read. Late is
-	// true if the time was over before all processes were read.
+	// Number counts all processes, and Closed those whose open files could not be read. Unread are the
+	// PIDs of processes that were not read in time.
 	Number, Closed int
-	Late           bool
+	Unread         []int
 }
 
 // A Process has device nodes or libraries of the driver open.
