@@ -86,7 +86,11 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 	var last string
 	for {
 		var s daemon.MIGProgress
-		if err := control.Call(ctx, socket, daemon.CallMIGStatus, nil, &s); err != nil {
+		err := control.Call(ctx, socket, daemon.CallMIGStatus, nil, &s)
+		switch {
+		case err != nil && ctx.Err() != nil: // says nothing about the daemon
+			return ctx.Err()
+		case err != nil:
 			return err
 		}
 		if s.Again >= again {
