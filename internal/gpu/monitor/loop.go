@@ -132,7 +132,7 @@ func (l *loop) run(ctx context.Context) {
 	}
 }
 
-// receiveRelease runs the last Quiesce or Resume that is not received yet, if any.
+// receiveRelease runs every Quiesce and Resume that is not received yet.
 func (l *loop) receiveRelease() {
 	select {
 	case request := <-l.releases:

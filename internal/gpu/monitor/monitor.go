@@ -160,7 +160,7 @@ type Monitor struct {
 
 	// The inputs of the loop. The loop runs requests one at a time.
 	requests    chan func(*loop)
-	releases    chan func(*loop) // the last Quiesce or Resume that the loop has not received yet
+	releases    chan func(*loop) // every Quiesce and Resume that the loop has not received yet
 	events      chan inventory.Event
 	eventErrors chan error
 	looks       chan look

@@ -186,7 +186,7 @@ func (l *loop) restoreLate(ctx context.Context, m savedState) {
 // setRelease saves a release of the driver, or with nil the end of a release, and passes the
 // request to the loop. Concurrent calls are saved in the order in which the loop receives them.
 // After a save, neither the end of ctx nor a slow loop drops the request: setRelease then returns
-// an error, and the loop receives the request later, unless another call follows.
+// an error, and the loop receives the request later, before that of the next call.
 func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, request func(*loop)) error {
 	select {
 	case m.releaseLock <- struct{}{}:
@@ -218,12 +218,14 @@ func (m *Monitor) setRelease(ctx context.Context, r *ledger.Release, request fun
 		}
 	}
 	received := make(chan struct{})
+	former := func(*loop) {}
 	select {
-	case <-m.releases: // a former request, whose caller has given up
+	case former = <-m.releases: // its caller has given up
 	default:
 	}
 	m.releases <- func(l *loop) {
 		defer close(received)
+		former(l) // a Quiesce after a Resume releases the driver from then on
 		request(l)
 	}
 	select {

@@ -86,6 +86,32 @@ func TestReleaseWhileTheLoopDoesNotRespond(t *testing.T) {
 	}
 }
 
+// TestQuiesceAfterResumeWhileTheLoopDoesNotRespond: the Quiesce is a new one, with a time of its own.
+func TestQuiesceAfterResumeWhileTheLoopDoesNotRespond(t *testing.T) {
+	n := newNode(1)
+	synctest.Test(t, func(t *testing.T) {
+		slow := slowMetrics{make(chan struct{})}
+		m, stop := start(t, n, monitor.Options{Metrics: slow})
+		check(t, m.Quiesce(t.Context(), false))
+		xid := inventory.Event{Kind: inventory.EventXID, UUID: uuid(0), XID: 13, GI: inventory.Unattributed,
+			CI: inventory.Unattributed}
+		check(t, m.Deliver(t.Context(), xid))
+		resumed := time.Now()
+		if m.Resume(t.Context()) == nil || m.Quiesce(t.Context(), false) == nil {
+			t.Error("no error, although the loop does not respond")
+		}
+		close(slow.free)
+		pass(time.Minute)
+		if s, err := m.Status(t.Context()); err != nil || !s.Quiesced.After(resumed) {
+			t.Errorf("released since %v (%v), want a time after %v", s.Quiesced, err, resumed)
+		}
+		if current := n.count(func(n *node) int { return n.opened - n.closed }); current != 0 {
+			t.Errorf("%d sessions, although the driver is released", current)
+		}
+		stop()
+	})
+}
+
 // TestReleaseOfAnUnknownTime: the driver is left alone, since now.
 func TestReleaseOfAnUnknownTime(t *testing.T) {
 	dir := t.TempDir()
