@@ -38,8 +38,8 @@ const (
 	// leaveTimeout limits the preparation of the end of a process, without the wait for another
 	// process. The process has 2 s in all.
 	leaveTimeout = 800 * time.Millisecond
-	// handOverTimeout limits what an ending process waits for: the registration of the process that
-	// serves afterwards, and the kubelet's answer to a registration of its own.
+	// handOverTimeout limits all that an ending process waits for: the registration of the process that
+	// serves afterwards, and the kubelet's answer to a registration of its own. The pod has 10 s.
 	handOverTimeout = 5 * time.Second
 	// handOverPause is the time between two checks whether that process has registered.
 	handOverPause = 20 * time.Millisecond
@@ -55,7 +55,7 @@ const (
 // serves the resource or is about to. It reports whether the kubelet will ignore the end.
 func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64) bool {
 	log := klog.FromContext(ctx)
-	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	ctx, cancel := context.WithTimeout(ctx, l.timeToEnd())
 	defer cancel()
 	rivals := l.Registrar.Peers(l.list.name)
 	if len(rivals.Later)+len(rivals.Earlier) > 0 || l.previous.stopKept != nil {
@@ -63,7 +63,7 @@ func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64
 	}
 	err := l.tryDetach(ctx, incarnation)
 	if errors.Is(err, kubelet.ErrNotYet) {
-		l.ExtendEnd(handOverTimeout + leaveTimeout)
+		l.ExtendEnd(l.timeToEnd() + leaveTimeout)
 		log.Info("Staying until the process that serves the resource from now on has registered")
 		for err != nil && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil { // it changes its socket meanwhile
 			l.wait(ctx, nil, handOverPause)
@@ -78,6 +78,17 @@ func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64
 			"reason", err.Error())
 	}
 	return err == nil
+}
+
+// timeToEnd returns what remains of handOverTimeout since the first call, but not less than leaveTimeout.
+func (l *registration) timeToEnd() time.Duration {
+	l.previous.mu.Lock()
+	defer l.previous.mu.Unlock()
+	now := l.Clock.Now()
+	if l.previous.endsBy.IsZero() {
+		l.previous.endsBy = now.Add(handOverTimeout)
+	}
+	return max(l.previous.endsBy.Sub(now), leaveTimeout)
 }
 
 // noteCheckpoint is called before a list is sent.
@@ -98,7 +109,7 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 	if before == nil || *before == "" || l.CheckpointVersion() != *before {
 		return
 	}
-	l.ExtendEnd(handOverTimeout + leaveTimeout)
+	l.ExtendEnd(l.timeToEnd() + leaveTimeout)
 	klog.FromContext(ctx).Info("Waiting until the kubelet has processed the list of this process")
 	for ctx.Err() == nil && l.CheckpointVersion() == *before {
 		l.wait(ctx, nil, handOverPause)
@@ -124,32 +135,41 @@ func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error 
 // prepareEnd prepares the end of this process, whose newest stream belongs to this registration.
 func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, server *grpc.Server, service *service) {
 	l.previous.tell((*yield.State).End)
-	detaches := service.server().Detaches()
+	before := service.server()
 	// The other process has the list. A list that the kubelet processed after the end would add the
 	// devices again.
 	l.mute.Publish(yield.MuteReplaced)
-	if detaches && l.detachFromKubelet(ctx, incarnation) {
+	if before.Detaches() && l.detachFromKubelet(ctx, incarnation) {
 		return
 	}
-	now := service.server()
-	if know(l.previous, now.Peers, func(s *yield.State) bool { return s.RegistersBeforeExit(now) }) {
-		l.registerBeforeExit(ctx, incarnation, server, service.options())
+	registers := func() bool {
+		now := service.server()
+		now.Mute = before.Mute
+		return know(l.previous, now.Peers, func(s *yield.State) bool { return s.RegistersBeforeExit(now) })
+	}
+	if registers() && !l.registerBeforeExit(ctx, incarnation, server, service.options(), registers) && before.Detaches() {
+		l.detachFromKubelet(ctx, incarnation)
 	}
 }
 
 // registerBeforeExit registers once more before this process ends. It is called if the kubelet may have
 // forgotten this process, while no other process serves the resource: the kubelet would not notice the
 // end of this process's streams, and count the devices until it restarts.
-// It first waits for the end of earlier processes, because they could make the kubelet forget this
-// registration, too.
+// It first waits for the end of earlier processes, because they could make the kubelet also forget this
+// registration. It returns false if another process has come meanwhile, so that registers returns false.
 func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint64, server *grpc.Server,
-	options *pluginapi.DevicePluginOptions) {
-	l.ExtendEnd(handOverTimeout + leaveTimeout)
-	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	options *pluginapi.DevicePluginOptions, registers func() bool) bool {
+	left := l.timeToEnd()
+	l.ExtendEnd(left + leaveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
 	l.awaitEarlier(ctx)
-	// a process that starts now registers after the end of this process
-	l.previous.unlock, _ = l.Registrar.LockRegistrations(ctx)
+	unlock, _ := l.Registrar.LockRegistrations(ctx)
+	if !registers() {
+		unlock()
+		return false
+	}
+	l.previous.unlock = unlock // a process that starts now registers after the end of this process
 	endpoint := l.Registrar.NewEndpoint(l.list.name)
 	socket, err := statefile.Listen(ctx, endpoint)
 	if err == nil {
@@ -159,18 +179,26 @@ func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint6
 	if err != nil {
 		klog.FromContext(ctx).Info("A kubelet up to 1.36 may not notice the end of this process", "reason", err.Error())
 	}
+	return true
 }
 
 // registerAgain registers beside a kept stream. It waits for the kubelet's answer for handOverTimeout
-// after ctx has ended: if the call were canceled, the kubelet could fail while the next registration
-// runs, and forget that one.
+// after ctx has ended, unless another kubelet starts: if the call were canceled, the kubelet could fail
+// while the next registration runs, and forget that one.
 func (l *registration) registerAgain(ctx context.Context, incarnation uint64, endpoint string,
 	options *pluginapi.DevicePluginOptions) error {
+	if ctx.Err() != nil { // before the lock was taken
+		return ctx.Err()
+	}
 	call, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() {
-		l.ExtendEnd(handOverTimeout + leaveTimeout)
-		l.wait(call, nil, handOverTimeout)
+		left := handOverTimeout
+		if errors.Is(context.Cause(ctx), context.Canceled) { // the process ends
+			left = l.timeToEnd()
+			l.ExtendEnd(left + leaveTimeout)
+		}
+		l.pause(call, incarnation, left)
 		cancel()
 	})()
 	return l.register(call, incarnation, endpoint, options)

@@ -34,7 +34,8 @@ type previous struct {
 	// out.
 	unlock func()
 
-	mu      sync.Mutex     // guards state
+	mu      sync.Mutex     // guards endsBy and state
+	endsBy  time.Time      // when this process ends at the latest, without leaveTimeout; zero if it does not end
 	state   yield.State    // what this process knows of the others
 	leaving feed.Feed[int] // how many others have announced their end
 }

@@ -92,9 +92,10 @@ type State struct {
 	// its value when the last registration began, and atAccept when the last accepted one began: an
 	// earlier process may end while the kubelet handles a registration.
 	forgotten, atStart, atAccept int
-	// yielded says that this process has yielded since the last accepted registration. If the
-	// registration of the later process failed, the kubelet has forgotten this process.
-	yielded bool
+	// yields counts how often this process has yielded, yieldsAtStart and yieldsAtAccept are its
+	// values as for forgotten. If the registration of the later process failed, the kubelet has
+	// forgotten this process.
+	yields, yieldsAtStart, yieldsAtAccept int
 }
 
 // NoteEnd records that the server behind a socket has ended.
@@ -106,13 +107,13 @@ func (s *State) NoteEnd(socket string) {
 }
 
 // Begin records that a registration begins.
-func (s *State) Begin() { s.atStart = s.forgotten }
+func (s *State) Begin() { s.atStart, s.yieldsAtStart = s.forgotten, s.yields }
 
 // Accept records that the kubelet has accepted the registration that began last.
-func (s *State) Accept() { s.atAccept, s.yielded = s.atStart, false }
+func (s *State) Accept() { s.atAccept, s.yieldsAtAccept = s.atStart, s.yieldsAtStart }
 
 // NoteYield records that a server yields.
-func (s *State) NoteYield() { s.yielded = true }
+func (s *State) NoteYield() { s.yields++ }
 
 // End records that this process is ending.
 func (s *State) End() { s.ending = true }
@@ -172,9 +173,11 @@ func (s *State) ReregistersSoon(v Server) bool {
 }
 
 // RegistersBeforeExit reports whether an ending process that has not detached registers once more:
-// the kubelet may not notice the end of its streams, and no later process serves the resource.
+// the kubelet may not notice the end of its streams, and neither a later process nor another program
+// serves the resource.
 func (s *State) RegistersBeforeExit(v Server) bool {
-	return (s.Forgotten() || s.yielded && v.OneClient) && len(s.Running(v.Peers)) == 0
+	hasYielded := s.yields > s.yieldsAtAccept
+	return (s.Forgotten() || hasYielded && v.OneClient) && v.Mute != MuteOtherPlugin && len(s.Running(v.Peers)) == 0
 }
 
 // Yielding returns what a server does that is mute for a later process. The account is AccountUnknown

@@ -75,7 +75,7 @@ func TestObservations(t *testing.T) {
 			running: []string{third}, step: yield.AwaitEnd, yielded: true},
 		{event: "that process is killed", account: yield.AccountKept, step: yield.Resume, yielded: true},
 		{event: "a registration begins after it yielded", happens: s.Begin, step: yield.Compare, yielded: true},
-		{event: "the kubelet accepted it, too", happens: s.Accept, step: yield.Compare},
+		{event: "the kubelet accepted that registration", happens: s.Accept, step: yield.Compare},
 	} {
 		if row.happens != nil {
 			row.happens()
@@ -125,6 +125,26 @@ func TestForgotten(t *testing.T) {
 		s.End()
 		if answer, _ := s.Answer(thirdToken, serves); answer != yield.WillNot || s.Forgotten() != tt.want {
 			t.Errorf("%s: forgotten %v, want %v; a process that ends answers %d", name, s.Forgotten(), tt.want, answer)
+		}
+		// the same if the registration of a later process may have failed
+		var y yield.State
+		if tt.before {
+			y.NoteYield()
+		}
+		y.Begin()
+		if tt.during {
+			y.NoteYield()
+		}
+		if !tt.refused {
+			y.Accept()
+		}
+		if got := y.RegistersBeforeExit(serves); got != tt.want {
+			t.Errorf("%s: registers before it exits %v, want %v", name, got, tt.want)
+		}
+		other := serves
+		other.Mute = yield.MuteOtherPlugin
+		if y.RegistersBeforeExit(other) || s.RegistersBeforeExit(other) {
+			t.Errorf("%s: registers over another program", name)
 		}
 	}
 }
