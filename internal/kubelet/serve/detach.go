@@ -61,13 +61,14 @@ func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64
 	if len(rivals.Later)+len(rivals.Earlier) > 0 || l.previous.stopKept != nil {
 		l.awaitTakenIn(ctx)
 	}
-	err := l.tryDetach(ctx, incarnation)
+	err := l.tryDetach(ctx, incarnation, leaveTimeout)
 	if errors.Is(err, kubelet.ErrNotYet) {
 		l.ExtendEnd(l.timeToEnd() + leaveTimeout)
 		log.Info("Staying until the process that serves the resource from now on has registered")
 		for err != nil && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil { // it changes its socket meanwhile
 			l.wait(ctx, nil, handOverPause)
-			err = l.tryDetach(ctx, incarnation)
+			// A busy kubelet may fail after a call has timed out, and forget a process that registers meanwhile.
+			err = l.tryDetach(ctx, incarnation, handOverTimeout)
 		}
 	}
 	switch {
@@ -118,11 +119,13 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 
 // tryDetach keeps other processes from registering once the kubelet has forgotten the other
 // process: the kubelet would take the end of this process for the end of a process that registers
-// meanwhile.
-func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error {
-	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
+// meanwhile. The limit is that of the whole attempt.
+func (l *registration) tryDetach(ctx context.Context, incarnation uint64, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	unlock, _ := l.Registrar.LockRegistrations(ctx)
+	locking, stop := context.WithTimeout(ctx, leaveTimeout)
+	defer stop()
+	unlock, _ := l.Registrar.LockRegistrations(locking)
 	err := l.Registrar.Detach(ctx, incarnation, l.list.name)
 	if err != nil {
 		unlock()
