@@ -13,11 +13,11 @@ import (
 // client. Without this type, a deadline also cuts off a client that is on time: the net package
 // neither reads nor writes after the deadline, even if the server itself was late because it had no
 // CPU or was stopped.
-type client struct{ *net.UnixConn }
+type client struct{ conn *net.UnixConn }
 
 // Read implements io.Reader. After the deadline it reads only bytes that have already arrived.
 func (c client) Read(p []byte) (int, error) {
-	n, err := c.UnixConn.Read(p)
+	n, err := c.conn.Read(p)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return n, err
 	}
@@ -33,7 +33,7 @@ func (c client) Read(p []byte) (int, error) {
 
 // Write implements io.Writer. After the deadline it writes only bytes that fit into the socket.
 func (c client) Write(p []byte) (int, error) {
-	n, err := c.UnixConn.Write(p)
+	n, err := c.conn.Write(p)
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return n, err
 	}
@@ -50,7 +50,7 @@ func (c client) Write(p []byte) (int, error) {
 // atOnce reads or writes without a wait: sockets of the net package never block. It returns an error
 // if there is nothing to read, or no room to write.
 func (c client) atOnce(p []byte, do func(fd int, p []byte) (int, error)) (n int, err error) {
-	raw, err := c.SyscallConn()
+	raw, err := c.conn.SyscallConn()
 	if err != nil {
 		return 0, err
 	}

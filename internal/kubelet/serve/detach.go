@@ -150,7 +150,8 @@ func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, serve
 		now.Mute = before.Mute
 		return know(l.previous, now.Peers, func(s *yield.State) bool { return s.RegistersBeforeExit(now) })
 	}
-	if registers() && !l.registerBeforeExit(ctx, incarnation, server, service.options(), registers) && before.Detaches() {
+	if registers() && !l.registerBeforeExit(ctx, incarnation, server, service.options(), registers) &&
+		before.Detaches() {
 		l.detachFromKubelet(ctx, incarnation)
 	}
 }
