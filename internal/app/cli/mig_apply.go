@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,12 +87,8 @@ func awaitMIG(ctx context.Context, w io.Writer, socket string, again uint64, mos
 	var last string
 	for {
 		var s daemon.MIGProgress
-		err := control.Call(ctx, socket, daemon.CallMIGStatus, nil, &s)
-		switch {
-		case err != nil && ctx.Err() != nil: // says nothing about the daemon
-			return ctx.Err()
-		case err != nil:
-			return err
+		if err := control.Call(ctx, socket, daemon.CallMIGStatus, nil, &s); err != nil {
+			return cmp.Or(ctx.Err(), err) // the end of ctx says nothing about the daemon
 		}
 		if s.Again >= again {
 			quiet := s.State == string(mig.StatePending) && time.Since(start) < min(migQuiet, most/2)

@@ -61,14 +61,17 @@ func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64
 	if len(rivals.Later)+len(rivals.Earlier) > 0 || l.previous.stopKept != nil {
 		l.awaitTakenIn(ctx)
 	}
-	err := l.tryDetach(ctx, incarnation, leaveTimeout)
+	first, end := context.WithTimeout(ctx, leaveTimeout)
+	err := l.tryDetach(first, incarnation)
+	end()
 	if errors.Is(err, kubelet.ErrNotYet) {
-		l.ExtendEnd(l.timeToEnd() + leaveTimeout)
+		l.extendEnd()
 		log.Info("Staying until the process that serves the resource from now on has registered")
 		for err != nil && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil { // it changes its socket meanwhile
 			l.wait(ctx, nil, handOverPause)
-			// A busy kubelet may fail after a call has timed out, and forget a process that registers meanwhile.
-			err = l.tryDetach(ctx, incarnation, handOverTimeout)
+			// All the time that is left: a busy kubelet may fail after a call has timed out, and forget a process
+			// that registers meanwhile.
+			err = l.tryDetach(ctx, incarnation)
 		}
 	}
 	switch {
@@ -92,6 +95,13 @@ func (l *registration) timeToEnd() time.Duration {
 	return max(l.previous.endsBy.Sub(now), leaveTimeout)
 }
 
+// extendEnd extends the time of this process to end, and returns what it may wait for others.
+func (l *registration) extendEnd() time.Duration {
+	left := l.timeToEnd()
+	l.ExtendEnd(left + leaveTimeout)
+	return left
+}
+
 // noteCheckpoint is called before a list is sent.
 func (l *registration) noteCheckpoint() {
 	if l.CheckpointVersion != nil {
@@ -110,7 +120,7 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 	if before == nil || *before == "" || l.CheckpointVersion() != *before {
 		return
 	}
-	l.ExtendEnd(l.timeToEnd() + leaveTimeout)
+	l.extendEnd()
 	klog.FromContext(ctx).Info("Waiting until the kubelet has processed the list of this process")
 	for ctx.Err() == nil && l.CheckpointVersion() == *before {
 		l.wait(ctx, nil, handOverPause)
@@ -119,12 +129,10 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 
 // tryDetach keeps other processes from registering once the kubelet has forgotten the other
 // process: the kubelet would take the end of this process for the end of a process that registers
-// meanwhile. The limit is that of the whole attempt.
-func (l *registration) tryDetach(ctx context.Context, incarnation uint64, limit time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, limit)
+// meanwhile.
+func (l *registration) tryDetach(ctx context.Context, incarnation uint64) error {
+	locking, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	locking, stop := context.WithTimeout(ctx, leaveTimeout)
-	defer stop()
 	unlock, _ := l.Registrar.LockRegistrations(locking)
 	err := l.Registrar.Detach(ctx, incarnation, l.list.name)
 	if err != nil {
@@ -163,9 +171,7 @@ func (l *registration) prepareEnd(ctx context.Context, incarnation uint64, serve
 // registration. It returns false if another process has come meanwhile, so that registers returns false.
 func (l *registration) registerBeforeExit(ctx context.Context, incarnation uint64, server *grpc.Server,
 	options *pluginapi.DevicePluginOptions, registers func() bool) bool {
-	left := l.timeToEnd()
-	l.ExtendEnd(left + leaveTimeout)
-	ctx, cancel := context.WithTimeout(ctx, left)
+	ctx, cancel := context.WithTimeout(ctx, l.extendEnd())
 	defer cancel()
 	l.awaitEarlier(ctx)
 	unlock, _ := l.Registrar.LockRegistrations(ctx)
@@ -199,8 +205,7 @@ func (l *registration) registerAgain(ctx context.Context, incarnation uint64, en
 	defer context.AfterFunc(ctx, func() {
 		left := handOverTimeout
 		if errors.Is(context.Cause(ctx), context.Canceled) { // the process ends
-			left = l.timeToEnd()
-			l.ExtendEnd(left + leaveTimeout)
+			left = l.extendEnd()
 		}
 		l.pause(call, incarnation, left)
 		cancel()

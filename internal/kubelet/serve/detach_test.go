@@ -503,6 +503,32 @@ func TestADaemonEndsWhileRegistrationsTakeLong(t *testing.T) {
 	}
 }
 
+// A checkpoint is that of a kubelet that writes it when a test says so.
+type checkpoint struct{ asked, version atomic.Int64 }
+
+// read returns the version, and counts how often it was read.
+func (c *checkpoint) read() string {
+	c.asked.Add(1)
+	return strconv.FormatInt(c.version.Load(), 10)
+}
+
+// stop ends a daemon whose list the kubelet has not taken in, and returns the mark from before. The
+// kubelet takes the list in while the daemon waits for that.
+func (c *checkpoint) stop(t *testing.T, n *node, d *daemon) (mark int) {
+	t.Helper()
+	mark = n.Mark()
+	before := c.asked.Load()
+	stopped := make(chan struct{})
+	go func() { d.stop(); close(stopped) }()
+	poll.Until(t, "the daemon looks whether its list is taken in", func() bool { return c.asked.Load() > before+10 })
+	if events := n.Events(mark); len(events) > 0 {
+		t.Errorf("kubelet saw %v before it had taken in the list", events)
+	}
+	c.version.Add(1)
+	<-stopped
+	return mark
+}
+
 // A daemon with a kept stream that ends while the kubelet processes its list waits for that: the kubelet
 // would take the end of the kept stream for the end of the daemon, and count the devices afterwards.
 func TestADaemonWithAKeptStreamEndsBeforeItsListIsTakenIn(t *testing.T) {
@@ -514,13 +540,10 @@ func TestADaemonWithAKeptStreamEndsBeforeItsListIsTakenIn(t *testing.T) {
 // no kept stream.
 func awaitsKubelet(t *testing.T) bool {
 	n, earlier := serving(t, standin.V136, clock.RealClock{}, 2)
-	var asked, version atomic.Int64
+	var checkpoint checkpoint
 	mark := n.Mark()
 	later := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
-		CheckpointVersion: func() string {
-			asked.Add(1)
-			return strconv.FormatInt(version.Load(), 10)
-		}})
+		CheckpointVersion: checkpoint.read})
 	later.offer(2)
 	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
 	earlier.status(t, "silent", yielding)
@@ -531,16 +554,7 @@ func awaitsKubelet(t *testing.T) bool {
 		return false
 	}
 	later.status(t, "agreed", agreed)
-	mark = n.Mark()
-	before := asked.Load()
-	stopped := make(chan struct{})
-	go func() { later.stop(); close(stopped) }()
-	poll.Until(t, "the daemon looks whether its list is taken in", func() bool { return asked.Load() > before+10 })
-	if events := n.Events(mark); len(events) > 0 {
-		t.Errorf("kubelet saw %v before it had taken in the list", events)
-	}
-	version.Add(1)
-	<-stopped
+	checkpoint.stop(t, n, later)
 	n.awaitAllocatable(t, 0)
 	return true
 }

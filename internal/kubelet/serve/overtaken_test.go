@@ -3,7 +3,6 @@ package serve_test
 import (
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -279,26 +278,14 @@ func TestTwoDaemonsLeaveForALaterOne(t *testing.T) { // not beside other tests: 
 func TestADaemonEndsBeforeItsListIsTakenIn(t *testing.T) {
 	t.Parallel()
 	n, first := serving(t, standin.V136, clock.RealClock{}, 2)
-	var asked, version atomic.Int64
+	var checkpoint checkpoint
 	mark := n.Mark()
 	later := n.startSetOn(t, serve.Collaborators{Accountant: n.account(t, clock.RealClock{}), Clock: clock.RealClock{},
-		CheckpointVersion: func() string {
-			asked.Add(1)
-			return fmt.Sprint(version.Load())
-		}})
+		CheckpointVersion: checkpoint.read})
 	later.offer(2)
 	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
 	first.status(t, "silent", yielding)
-	mark = n.Mark()
-	before := asked.Load()
-	stopped := make(chan struct{})
-	go func() { later.stop(); close(stopped) }()
-	poll.Until(t, "the daemon looks whether its list is taken in", func() bool { return asked.Load() > before+10 })
-	if events := n.Events(mark); len(events) > 0 {
-		t.Errorf("kubelet saw %v before it had taken in the list", events)
-	}
-	version.Add(1)
-	<-stopped
+	mark = checkpoint.stop(t, n, later)
 	if n.count(standin.Refused, mark) != 1 || n.Allocatable(gpu) != 2 {
 		t.Errorf("kubelet saw %v", n.Events(mark))
 	}

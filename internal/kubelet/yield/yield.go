@@ -88,15 +88,25 @@ type State struct {
 	ending bool            // this process is ending, or no longer serves the resource
 	// the tokens of processes that announced their end, with the value of forgotten at that time
 	leaving map[string]int
-	// forgotten counts how often another process made the kubelet forget this process. atStart is
-	// its value when the last registration began, and atAccept when the last accepted one began: an
-	// earlier process may end while the kubelet handles a registration.
-	forgotten, atStart, atAccept int
-	// yields counts how often this process has yielded, yieldsAtStart and yieldsAtAccept are its
-	// values as for forgotten. If the registration of the later process failed, the kubelet has
-	// forgotten this process.
-	yields, yieldsAtStart, yieldsAtAccept int
+	// forgotten counts how often another process made the kubelet forget this process.
+	forgotten counter
+	// yields counts how often this process has yielded. If the registration of the later process
+	// failed, the kubelet has forgotten this process.
+	yields counter
 }
+
+// A counter counts what may happen while the kubelet handles a registration.
+type counter struct {
+	n        int
+	atStart  int // n when the last registration began
+	atAccept int // n when the last accepted registration began
+}
+
+func (c *counter) begin()  { c.atStart = c.n }
+func (c *counter) accept() { c.atAccept = c.atStart }
+
+// hasGrown reports whether something was counted since the last accepted registration began.
+func (c *counter) hasGrown() bool { return c.n > c.atAccept }
 
 // NoteEnd records that the server behind a socket has ended.
 func (s *State) NoteEnd(socket string) {
@@ -107,13 +117,19 @@ func (s *State) NoteEnd(socket string) {
 }
 
 // Begin records that a registration begins.
-func (s *State) Begin() { s.atStart, s.yieldsAtStart = s.forgotten, s.yields }
+func (s *State) Begin() {
+	s.forgotten.begin()
+	s.yields.begin()
+}
 
 // Accept records that the kubelet has accepted the registration that began last.
-func (s *State) Accept() { s.atAccept, s.yieldsAtAccept = s.atStart, s.yieldsAtStart }
+func (s *State) Accept() {
+	s.forgotten.accept()
+	s.yields.accept()
+}
 
 // NoteYield records that a server yields.
-func (s *State) NoteYield() { s.yields++ }
+func (s *State) NoteYield() { s.yields.n++ }
 
 // End records that this process is ending.
 func (s *State) End() { s.ending = true }
@@ -121,7 +137,7 @@ func (s *State) End() { s.ending = true }
 // Forgotten reports whether the kubelet was made to forget this process and has accepted no
 // registration of it since. The kubelet may also have forgotten a later process, and missed the end
 // of that process.
-func (s *State) Forgotten() bool { return s.forgotten > s.atAccept }
+func (s *State) Forgotten() bool { return s.forgotten.hasGrown() }
 
 // Leaving returns how many processes have announced their end.
 func (s *State) Leaving() int { return len(s.leaving) }
@@ -176,8 +192,8 @@ func (s *State) ReregistersSoon(v Server) bool {
 // the kubelet may not notice the end of its streams, and neither a later process nor another program
 // serves the resource.
 func (s *State) RegistersBeforeExit(v Server) bool {
-	hasYielded := s.yields > s.yieldsAtAccept
-	return (s.Forgotten() || hasYielded && v.OneClient) && v.Mute != MuteOtherPlugin && len(s.Running(v.Peers)) == 0
+	isForgotten := s.Forgotten() || s.yields.hasGrown() && v.OneClient
+	return isForgotten && v.Mute != MuteOtherPlugin && len(s.Running(v.Peers)) == 0
 }
 
 // Yielding returns what a server does that is mute for a later process. The account is AccountUnknown
@@ -206,12 +222,12 @@ func (s *State) Answer(token string, v Server) (a Answer, newMute Mute) {
 	if s.ending {
 		return WillNot, v.Mute
 	}
-	s.forgotten++
+	s.forgotten.n++
 	if _, known := s.leaving[token]; !known {
 		if s.leaving == nil {
 			s.leaving = map[string]int{}
 		}
-		s.leaving[token] = s.forgotten
+		s.leaving[token] = s.forgotten.n
 	}
 	isCaller := func(socket string) bool { return tokenOf(socket) == token }
 	switch {
@@ -226,7 +242,8 @@ func (s *State) Answer(token string, v Server) (a Answer, newMute Mute) {
 			return WillRegister, v.Mute
 		}
 		return WillNot, v.Mute
-	case slices.ContainsFunc(v.Peers.Later, isCaller) && s.leaving[token] > s.atStart: // it may have registered last
+	case slices.ContainsFunc(v.Peers.Later, isCaller) && s.leaving[token] > s.forgotten.atStart:
+		// it may have registered last
 		return WillRegister, MuteLaterProcess
 	case !v.Listed:
 		return WillRegister, v.Mute

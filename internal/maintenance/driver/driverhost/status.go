@@ -153,8 +153,8 @@ func (h *Host) judgeInTime(ctx context.Context) (judged, error) {
 	return v, err
 }
 
-// judgeNow returns facts that were read after the begin of this call, or of the calls before it that ended
-// earlier. So a node that needs longer than each call changes its driver all the same.
+// judgeNow returns facts whose reading ended after the begin of this call, or of the calls before it that
+// ended without facts. So a node that needs longer than each call changes its driver all the same.
 func (h *Host) judgeNow(ctx context.Context) (judged, error) {
 	began, age := time.Now(), time.Duration(0)
 	if !h.lateSince.IsZero() {
