@@ -55,22 +55,18 @@ const (
 // serves the resource or is about to. It reports whether the kubelet will ignore the end.
 func (l *registration) detachFromKubelet(ctx context.Context, incarnation uint64) bool {
 	log := klog.FromContext(ctx)
-	ctx, cancel := context.WithTimeout(ctx, l.timeToEnd())
+	// A busy kubelet may fail after a call has timed out, and forget a process that registers meanwhile.
+	ctx, cancel := context.WithTimeout(ctx, l.extendEnd())
 	defer cancel()
 	rivals := l.Registrar.Peers(l.list.name)
 	if len(rivals.Later)+len(rivals.Earlier) > 0 || l.previous.stopKept != nil {
 		l.awaitTakenIn(ctx)
 	}
-	first, end := context.WithTimeout(ctx, leaveTimeout)
-	err := l.tryDetach(first, incarnation)
-	end()
+	err := l.tryDetach(ctx, incarnation)
 	if errors.Is(err, kubelet.ErrNotYet) {
-		l.extendEnd()
 		log.Info("Staying until the process that serves the resource from now on has registered")
 		for err != nil && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil { // it changes its socket meanwhile
 			l.wait(ctx, nil, handOverPause)
-			// All the time that is left: a busy kubelet may fail after a call has timed out, and forget a process
-			// that registers meanwhile.
 			err = l.tryDetach(ctx, incarnation)
 		}
 	}
@@ -120,7 +116,6 @@ func (l *registration) awaitTakenIn(ctx context.Context) {
 	if before == nil || *before == "" || l.CheckpointVersion() != *before {
 		return
 	}
-	l.extendEnd()
 	klog.FromContext(ctx).Info("Waiting until the kubelet has processed the list of this process")
 	for ctx.Err() == nil && l.CheckpointVersion() == *before {
 		l.wait(ctx, nil, handOverPause)

@@ -559,6 +559,25 @@ func awaitsKubelet(t *testing.T) bool {
 	return true
 }
 
+// The earlier daemon of a roll-out waits for a busy kubelet, which would take its end for the end of the
+// later one otherwise.
+func TestABusyKubeletRefusesWhatItIsToForget(t *testing.T) {
+	t.Parallel()
+	n, earlier, _ := overlapping(t)
+	stop := n.lowest(t)
+	n.SetRegister(standin.RegisterHangs)
+	mark := n.Mark()
+	ended := make(chan struct{})
+	go func() { earlier.stop(); close(ended) }()
+	n.await(t, "the registration that is to fail", func() bool { return n.count(standin.Registering, mark) > 0 })
+	time.AfterFunc(time.Second, func() { n.SetRegister(standin.RegisterAnswers) })
+	<-ended
+	n.await(t, "the later daemon's devices", func() bool { return n.listedAnew(mark) })
+	if least := stop(); least < 2 {
+		t.Errorf("%d devices were allocatable; kubelet saw %v", least, n.Events(mark))
+	}
+}
+
 // Kubelet may need longer to refuse a registration than the process lives that sent it: the later
 // one serves all the same.
 func TestKubeletRefusesLate(t *testing.T) {
