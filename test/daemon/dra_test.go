@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -435,13 +434,13 @@ func TestHandOverUnderLoad(t *testing.T) {
 			c.Remove("long")
 		}
 		if round == 1 {
-			c.kill()
+			c.crash()
 		}
 		c.published(8)
 		served("claim")
 		c.mode("{mode: plugin}")
 		if round == 2 {
-			c.kill()
+			c.crash()
 		}
 		c.allocatable(8)
 	}
@@ -475,12 +474,9 @@ func (c *claimable) hold(pod string) (uuid string) {
 	return ""
 }
 
-// kill ends the daemon at once, and starts it again.
-func (c *claimable) kill() {
+// crash kills the daemon, and starts it again.
+func (c *claimable) crash() {
 	c.t.Helper()
-	d := c.Running()
-	c.signal(d, syscall.SIGKILL)
-	<-d.Ended()
-	_ = c.StopDaemon() // it was killed
+	c.kill()
 	c.start()
 }

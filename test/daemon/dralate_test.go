@@ -82,7 +82,7 @@ func TestKilledWhileAGPUIsInNoSlice(t *testing.T) {
 		noted, err := os.ReadFile(c.Path("state/dra-published.json"))
 		return err == nil && len(c.api.Slices()) == 0 && strings.Contains(string(noted), `"gpus": null`)
 	})
-	c.kill()
+	c.crash()
 	c.owner(gpu, "nobody")
 	if n := c.Allocatable("nvidia.com/gpu"); n > 0 {
 		t.Errorf("the device plugin has %d GPUs", n)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/node"
@@ -16,9 +15,7 @@ import (
 // again ends the daemon, does something, and starts a program with arguments.
 func (c *claimable) again(program string, args []string, between func() error) {
 	c.t.Helper()
-	if err := c.StopDaemon(); err != nil {
-		c.t.Fatal(err)
-	}
+	c.stop()
 	if err := between(); err != nil {
 		c.t.Fatal(err)
 	}
@@ -72,9 +69,7 @@ func TestReinstallAfterClaims(t *testing.T) {
 		`"DriverState":{"gpu.nvidia.com":{"Devices":[{"PoolName":"node-1","DeviceName":"gpu-3"}]}}}`); err != nil {
 		t.Fatal(err)
 	}
-	c.signal(c.Running(), syscall.SIGKILL)
-	<-c.Running().Ended()
-	_ = c.StopDaemon() // it was killed
+	c.kill()
 	agent := c.Args
 	c.Daemon, c.Args = binary, []string{"--kubelet-root", c.Path("")}
 	c.start()

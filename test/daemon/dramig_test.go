@@ -166,7 +166,7 @@ func TestKilledWhileTheModeIsSwitched(t *testing.T) {
 		_, err := os.Stat(c.Path("state/claims/" + half + ".json"))
 		return err == nil
 	})
-	c.kill() // the simulated driver forgets with it what it has changed: here nothing
+	c.crash() // the simulated driver forgets with it what it has changed: here nothing
 	for name, uid := range map[string]string{"half": half, "other": other} {
 		c.eventually("claim "+name+" is prepared", func() bool {
 			_, err := c.prepare(ctx, name, uid)

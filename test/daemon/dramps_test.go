@@ -159,7 +159,7 @@ func TestClaimByMPS(t *testing.T) {
 		return health.GetHealth() == healthv1.HealthStatus_UNHEALTHY &&
 			strings.Contains(health.GetMessage(), "mps-control-daemon")
 	})
-	c.kill()
+	c.crash()
 	c.mpsControlDaemon()
 	c.eventually("another control daemon serves the claim", func() bool {
 		return c.plugins.Health("gpu-3").GetHealth() == healthv1.HealthStatus_HEALTHY &&

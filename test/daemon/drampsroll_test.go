@@ -196,7 +196,7 @@ func TestMPSWhileTheModeChanges(t *testing.T) {
 	}()
 	c.mode("{mode: plugin}")
 	c.allocatable(7)
-	c.kill()
+	c.crash()
 	c.allocatable(7)
 	c.becomesReady("")
 	if stop(); <-lost {

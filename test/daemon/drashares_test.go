@@ -92,7 +92,7 @@ func TestShares(t *testing.T) {
 		t.Errorf("a GPU of which claims have shares was given whole: %v", err)
 	}
 
-	c.kill()
+	c.crash()
 	signal(syscall.SIGKILL)
 	c.mpsControlDaemon()
 	for name, uid := range uids {

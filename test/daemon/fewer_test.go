@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -94,8 +93,7 @@ func TestFewerDevices(t *testing.T) {
 	s.sent(false)
 	s.write("config.yaml", whole)
 	s.eventually("the node is tainted", s.tainted)
-	s.signal(s.Running(), syscall.SIGKILL)
-	s.ends(s.Running())
+	s.kill()
 	mark := s.Mark()
 	s.start()
 	s.next(mark, standin.Listed)

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/cluster/healthevents"
@@ -64,9 +63,7 @@ func TestHealthEvents(t *testing.T) {
 		return err == nil && strings.Count(strings.ReplaceAll(string(text), " ", ""), `"accepted":true`) == 8
 	})
 
-	killed := s.Running()
-	s.signal(killed, syscall.SIGKILL)
-	s.ends(killed)
+	s.kill()
 	// A real driver still requests the reset after the XID. The simulated one ends with its process.
 	writes(string(machine) + "faults: [{kind: recovery-action, gpu: '3', action: reset}]\n")
 	s.start()

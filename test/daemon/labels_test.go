@@ -4,7 +4,6 @@ import (
 	"maps"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -79,8 +78,7 @@ func TestLabels(t *testing.T) {
 	s.inject(simulator.Fault{Kind: simulator.KindDriver, Driver: "no-library"})
 	s.says("the driver is away", func(now status) bool { return now.Stale != "" })
 	writes := server.Writes()
-	s.signal(s.Running(), syscall.SIGKILL)
-	s.ends(s.Running())
+	s.kill()
 	s.start()
 	s.labelsBecome(server, "restart", all)
 	if n := server.Writes() - writes; n > 1 { // the simulated node is a new one

@@ -361,6 +361,40 @@ func (s *stage) ends(d *node.Daemon) {
 	}
 }
 
+// kill ends the only daemon of the kubelet at once, as stop does in order. Both return when the
+// kubelet has noticed, which may be later than the end: what it shows from then on is of a process
+// that starts afterwards.
+func (s *stage) kill() {
+	s.t.Helper()
+	d := s.Running()
+	s.signal(d, syscall.SIGKILL)
+	s.ends(d)
+	_ = s.StopDaemon() // it was killed
+	s.offersNothing()
+}
+
+// stop is described at kill.
+func (s *stage) stop() {
+	s.t.Helper()
+	if err := s.StopDaemon(); err != nil {
+		s.t.Fatal(err)
+	}
+	s.offersNothing()
+}
+
+// offersNothing waits until the kubelet has no device that it could give to a pod.
+func (s *stage) offersNothing() {
+	s.t.Helper()
+	s.until("nothing is offered", func() bool {
+		for _, r := range s.Resources() {
+			if r.Allocatable > 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // signal sends a daemon a signal.
 func (s *stage) signal(d *node.Daemon, sig syscall.Signal) {
 	s.t.Helper()

@@ -237,8 +237,6 @@ func TestTheDefaultOfTheOperatorAtAStart(t *testing.T) {
 		if d.until("MIG devices", func() bool { return d.Allocatable("nvidia.com/mig-1g.10gb") > 0 }); d.Allocatable(gpu) > 0 {
 			t.Error("whole GPUs are offered")
 		}
-		if err := d.StopDaemon(); err != nil {
-			t.Fatal(err)
-		}
+		d.stop()
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -94,8 +93,7 @@ func TestClientsArePausedByLabel(t *testing.T) {
 	d.label("all-balanced")
 	d.told("pending", "(nv-hostengine)")
 	d.eventually("DCGM is paused", func() bool { return dcgm() == paused })
-	d.signal(d.Running(), syscall.SIGKILL)
-	<-d.Running().Ended()
+	d.kill()
 	if dcgm() != paused {
 		t.Error("DCGM goes on without a daemon")
 	}

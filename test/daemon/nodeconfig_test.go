@@ -116,9 +116,7 @@ func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 	})
 
 	server.Stop()
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
+	s.stop()
 	mark := s.Mark()
 	s.start()
 	first := s.next(mark, standin.Listed)
@@ -130,9 +128,7 @@ func TestTheLastConfigurationHoldsWhileTheAPIServerIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.SetBlackHole(true)
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
+	s.stop()
 	mark = s.Mark()
 	s.start()
 	if first := s.next(mark, standin.Listed); len(first.Devices) != 16 {

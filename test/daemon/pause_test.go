@@ -189,7 +189,7 @@ func TestDriverManagerWithClaims(t *testing.T) {
 			c.published(0)
 		}
 		if killed {
-			c.kill()
+			c.crash()
 			c.firstLine("quiesced: the driver is released since")
 		}
 		m.cordon(true)

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -47,10 +46,7 @@ func TestQuiesceAnnotation(t *testing.T) {
 	annotate(until.UTC().Format(time.RFC3339))
 	says("done")
 	s.shows(8, 0)
-	d := s.Running()
-	s.signal(d, syscall.SIGKILL)
-	<-d.Ended()
-	_ = s.StopDaemon() // it was killed
+	s.kill()
 	s.start()
 	says("ended")
 	if early := time.Until(until); early > 0 {

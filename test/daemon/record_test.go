@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
@@ -105,10 +104,7 @@ func TestRecordingOfAKilledDaemon(t *testing.T) {
 	s.eventually("the Event follows from the recording", func() bool {
 		return strings.Contains(run(t, false, "simulate", "replay", dir), "Event GPUUnhealthy: GPU 3")
 	})
-	d := s.Running()
-	s.signal(d, syscall.SIGKILL)
-	s.ends(d)
-	_ = s.StopDaemon() // it was killed
+	s.kill()
 	names, text := recorded(t, dir)
 	if len(names) != 1 {
 		t.Fatalf("a daemon has recorded to %q", names)

@@ -18,9 +18,7 @@ func TestLostAtStartWhilePodsHoldIt(t *testing.T) {
 	s := serving(t, node.Setup{Profile: "a100-mig-mixed", Args: []string{"--mig-strategy=mixed"}})
 	s.until("the MIG device is offered", func() bool { return s.Allocatable(divided) == 1 })
 	held := s.admitOf("work", divided, 1)[0]
-	if err := s.StopDaemon(); err != nil {
-		t.Fatal(err)
-	}
+	s.stop()
 	s.broken(simulator.Fault{Kind: simulator.KindLost, GPU: "7"})
 	s.start()
 	departs := func() bool {

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/gpu/simulator"
@@ -70,11 +69,8 @@ func TestRepairByADaemon(t *testing.T) {
 	child := 0
 	s.eventually("the program runs", func() bool { child = s.child(); return child != 0 })
 	s.shows(8, 7)
-	daemon := s.Running()
-	s.signal(daemon, syscall.SIGKILL)
-	s.ends(daemon)
+	s.kill()
 	s.eventually("the program has ended", func() bool { return ended(child) })
-	_ = s.StopDaemon()
 	s.start()
 	s.shows(8, 8) // the simulated node has started again, too
 	s.eventually("the repair counts", func() bool {

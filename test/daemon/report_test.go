@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -72,8 +71,7 @@ func TestReports(t *testing.T) {
 	t.Logf("told after %v", s.becomes(server, "False GPUUnhealthy, tainted, 1 GPUNeedsOperator"))
 	uuid := slices.Collect(maps.Keys(s.known()))[0]
 
-	s.signal(s.Running(), syscall.SIGKILL)
-	s.ends(s.Running())
+	s.kill()
 	writes := server.Writes()
 	server.Stop()
 	mark := s.Mark()

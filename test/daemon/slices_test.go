@@ -45,7 +45,7 @@ func TestSlicesAfterRestarts(t *testing.T) {
 	}
 	are("create 1, update 0, delete 0", "writes of 8 GPUs")
 	before := c.sliceWrites()
-	c.kill()
+	c.crash()
 	c.becomesReady("")
 	c.eventually("status tells of the slices", func() bool { return strings.Contains(c.command("status", "-o", "json"), `"devices": 8`) })
 	are(before, "after a restart of the daemon")

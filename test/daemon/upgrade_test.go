@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/base/version"
@@ -68,7 +67,7 @@ var stateRows = []stateRow{
 			}
 			child := 0
 			c.eventually("the program runs", func() bool { child = c.child(); return child != 0 })
-			c.stopAtOnce()
+			c.kill()
 			c.eventually("the program has ended", func() bool { return ended(child) })
 			_ = reset.Wait() // its daemon was killed
 		},
@@ -149,14 +148,6 @@ func openWhole(t *testing.T) *claimable {
 	return &claimable{stage: open(t, node.Setup{})}
 }
 
-// stopAtOnce kills the daemon.
-func (c *claimable) stopAtOnce() {
-	c.t.Helper()
-	c.signal(c.Running(), syscall.SIGKILL)
-	<-c.Running().Ended()
-	_ = c.StopDaemon() // it was killed
-}
-
 // TestStateOfReleases: a daemon that begins with the state directory of a release goes on where
 // that one ended, and sets no file aside as damaged. `go test ./test/daemon -run
 // TestStateOfReleases -update` writes the files of this version. Those of a release stay as they
@@ -191,7 +182,7 @@ func (r stateRow) write(t *testing.T, folder string) {
 	file := filepath.Join(c.Path("state"), r.file)
 	c.eventually(r.file+" is written", func() bool { _, err := os.Stat(file); return err == nil })
 	if c.Running() != nil {
-		c.stopAtOnce()
+		c.kill()
 	}
 	if err := os.RemoveAll(folder); err != nil {
 		t.Fatal(err)

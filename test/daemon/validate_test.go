@@ -63,9 +63,7 @@ func (s *stage) proofs() map[string]int {
 // validate switches it on.
 func (v *validating) validate() {
 	v.t.Helper()
-	if err := v.StopDaemon(); err != nil {
-		v.t.Fatal(err)
-	}
+	v.stop()
 	v.Args = append(v.Args, "--validate")
 	v.start()
 }

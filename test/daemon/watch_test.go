@@ -139,12 +139,9 @@ func TestWatch(t *testing.T) {
 	s.call("resume", nil)
 	people.prints("→ ready: 8 GPUs Healthy; nvidia.com/gpu: 8 of 8") // some GPUs may be ready before the others
 
-	if err := s.Running().Kill(); err != nil {
-		t.Fatal(err)
-	}
+	s.kill()
 	people.prints("connection: waiting for the daemon")
 	programs.prints(`"to":"waiting for the daemon"`)
-	_ = s.StopDaemon() // it was killed
 	s.broken(simulator.Fault{Kind: simulator.KindLost, GPU: "5"})
 	s.start()
 	people.prints("connection: waiting for the daemon → connected")

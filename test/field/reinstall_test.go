@@ -54,6 +54,7 @@ func (r *reinstalled) killed() {
 		r.t.Fatal(err)
 	}
 	_ = r.cmd.Wait() // it was killed
+	r.serves(0)      // the kubelet may notice later
 }
 
 // serves waits until the kubelet has so many GPUs.
