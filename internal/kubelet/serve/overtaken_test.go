@@ -302,3 +302,23 @@ func TestADaemonEndsBeforeItsListIsTakenIn(t *testing.T) {
 	}
 	n.awaitAllocatable(t, 0)
 }
+
+// TestAKubeletThatNoticesEndsLate: up to 1.36 it takes the end of a stream for the end of the
+// registration that followed meanwhile, whose end it notices late again. The pauses between the
+// registrations grow until one of them stays.
+func TestAKubeletThatNoticesEndsLate(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.startKubeletWith(t, standin.Options{Version: standin.V136, SeesEndsAfter: 1500 * time.Millisecond})
+	d := n.startDaemon(t, clock.RealClock{})
+	d.offer(2)
+	n.awaitAllocatable(t, 2)
+	n.DropStream(gpu)
+	n.await(t, "one registration, and the ends of all others noticed", func() bool {
+		ended := n.count(standin.StreamEnded, 0)
+		return ended > 1 && n.count(standin.Registered, 0) == ended+1 && n.Allocatable(gpu) == 2
+	})
+	if all := n.count(standin.Registered, 0); all > 12 {
+		t.Errorf("%d registrations; kubelet saw %v", all, n.Events(0))
+	}
+}

@@ -43,8 +43,6 @@ const (
 	handshakeTimeout = time.Second
 	// finishTimeout limits the wait for running calls when a registration ends.
 	finishTimeout = time.Second
-	// provenAfter is how long a stream must last for its registration to count as successful.
-	provenAfter = time.Second
 	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a
 	// list, and the required devices a second time.
 	maxRequest = 2 * resource.MaxList
@@ -141,7 +139,7 @@ func (l *registration) run(parent context.Context) error {
 		}
 	})
 	tasks.Go(func() { end(l.follow(ctx, endpoint, incarnation, service.inspect)) })
-	proven, err := l.stayRegistered(ctx, incarnation, endpoint, service)
+	err = l.stayRegistered(ctx, incarnation, endpoint, service)
 	end(err)
 
 	cause := context.Cause(ctx)
@@ -167,7 +165,7 @@ func (l *registration) run(parent context.Context) error {
 	if service.streamed() {
 		l.Metrics.StreamEnded(l.list.name, endOf(cause))
 	}
-	return l.leaveSocket(socket, proven, cause)
+	return l.leaveSocket(socket, service.streamed(), cause)
 }
 
 // newServer returns the gRPC server of a service.
@@ -189,16 +187,21 @@ func newServer(s *service) *grpc.Server {
 	return server
 }
 
-// leaveSocket leaves the socket to the next registration and returns nil if the next registration
-// may begin at once: this registration was successful, or a new registration repairs the cause.
-// Otherwise leaveSocket closes the socket and returns the cause.
-func (l *registration) leaveSocket(socket *listener, proven bool, cause error) error {
+// leaveSocket returns nil if a new registration repairs the cause, which then begins at once, and
+// otherwise the cause. The pauses between registrations grow while the kubelet ends stream after
+// stream: up to 1.36, a busy kubelet takes the end of each stream for the end of the next.
+// The socket stays until the next registration, unless the kubelet has never called ListAndWatch.
+func (l *registration) leaveSocket(socket *listener, streamed bool, cause error) error {
 	fixable := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
-	if proven || slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) }) {
+	isFixable := slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) })
+	if streamed || isFixable {
 		l.previous.socket = socket
+	} else {
+		socket.release()
+	}
+	if isFixable {
 		return nil
 	}
-	socket.release()
 	return cause
 }
 
@@ -273,28 +276,27 @@ func isGone(path string) bool {
 }
 
 // stayRegistered registers, and returns when ctx ends or the kubelet no longer serves the
-// registration. It reports whether the registration was successful: the kubelet counted the
-// devices, the kubelet allocated a device, or the stream lasted.
+// registration.
 func (l *registration) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
-) (proven bool, err error) {
+) error {
 	l.report(PhaseRegistering)
 	l.adopt(ctx)
 	unlock, locked := l.Registrar.LockRegistrations(ctx)
 	l.unlock = unlock
 	lockedAt := l.Clock.Now()
 	if l.isOvertaken(false, 0) {
-		return false, errLaterCame
+		return errLaterCame
 	}
 	l.previous.tell((*yield.State).Begin)
 	register := l.register
 	if l.previous.stopKept != nil {
 		register = l.registerAgain
 	}
-	err = register(ctx, incarnation, endpoint, service.options())
+	err := register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
-		return false, err
+		return err
 	}
 	l.accepted = true
 	l.previous.tell((*yield.State).Accept)
@@ -304,20 +306,20 @@ func (l *registration) stayRegistered(
 	// before the socket appeared. Then this registration stays, without further lists: its end
 	// would take the devices away until the other server has registered.
 	if l.isOvertaken(locked, l.Clock.Since(lockedAt)) {
-		return false, errLaterCame
+		return errLaterCame
 	}
 	l.unlock()
 	timeout := l.Clock.NewTimer(registerTimeout)
 	defer timeout.Stop()
 	select {
 	case <-ctx.Done():
-		return false, context.Cause(ctx)
+		return context.Cause(ctx)
 	case <-timeout.C():
-		return false, errNoStream
+		return errNoStream
 	case <-l.connections.kubeletClosed():
 		// If the stream had begun, the end of the stream is the better reason.
 		if !service.streamed() {
-			return false, errClosedEarly
+			return errClosedEarly
 		}
 	case <-service.began:
 	}
@@ -325,9 +327,7 @@ func (l *registration) stayRegistered(
 	if l.mute.Value() != yield.MuteNone {
 		l.report(PhaseYielding)
 	}
-	began := l.Clock.Now()
-	agreed, err := l.checkAccount(ctx, incarnation)
-	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
+	return l.checkAccount(ctx, incarnation)
 }
 
 // isOvertaken reports whether a later process may register, or have registered, first. locked says
