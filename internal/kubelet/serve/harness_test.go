@@ -276,6 +276,20 @@ func (n *node) awaitAllocatable(t *testing.T, want int) {
 	n.await(t, fmt.Sprintf("%d allocatable", want), func() bool { return n.Allocatable(gpu) == want })
 }
 
+// awaitEnd waits until the kubelet has noticed the end of the only daemon: it has no device that it
+// could give to a pod. Up to 1.36, it would take a later notice for the end of the next daemon.
+func (n *node) awaitEnd(t *testing.T) {
+	t.Helper()
+	n.await(t, "nothing allocatable", func() bool {
+		for _, r := range n.Resources() {
+			if r.Allocatable > 0 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // count counts the events of a kind since a mark.
 func (n *node) count(kind standin.Kind, after int) int {
 	count := 0

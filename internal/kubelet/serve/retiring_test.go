@@ -318,6 +318,7 @@ func TestWhatPodResourcesAnswersAtTheStartLosesNothing(t *testing.T) {
 					t.Fatal(err)
 				}
 				before.stop()
+				n.awaitEnd(t)
 				mark := n.Mark()
 				d := n.startDaemonWith(t, clock.RealClock{}, badAccount{Accountant: n.account(t, clock.RealClock{}),
 					answer: answer})
@@ -448,6 +449,7 @@ func TestDevicesOfAnEarlierProcessLeaveSlowlyToo(t *testing.T) {
 		t.Fatal(err)
 	}
 	before.stop()
+	n.awaitEnd(t)
 	mark := n.Mark()
 	n.startDaemonWith(t, c, &countedAccount{Accountant: n.account(t, c)}).offer(7)
 	n.await(t, "a list", func() bool { return n.count(standin.Listed, mark) > 0 && n.Allocatable(gpu) == 7 })
@@ -485,6 +487,7 @@ func TestDepartingDevicesCountInWhatFitsIntoAList(t *testing.T) {
 			mark := n.Mark()
 			if restart {
 				d.stop()
+				n.awaitEnd(t)
 				d = n.startDaemon(t, c)
 			}
 			d.Apply(shared("b", 2*replicas-100), asEnvironment, 3)

@@ -149,7 +149,7 @@ func TestAnotherProcessTakesDevicesAway(t *testing.T) {
 			first := s.daemon
 			if !beside {
 				first.stop()
-				s.await(t, "the end of the first one", func() bool { return s.Allocatable(gpu) == 0 })
+				s.awaitEnd(t)
 			}
 			s.daemon = s.startDaemon(t, s.clock)
 			mark := len(s.Events(0))

@@ -266,8 +266,9 @@ func TestPodsOfUnitsFit(t *testing.T) {
 		for i := range 24 {
 			switch pod := fmt.Sprint("p", i); {
 			case i%13 == 12:
-				mark := n.Mark()
 				d.stop()
+				n.awaitEnd(t)
+				mark := n.Mark()
 				d = n.startDaemon(t, n.clock)
 				n.apply(d, byMPS)
 				n.awaitLists(t, mark)

@@ -84,6 +84,7 @@ func TestUnitsThatLeaveBesideAnotherGPU(t *testing.T) {
 				less.ReserveMiB = 4 << 10
 				if rollOut {
 					d.stop()
+					n.awaitEnd(t)
 					d = n.startDaemon(t, n.clock)
 				}
 				mark := n.Mark()
@@ -287,6 +288,7 @@ func TestAGPUThatWasInUnits(t *testing.T) {
 	n, d := newUnitNode(t, standin.V137, 1, 8)
 	n.admit(t, "a", 3)
 	d.stop()
+	n.awaitEnd(t)
 	d = n.startDaemon(t, n.clock)
 	d.Apply(units(3, 8, 0, byMPS), asEnvironment, 1)
 	until(t, n.clock, "served for the pod", func() bool { return n.Allocatable("nvidia.com/gpu") == 2 && n.Allocatable(mem) > 0 })
@@ -324,6 +326,7 @@ func TestUnitsThatLeaveWait(t *testing.T) {
 					mark := n.Mark()
 					if rollOut {
 						d.stop()
+						n.awaitEnd(t)
 						d = n.startDaemon(t, n.clock)
 					}
 					n.apply(d, less)

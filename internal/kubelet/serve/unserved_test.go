@@ -76,6 +76,7 @@ func TestAResourceThatOnlyPodsTellOfIsServed(t *testing.T) {
 				got, err := n.Admit(t.Context(), pod)
 				check(t, err)
 				before.stop()
+				n.awaitEnd(t)
 
 				mark := n.Mark()
 				d := n.startDaemonWith(t, c, account)
