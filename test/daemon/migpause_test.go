@@ -48,11 +48,10 @@ func TestClientsArePausedByLabel(t *testing.T) {
 		}
 		return n.Labels[dcgmLabel]
 	}
-	var stays, pauses atomic.Bool
+	var running, stays, pauses atomic.Bool
 	ctx, cancel := context.WithCancel(t.Context())
 	var controller sync.WaitGroup
 	controller.Go(func() { // it ends the DaemonSet's pod, and has it run again
-		running := false
 		for tick := time.NewTicker(20 * time.Millisecond); ; {
 			select {
 			case <-ctx.Done():
@@ -65,17 +64,22 @@ func TestClientsArePausedByLabel(t *testing.T) {
 				pauses.Store(true)
 			}
 			f := simulator.Fault{Kind: simulator.KindClients, GPU: "5"}
-			if want := label == "true" || stays.Load() && running; want != running {
+			if want := label == "true" || stays.Load() && running.Load(); want != running.Load() {
 				if want {
 					f.Clients = []string{dcgmPod}
 				}
 				if control.Call(ctx, d.ControlSocket(), "simulate.inject", f, nil) == nil {
-					running = want
+					running.Store(want)
 				}
 			}
 		}
 	})
 	defer func() { cancel(); controller.Wait() }()
+	goesOn := func() {
+		t.Helper()
+		d.eventually("DCGM goes on", func() bool { return dcgm() == "true" && running.Load() })
+	}
+	goesOn()
 	for _, layout := range []string{"all-balanced", "all-disabled"} {
 		resource := map[string]string{"all-balanced": third, "all-disabled": gpu}[layout]
 		pauses.Store(false)
@@ -83,7 +87,7 @@ func TestClientsArePausedByLabel(t *testing.T) {
 		d.label(layout)
 		d.until(layout, func() bool { return d.Allocatable(resource) == 8 })
 		d.told("success", "")
-		d.eventually("DCGM goes on", func() bool { return dcgm() == "true" })
+		goesOn()
 		t.Logf("%s: success, and DCGM again, %v after the label", layout, time.Since(began).Round(time.Millisecond))
 		if !pauses.Load() {
 			t.Errorf("%s: DCGM was not paused", layout)
@@ -100,5 +104,5 @@ func TestClientsArePausedByLabel(t *testing.T) {
 	stays.Store(false)
 	d.start()
 	d.told("success", "")
-	d.eventually("DCGM goes on", func() bool { return dcgm() == "true" })
+	goesOn()
 }
