@@ -180,6 +180,9 @@ func (k *Keeper) Run(ctx context.Context, parts ...*Slot) {
 			next = order.Earliest(next, t.advance(ctx, p, node, now))
 			if !p.working {
 				changes = append(append(changes, p.changed...), p.restored)
+				if p.isDue(node, now) { // the Node changed while the part worked
+					next = now
+				}
 			}
 		}
 		if timer.Stop(); !next.IsZero() {

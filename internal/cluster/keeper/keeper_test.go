@@ -313,6 +313,24 @@ func TestKeeperActions(t *testing.T) {
 	})
 }
 
+// TestKeeperLooksAfterWork: a part looks at a Node that changed while the part worked.
+func TestKeeperLooksAfterWork(t *testing.T) {
+	onScene(t, func(s *scene) {
+		p := newTrio("")
+		p.state.wanted.Publish("act")
+		var looks int64
+		p.state.action = func() {
+			s.change(func(n *corev1.Node) { n.Labels = map[string]string{"other": "program"} })
+			looks = p.state.looks.Load()
+			time.Sleep(time.Second) // meanwhile the watch has the change
+		}
+		s.keep(nil, p)
+		if s.pass(time.Minute); p.state.looks.Load() != looks+1 {
+			s.Errorf("looked %d times after the change, want 1", p.state.looks.Load()-looks)
+		}
+	})
+}
+
 // TestKeeperThroughFaults: whatever the API server does, the Node has the last values afterwards,
 // and nothing is written without need.
 func TestKeeperThroughFaults(t *testing.T) {
