@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -53,7 +54,7 @@ type rollout struct {
 type member struct {
 	*process
 	name, rack, wave string
-	bad              bool // its change fails
+	bad              atomic.Bool // its change fails
 	status           *feed.Feed[mig.Status]
 	end              context.CancelFunc
 	ended            sync.WaitGroup
@@ -144,7 +145,7 @@ func (r *rollout) divide(ctx context.Context, m *member) {
 		if !sleep(20*time.Second + rand.N(time.Minute)) {
 			return
 		}
-		if m.bad {
+		if m.bad.Load() {
 			m.status.Publish(mig.Status{Layout: "new", State: mig.StateFailed, Reason: "the driver refused it"})
 			if !sleep(5 * time.Minute) {
 				return
@@ -285,7 +286,7 @@ func TestABadChangeStops(t *testing.T) {
 	onStage(t, func(s *stage) {
 		r := s.rollOut(config.Rollout{Slots: 4}, 20, noLabels)
 		for _, m := range r.nodes {
-			m.bad = true
+			m.bad.Store(true)
 		}
 		r.want()
 		s.until("four nodes have failed", func() bool { return strings.Count(strings.Join(r.slots(), ","), "failed") == 4 })
@@ -305,7 +306,7 @@ func TestABadChangeStops(t *testing.T) {
 			t.Errorf("%d nodes say why they wait, want 16", waiting)
 		}
 		for _, m := range r.nodes { // repaired
-			m.bad = false
+			m.bad.Store(false)
 		}
 		s.until("all nodes have the layout", func() bool { return r.done() == 20 })
 		s.until("all slots are free", func() bool { return len(r.slots()) == 0 })
@@ -489,7 +490,7 @@ func TestSlotOfAnotherConfiguration(t *testing.T) {
 		m := r.nodes[0]
 		r.want()
 		s.until("it changes", func() bool { return cmp.Equal(r.slots(), []string{"n00 working"}) })
-		m.bad = true
+		m.bad.Store(true)
 		m.configure(func(c *config.Config) { c.Rollout.Namespace = "other" })
 		if err := s.server.ChangeNode(m.name, func(n *corev1.Node) { n.Labels[waveLabel] = "01" }); err != nil {
 			t.Fatal(err)
@@ -501,7 +502,7 @@ func TestSlotOfAnotherConfiguration(t *testing.T) {
 		if !renewed().After(before) {
 			t.Error("the slot is not renewed")
 		}
-		m.bad = false
+		m.bad.Store(false)
 		s.until("the slot is free", func() bool { return len(r.slots()) == 0 && len(s.server.Leases("other")) == 0 })
 		m.status.Publish(mig.Status{Layout: "new", State: mig.StatePending})
 		s.until("its wave is refused", func() bool {
@@ -565,7 +566,7 @@ func TestWaitingNodesReadFewNodes(t *testing.T) {
 		r := s.rollOut(config.Rollout{Slots: 1, WaveLabel: waveLabel, WaveSoak: time.Minute}, 5,
 			func(int) (rack, wave string) { return "", "1" })
 		for _, m := range r.nodes {
-			m.bad = true
+			m.bad.Store(true)
 		}
 		r.want()
 		s.until("a node has failed", func() bool { return strings.Contains(strings.Join(r.slots(), ""), "failed") })
