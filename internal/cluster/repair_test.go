@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -403,6 +404,12 @@ func TestFleetRepairs(t *testing.T) {
 		if w.nodes[1].isHealthy(0) {
 			t.Error("the plan repaired a GPU")
 		}
+		s.server.SetFault(leaseFault(http.StatusServiceUnavailable, "delete", false))
+		w.nodes[1].modes.Publish(repair.Off)
+		w.nodes[1].configure(func(c *config.Config) { c.Repair = repair.Off })
+		s.pass(time.Minute) // nothing needs the watch of the Node, which ends
+		s.server.SetFault(apiserver.Fault{})
+		s.until("the Lease of the plan is gone", func() bool { return len(w.leases()) == 0 })
 	})
 }
 

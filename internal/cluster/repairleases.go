@@ -95,8 +95,12 @@ func (c *Cluster) followRepairs(ctx context.Context, d daemon.View) {
 // step writes the Lease of this node, and answers a request.
 func (r *repairs) step(ctx context.Context) error {
 	c, node, s, now := r.daemon.Configs.Value(), r.client.Nodes().Value(), r.daemon.Repairs.Value(), time.Now()
-	if node.UID == "" || c.Repair == repair.Off && r.own == nil || c.Repair != repair.Off && !s.Known {
+	isOff := c.Repair == repair.Off
+	if isOff && r.own == nil || !isOff && (node.UID == "" || !s.Known) {
 		return nil
+	}
+	if node.UID == "" {
+		node = holderOf(*r.own)
 	}
 	if !r.listed {
 		r.namespace = cmp.Or(c.Rollout.Namespace, c.Namespace)

@@ -122,7 +122,8 @@ func (r *rollout) step(ctx context.Context) error {
 	change, progress := r.admission.pending(now), r.progress(c)
 	wanted := progress.wanted
 	switch {
-	case node.UID == "", !progress.enabled && r.own == nil, r.own == nil && now.Before(r.nextRead):
+	case node.UID == "" && (wanted || r.own == nil), !progress.enabled && r.own == nil,
+		r.own == nil && now.Before(r.nextRead):
 		return nil
 	case r.own == nil && r.listed && (!wanted || change == ""):
 		r.poll, r.wellSince = firstPoll, time.Time{}
@@ -133,6 +134,9 @@ func (r *rollout) step(ctx context.Context) error {
 	}
 	if r.own == nil {
 		r.namespace = cmp.Or(c.Rollout.Namespace, c.Namespace)
+	}
+	if node.UID == "" {
+		node = holderOf(*r.own)
 	}
 	others, err := r.read(ctx, node)
 	switch {
@@ -226,6 +230,12 @@ func (r *rollout) read(ctx context.Context, node kubeapi.Node) (slots.Cluster, e
 		}
 	}
 	return c, nil
+}
+
+// holderOf returns the Node that holds a Lease of this node. The watch of the Node has ended if nothing
+// else needs the Node; the Lease is given back nevertheless.
+func holderOf(l kubeapi.Lease) kubeapi.Node {
+	return kubeapi.Node{Name: l.Holder, UID: l.HolderUID}
 }
 
 // unknownNode stands for the name of the node of a slot whose Lease does not have it.

@@ -411,7 +411,10 @@ func TestSlotOfAnEarlierProcess(t *testing.T) {
 		s.server.SetFault(apiserver.Fault{})
 		r.start(m)
 		s.until("it changes", func() bool { return cmp.Equal(r.slots(), []string{"n00 working"}) })
+		s.server.SetFault(leaseFault(http.StatusServiceUnavailable, "delete", false))
 		m.configure(func(c *config.Config) { c.MIG.Budget = false })
+		s.pass(time.Minute) // nothing needs the watch of the Node, which ends
+		s.server.SetFault(apiserver.Fault{})
 		s.until("the slot is free", func() bool { return len(r.slots()) == 0 })
 		synctest.Wait()
 	})
