@@ -56,13 +56,14 @@ func (c *accountCheck) next(pause time.Duration) {
 }
 
 // checkAccount compares the kubelet's account with the list repeatedly. It returns when ctx ends or
-// a new registration is needed. A missing answer is no reason for a new registration.
+// a new registration is needed, and reports whether the two have ever been equal. A missing answer
+// is no reason for a new registration.
 //
 // checkAccount never answers a difference by sending the list again: the kubelet may allocate
 // devices through another server, and list and server must belong to the same process. While the
 // cause of a difference is unknown, no list is sent, and a list is repeated only after a comparison.
 // If another program registered later, the new registration waits until that program has ended.
-func (l *registration) checkAccount(ctx context.Context, incarnation uint64) error {
+func (l *registration) checkAccount(ctx context.Context, incarnation uint64) (agreed bool, err error) {
 	c := &accountCheck{Comparison: listing.NewComparison[kubelet.Socket](&l.previous.disputes),
 		timer: l.Clock.NewTimer(checkSoon), repeated: l.list.resend.Value()}
 	defer c.timer.Stop()
@@ -70,7 +71,7 @@ func (l *registration) checkAccount(ctx context.Context, incarnation uint64) err
 	for {
 		repeat, err := l.awaitComparison(ctx, c)
 		if err != nil {
-			return err
+			return c.Agreed, err
 		}
 		sent := c.last
 		if mute := l.mute.Value(); sent == nil || mute == yield.MuteLaterProcess || mute == yield.MuteOtherPlugin {
@@ -81,7 +82,7 @@ func (l *registration) checkAccount(ctx context.Context, incarnation uint64) err
 		l.noteOtherPlugins(c) // the notice of a socket may be late
 		pause, err := l.compare(ctx, incarnation, c, sent)
 		if err != nil {
-			return err
+			return c.Agreed, err
 		}
 		if repeat != c.repeated && l.mute.Value() == yield.MuteNone {
 			l.resend.Publish(repeat)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpu-device-plugin/gpu-device-plugin/internal/plan/resource"
 	standin "github.com/gpu-device-plugin/gpu-device-plugin/test/kubelet"
 	"github.com/gpu-device-plugin/gpu-device-plugin/test/poll"
+	"github.com/gpu-device-plugin/gpu-device-plugin/test/quiet"
 )
 
 func TestOneRegistrationForEachKubelet(t *testing.T) {
@@ -307,4 +309,67 @@ func TestAKubeletIsRegisteredWithOnceHoweverLateItIsSeen(t *testing.T) {
 			t.Errorf("%d registrations at the new kubelet, want 1", got)
 		}
 	})
+}
+
+// TestWhatProvesARegistration: the kubelet counted the devices, gave one away, or kept the stream
+// for a second. The next registration begins at once then, and after a pause otherwise.
+func TestWhatProvesARegistration(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		counts, gives, compared bool
+		lasts                   time.Duration
+		proven                  bool
+	}{
+		"nothing":                    {},
+		"a second":                   {lasts: time.Second, proven: true},
+		"the kubelet gave one away":  {gives: true, proven: true},
+		"the kubelet counts them":    {compared: true, counts: true, proven: true},
+		"the kubelet counts another": {compared: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := clocktesting.NewFakeClock(time.Now())
+			n := newNode(t)
+			n.startKubelet(t, standin.V137)
+			account := &liar{err: errors.New("not here")}
+			d := n.startDaemonWith(t, c, account)
+			d.offer(1)
+			n.awaitAllocatable(t, 1)
+			d.status(t, "serving", func(s serve.Status) bool { return s.Phase == serve.PhaseServing })
+			began, asked := c.Now(), account.asked()
+			if tt.gives {
+				_, err := n.client(t).Allocate(t.Context(), allocate(id(0)))
+				check(t, err)
+			}
+			if tt.compared { // soon, because the socket of another program has come
+				account.say([]string{"another"}, nil)
+				if tt.counts {
+					account.say([]string{id(0)}, nil)
+				}
+				n.foreign(t)
+			}
+			c.Step(tt.lasts)
+			poll.Until(t, "the account is compared", func() bool {
+				if compared := !tt.compared || account.asked() > asked; compared {
+					return true
+				}
+				if c.Since(began) < 900*time.Millisecond {
+					c.Step(time.Millisecond)
+				}
+				return false
+			})
+			mark, dropped := n.Mark(), c.Now()
+			n.DropStream(gpu)
+			quiet.Wait(time.Second) // the end is seen before the clock goes on
+			poll.Until(t, "registered again", func() bool {
+				if c.Since(dropped) < 10*time.Second {
+					c.Step(10 * time.Millisecond)
+				}
+				return n.listedAnew(mark)
+			})
+			if proven := !strings.Contains(d.log(), "Will try again"); proven != tt.proven {
+				t.Errorf("the registration has worked: %v, want %v; the log:\n%s", proven, tt.proven, d.log())
+			}
+		})
+	}
 }

@@ -43,6 +43,13 @@ const (
 	handshakeTimeout = time.Second
 	// finishTimeout limits the wait for running calls when a registration ends.
 	finishTimeout = time.Second
+	// provenAfter is how long a stream must last for its registration to count as successful.
+	provenAfter = time.Second
+	// After each manyEnds streams in a row that a kubelet up to 1.36 ended within endsSoon of their
+	// registrations, the next registration waits for busyPause: see pauseAfterManyEnds.
+	manyEnds  = 16
+	endsSoon  = 10 * time.Second
+	busyPause = 5 * time.Second
 	// maxRequest bounds one request, in bytes: GetPreferredAllocation names every free device of a
 	// list, and the required devices a second time.
 	maxRequest = 2 * resource.MaxList
@@ -139,7 +146,8 @@ func (l *registration) run(parent context.Context) error {
 		}
 	})
 	tasks.Go(func() { end(l.follow(ctx, endpoint, incarnation, service.inspect)) })
-	err = l.stayRegistered(ctx, incarnation, endpoint, service)
+	began := l.Clock.Now()
+	proven, err := l.stayRegistered(ctx, incarnation, endpoint, service)
 	end(err)
 
 	cause := context.Cause(ctx)
@@ -164,8 +172,24 @@ func (l *registration) run(parent context.Context) error {
 	log.Info("A registration ended", "endpoint", filepath.Base(endpoint), "reason", cause.Error())
 	if service.streamed() {
 		l.Metrics.StreamEnded(l.list.name, endOf(cause))
+		l.pauseAfterManyEnds(parent, incarnation, service, cause, l.Clock.Since(began))
 	}
-	return l.leaveSocket(socket, service.streamed(), cause)
+	return l.leaveSocket(socket, proven, cause)
+}
+
+// pauseAfterManyEnds lets a busy kubelet up to 1.36 notice the end of each stream. Such a kubelet takes
+// the end of a stream for the end of the registration that has followed meanwhile. The end of that
+// one it notices late again, so that it would end one registration after the other.
+func (l *registration) pauseAfterManyEnds(ctx context.Context, incarnation uint64, s *service, cause error,
+	lasted time.Duration) {
+	if !s.oneClient || !errors.Is(cause, errStreamEnded) || lasted >= endsSoon {
+		l.previous.earlyEnds = 0
+		return
+	}
+	if l.previous.earlyEnds++; l.previous.earlyEnds%manyEnds == 0 {
+		l.report(PhaseRegistering)
+		l.pause(ctx, incarnation, busyPause)
+	}
 }
 
 // newServer returns the gRPC server of a service.
@@ -187,21 +211,16 @@ func newServer(s *service) *grpc.Server {
 	return server
 }
 
-// leaveSocket returns nil if a new registration repairs the cause, which then begins at once, and
-// otherwise the cause. The pauses between registrations grow while the kubelet ends stream after
-// stream: up to 1.36, a busy kubelet takes the end of each stream for the end of the next.
-// The socket stays until the next registration, unless the kubelet has never called ListAndWatch.
-func (l *registration) leaveSocket(socket *listener, streamed bool, cause error) error {
+// leaveSocket leaves the socket to the next registration and returns nil if the next registration
+// may begin at once: this registration was successful, or a new registration repairs the cause.
+// Otherwise leaveSocket closes the socket and returns the cause.
+func (l *registration) leaveSocket(socket *listener, proven bool, cause error) error {
 	fixable := []error{errKubeletLeft, errSocketRemoved, errOptions, errDisagrees, errLaterCame, errOtherEnded}
-	isFixable := slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) })
-	if streamed || isFixable {
+	if proven || slices.ContainsFunc(fixable, func(e error) bool { return errors.Is(cause, e) }) {
 		l.previous.socket = socket
-	} else {
-		socket.release()
-	}
-	if isFixable {
 		return nil
 	}
+	socket.release()
 	return cause
 }
 
@@ -276,27 +295,28 @@ func isGone(path string) bool {
 }
 
 // stayRegistered registers, and returns when ctx ends or the kubelet no longer serves the
-// registration.
+// registration. It reports whether the registration was successful: the kubelet counted the
+// devices, the kubelet allocated a device, or the stream lasted.
 func (l *registration) stayRegistered(
 	ctx context.Context, incarnation uint64, endpoint string, service *service,
-) error {
+) (proven bool, err error) {
 	l.report(PhaseRegistering)
 	l.adopt(ctx)
 	unlock, locked := l.Registrar.LockRegistrations(ctx)
 	l.unlock = unlock
 	lockedAt := l.Clock.Now()
 	if l.isOvertaken(false, 0) {
-		return errLaterCame
+		return false, errLaterCame
 	}
 	l.previous.tell((*yield.State).Begin)
 	register := l.register
 	if l.previous.stopKept != nil {
 		register = l.registerAgain
 	}
-	err := register(ctx, incarnation, endpoint, service.options())
+	err = register(ctx, incarnation, endpoint, service.options())
 	l.Metrics.Registered(l.list.name, err == nil)
 	if err != nil {
-		return err
+		return false, err
 	}
 	l.accepted = true
 	l.previous.tell((*yield.State).Accept)
@@ -306,20 +326,20 @@ func (l *registration) stayRegistered(
 	// before the socket appeared. Then this registration stays, without further lists: its end
 	// would take the devices away until the other server has registered.
 	if l.isOvertaken(locked, l.Clock.Since(lockedAt)) {
-		return errLaterCame
+		return false, errLaterCame
 	}
 	l.unlock()
 	timeout := l.Clock.NewTimer(registerTimeout)
 	defer timeout.Stop()
 	select {
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
 	case <-timeout.C():
-		return errNoStream
+		return false, errNoStream
 	case <-l.connections.kubeletClosed():
 		// If the stream had begun, the end of the stream is the better reason.
 		if !service.streamed() {
-			return errClosedEarly
+			return false, errClosedEarly
 		}
 	case <-service.began:
 	}
@@ -327,7 +347,9 @@ func (l *registration) stayRegistered(
 	if l.mute.Value() != yield.MuteNone {
 		l.report(PhaseYielding)
 	}
-	return l.checkAccount(ctx, incarnation)
+	began := l.Clock.Now()
+	agreed, err := l.checkAccount(ctx, incarnation)
+	return agreed || service.used.Load() || l.Clock.Since(began) >= provenAfter, err
 }
 
 // isOvertaken reports whether a later process may register, or have registered, first. locked says

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -41,6 +42,7 @@ type service struct {
 	// oneClient says that the kubelet takes the end of any stream for the end of
 	// the server that registered last. It is known once began is closed.
 	oneClient bool
+	used      atomic.Bool // the kubelet allocated in this registration
 }
 
 func newService(l *registration, log klog.Logger) *service {
@@ -155,6 +157,7 @@ func (s *service) Allocate(ctx context.Context,
 		response.ContainerResponses = append(response.ContainerResponses, answer(e))
 		s.log.V(2).Info("Allocated", "devices", of)
 	}
+	s.used.Store(true)
 	return response, nil
 }
 

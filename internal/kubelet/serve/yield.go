@@ -26,9 +26,10 @@ const returnTimeout = time.Second
 
 // previous is the state that one registration leaves to the next.
 type previous struct {
-	socket   *listener // still accepts connections: other processes see that this one goes on; nil if there is none
-	yielded  bool      // the registration was muted by a later server when it ended
-	disputes listing.Disputes
+	socket    *listener // still accepts connections: other processes see that this one goes on; nil if there is none
+	yielded   bool      // the registration was muted by a later server when it ended
+	disputes  listing.Disputes
+	earlyEnds int // see pauseAfterManyEnds
 	keptServer
 	// unlock lets other processes register after this process has ended; nil if they are not locked
 	// out.

@@ -74,6 +74,7 @@ type Verdict struct {
 // A Comparison is what a registration knows from comparing the kubelet's account with its list. A
 // Socket identifies the socket of another program.
 type Comparison[Socket comparable] struct {
+	Agreed   bool          // the two have been equal at least once
 	Pace     time.Duration // the last pause; the next ones grow from it
 	Suspects []Socket      // of other programs that may be the cause of the difference
 
@@ -152,7 +153,7 @@ func (c *Comparison[Socket]) Compare(allocatable, list []string, now time.Time) 
 		// After a list, the kubelet 1.36 counts its devices although it has stopped both servers.
 		v.End = ErrOtherEnded
 	default:
-		c.agreedNow, c.agreedSince, c.since, c.retry = true, true, time.Time{}, retrySoon
+		c.Agreed, c.agreedNow, c.agreedSince, c.since, c.retry = true, true, true, time.Time{}, retrySoon
 		v = Verdict{Pause: min(2*c.Pace, CompareLater), Resume: true}
 	}
 	c.Pace = v.Pause

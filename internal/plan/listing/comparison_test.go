@@ -141,30 +141,31 @@ func TestComparisons(t *testing.T) {
 	}
 }
 
-// TestWhatAComparisonSays about the difference, and of which programs it is asked whether they
-// have ended.
+// TestWhatAComparisonSays about the difference, of which programs it is asked whether they have
+// ended, and whether the two were ever equal.
 func TestWhatAComparisonSays(t *testing.T) {
 	t.Parallel()
 	c := newComparing()
 	for _, step := range []struct {
 		line, difference, asked string
+		agreed                  bool
 	}{
-		{"0s beside A", "", ""},
-		{"1s nothing = 100ms began", "the kubelet counts 0 healthy devices, and the list has 2", ""},
-		{"1s beside A B", "", ""},
-		{"1s ended A", "", "B"},
-		{"1.1s same = 200ms resume", "", ""},
-		{"1.2s ended B", "", "B"},
-		{"1.3s ended B", "", ""},
-		{"2s other = 100ms began", "the kubelet counts 2 healthy devices, and the list has 2", ""},
-		{"3s other = register", "the kubelet counts 2 healthy devices, and the list has 2", ""},
+		{"0s beside A", "", "", false},
+		{"1s nothing = 100ms began", "the kubelet counts 0 healthy devices, and the list has 2", "", false},
+		{"1s beside A B", "", "", false},
+		{"1s ended A", "", "B", false},
+		{"1.1s same = 200ms resume", "", "", true},
+		{"1.2s ended B", "", "B", true},
+		{"1.3s ended B", "", "", true},
+		{"2s other = 100ms began", "the kubelet counts 2 healthy devices, and the list has 2", "", true},
+		{"3s other = register", "the kubelet counts 2 healthy devices, and the list has 2", "", true},
 		{"4s other = 9s resume", "the kubelet counts 2 healthy devices, and the list has 2; a new registration did " +
-			"not repair this, and the next one is at 2001-09-09T01:46:53Z", ""},
+			"not repair this, and the next one is at 2001-09-09T01:46:53Z", "", true},
 	} {
 		c.last, c.asked = listing.Verdict{}, nil
 		if wrong := c.do(t, step.line); wrong != "" || c.last.Difference != step.difference ||
-			strings.Join(c.asked, " ") != step.asked {
-			t.Errorf("%s: %s, %+v; asked %v", step.line, wrong, c.last, c.asked)
+			strings.Join(c.asked, " ") != step.asked || c.Agreed != step.agreed {
+			t.Errorf("%s: %s, %+v; asked %v, agreed %v", step.line, wrong, c.last, c.asked, c.Agreed)
 		}
 	}
 }
