@@ -434,11 +434,20 @@ func (n *node) restartsDuring(which string) {
 	})
 	ended := make(chan error, 1)
 	manager := n.manager()
+	calls := manager.UnprepareResources
+	if which == preparing {
+		calls = manager.PrepareResources
+	}
 	go func() {
-		if which == preparing {
-			ended <- manager.PrepareResources(context.Background(), pod)
-		} else {
-			ended <- manager.UnprepareResources(context.Background(), pod)
+		for pause := time.NewTicker(10 * time.Millisecond); ; <-pause.C {
+			err := calls(context.Background(), pod)
+			select {
+			case <-began:
+				pause.Stop()
+				ended <- err
+				return
+			default: // the other driver is not registered yet, and the kubelet calls again
+			}
 		}
 	}()
 	<-began
