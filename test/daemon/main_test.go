@@ -385,14 +385,7 @@ func (s *stage) stop() {
 // offersNothing waits until the kubelet has no device that it could give to a pod.
 func (s *stage) offersNothing() {
 	s.t.Helper()
-	s.until("nothing is offered", func() bool {
-		for _, r := range s.Resources() {
-			if r.Allocatable > 0 {
-				return false
-			}
-		}
-		return true
-	})
+	s.until("nothing is offered", s.OffersNothing)
 }
 
 // signal sends a daemon a signal.

@@ -221,6 +221,16 @@ func (k *Kubelet) Capacity(resource string) int { return k.Resources()[resource]
 // Allocatable returns the number of healthy devices of a resource, held by pods or not.
 func (k *Kubelet) Allocatable(resource string) int { return k.Resources()[resource].Allocatable }
 
+// OffersNothing reports whether it has no Healthy device of any resource, which it could give to a pod.
+func (k *Kubelet) OffersNothing() bool {
+	for _, r := range k.Resources() {
+		if r.Allocatable > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // Devices returns kubelet's account of a resource's devices: ID → true if healthy. Devices whose
 // stream has ended are not.
 func (k *Kubelet) Devices(resource string) map[string]bool {

@@ -280,14 +280,7 @@ func (n *node) awaitAllocatable(t *testing.T, want int) {
 // could give to a pod. Up to 1.36, it would take a later notice for the end of the next daemon.
 func (n *node) awaitEnd(t *testing.T) {
 	t.Helper()
-	n.await(t, "nothing allocatable", func() bool {
-		for _, r := range n.Resources() {
-			if r.Allocatable > 0 {
-				return false
-			}
-		}
-		return true
-	})
+	n.await(t, "nothing allocatable", n.OffersNothing)
 }
 
 // count counts the events of a kind since a mark.
